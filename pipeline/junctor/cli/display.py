@@ -84,6 +84,9 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
     typer.echo(f"{directory.path / manifest.spec.folder}: {parts}{there}, {size}")
+    peak, of_workers = map(format_bytes, manifest.peak_bytes)
+    workers = f", {of_workers} in its largest worker" if manifest.peak_bytes[1] else ""
+    typer.echo(f"memory at the most: {peak} in this process{workers}, libraries and files included")
 
 
 def _show_increment(manifest: Manifest) -> None:

@@ -29,6 +29,14 @@ EvidenceFile = Annotated[
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
+PartOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="3/16",
+        help="Answer only this share of the run, beside others with the same OUTPUT; then `junctor finalise OUTPUT`.",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
 Targets = Annotated[
     str | None,

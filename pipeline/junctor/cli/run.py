@@ -67,6 +67,7 @@ def run(
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
     part_size: cli.PartSize = None,
+    part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
@@ -113,6 +114,11 @@ def run(
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
+    if part is not None:
+        if csv:
+            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint="--csv")
+        run_share_and_show(job, part, resources, prefect, quiet, json)
+        return
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 
 
@@ -131,6 +137,37 @@ def run_and_show(
     with progress_display(quiet) as progress:
         manifest = score(job, resources, prefect, progress, flow)
     show_manifest(job.directory, manifest, as_json)
+
+
+def run_share_and_show(
+    job: Workload, part: str, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool
+) -> None:
+    """Do a share of `job`, without Prefect, and print what it did.
+
+    part: text such as 3/16.
+    prefect: as the user gave it.
+    Other arguments as of `run_and_show`.
+    """
+    import json
+
+    from junctor.cli.display import progress_display
+    from junctor.cli.failures import interrupted
+    from junctor.runs.share import Share, run_share
+
+    if prefect:
+        raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
+    share = Share.parse(part)
+    try:
+        with progress_display(quiet) as progress:
+            done = run_share(job, share, resources, progress)
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
+    if as_json:
+        typer.echo(json.dumps({"directory": str(job.directory.path), **done.to_record()}, indent=2))
+        return
+    there = f", {done.reused:,} of them there already" if done.reused else ""
+    typer.echo(f"part {share}: {done.partitions:,} of {done.all_partitions:,} partitions{there}")
+    typer.echo(f"{done.rows:,} rows in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}")
 
 
 def score(
@@ -162,8 +199,8 @@ def score(
         if server is not None:
             server.wait()
         return as_flow(job, resources, progress)
-    except KeyboardInterrupt:
-        raise interrupted("run the same command again to go on") from None
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
 
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:

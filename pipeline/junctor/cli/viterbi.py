@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.run import run_and_show
+from junctor.cli.run import run_and_show, run_share_and_show
 
 if TYPE_CHECKING:
     from junctor.cli.run import AsFlow
@@ -49,6 +49,7 @@ def viterbi(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Sequences in one part.")] = None,
+    part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
@@ -81,6 +82,9 @@ def viterbi(
     settings = load_settings()
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
+    if part is not None:
+        run_share_and_show(job, part, resources, prefect, quiet, json)
+        return
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 
 

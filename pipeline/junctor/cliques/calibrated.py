@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,19 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
         tuple(Variable(name, tuple(states)) for name, states in index["variables"].items()),
         tuple(tuple(scope) for scope in index["cliques"]),
         # Mapped, not read: a question needs one table.
-        lambda i: np.load(home / f"clique-{i}.npy", mmap_mode="r"),
+        lambda i: _table_in(home / f"clique-{i}.npy"),
         _ALGEBRAS[index["numbers"]],
         -math.inf if log_evidence is None else log_evidence,
         # Indices of earlier versions have none.
         index.get("reason", NO_PROBABILITY),
     )
+
+
+def _table_in(path: Path) -> npt.NDArray[Any]:
+    """Return a table of numbers, mapped; raises InputError for anything else."""
+    try:
+        # Never objects: they would be pickled, and a pickle is code.
+        table: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return table
+    except (OSError, ValueError) as error:
+        raise InputError(f"found no table of numbers ({error})", Place(str(path))) from None

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Generic
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
-from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec
+from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
 from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
-from junctor.runtime.files import aside, explained, read_json
+from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
 
@@ -174,12 +174,14 @@ class Part:
     rows: in it.
     bytes: on disk.
     statuses: rows of each status.
+    sha256: of the file; None in manifests of earlier versions.
     """
 
     file: str
     rows: int
     bytes: int
     statuses: dict[str, int]
+    sha256: str | None = None
 
 
 @dataclass(slots=True)
@@ -275,19 +277,25 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
-def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
-    """Return the record of a finished part from its metadata, without reading its rows."""
+def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | None = None) -> Part:
+    """Return the record of a finished part from its metadata, without reading its rows.
+
+    directory: of the run.
+    path: of the part.
+    checksum: of the part, if it is known.
+    Raises RunError for a damaged part.
+    """
     import pyarrow as pa
 
     from junctor.runs.answer_files import read_facts
 
-    path = directory.answers_part(spec.folder, number, spec.output_format)
     try:
         with explained(path):
             rows, statuses = read_facts(path)
+            size = path.stat().st_size
     except (pa.ArrowInvalid, KeyError, TypeError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
-    return Part("/".join(path.parts[len(directory.path.parts) :]), rows, path.stat().st_size, statuses)
+    return Part(directory.name_of(path), rows, size, statuses, None if checksum is None else checksum.sha256)
 
 
 class _Partition:
@@ -350,10 +358,14 @@ class _Partition:
     def write(self) -> tuple[Part, StageTimings]:
         directory, spec, part = self.task.home, self.task.spec, self.task.part
         with self.stages.time("writing"):
-            with aside(directory.answers_part(spec.folder, part, spec.output_format)) as temporary:
+            path = directory.answers_part(spec.folder, part, spec.output_format)
+            directory.check_there()
+            with aside(path) as temporary:
                 self.task.write(self._answers, temporary)
+                # Now, while the system still has its pages in memory.
+                checksum = checksum_of(temporary)
             self._answers = None
-            return read_part(directory, spec, part), self.stages
+            return read_part(directory, path, checksum), self.stages
 
 
 class _Count:
@@ -508,6 +520,6 @@ def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
         raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
     if not task.home.network.exists():
         raise RunError(
-            f"{task.home.network} is not there for this worker: the run directory has to be on a disk that all share, "
-            "or in a store"
+            f"{task.home.network} is not there for this worker: the run directory was removed (run the same command "
+            "again), or it is neither on a disk that all workers share nor in a store"
         )

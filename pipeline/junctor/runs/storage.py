@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -27,6 +28,7 @@ from junctor.runtime.remote_lock import RemoteLock
 #   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
 #   DIR/network.parquet                 the network in Junctor's own format
 #   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
+#   DIR/evidence/checksums.json         of these files
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
 #   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
@@ -37,6 +39,8 @@ from junctor.runtime.remote_lock import RemoteLock
 # Every file is written under another name, synced and renamed, so that a file with its name is whole. In a store an
 # object is put whole, and nothing is renamed.
 FORMAT_VERSION = 1
+# Seconds between looks at a lock that another process has.
+WAIT_SECONDS = 0.2
 # Of runs of both kinds: a directory holds one run of either.
 KINDS = ("posteriors", "scores", "mpe", "viterbi")
 INPUTS = ("evidence", "sequences")
@@ -170,6 +174,11 @@ class Directory(Generic[Spec]):
         return self.path / self.inputs / "done.json"
 
     @property
+    def input_checksums(self) -> AnyPath:
+        """Checksums of the encoded evidence."""
+        return self.path / self.inputs / "checksums.json"
+
+    @property
     def budget(self) -> AnyPath:
         """With `--method auto`, the memory budget that decides which rows are sampled."""
         return self.path / "budget.json"
@@ -216,10 +225,28 @@ class Directory(Generic[Spec]):
 
     def unanswered(self, spec: AnySpec) -> list[int]:
         """Return the numbers of the partitions without answers."""
-        kind, format = spec.folder, spec.output_format
         # One listing: a store would take a request for each part.
-        there = {path.name for path in (self.path / kind).glob(f"part-*.{format}")}
-        return [i for i in range(self.counts().partitions) if self.answers_part(kind, i, format).name not in there]
+        there = {path.name for path in (self.path / spec.folder).glob(f"part-*.{spec.output_format}")}
+        return [i for i, path in enumerate(self.expected_parts(spec)) if path.name not in there]
+
+    def expected_parts(self, spec: AnySpec) -> list[AnyPath]:
+        """Return the answers to all partitions, there or not."""
+        return [self.answers_part(spec.folder, i, spec.output_format) for i in range(self.counts().partitions)]
+
+    def small_files(self) -> list[AnyPath]:
+        """Return the files beside encoded inputs, answers and manifest, there or not."""
+        return [
+            self.spec_file,
+            self.network,
+            self.path / "speeds.json",
+            self.budget,
+            self.ingested,
+            self.input_checksums,
+        ]
+
+    def name_of(self, path: AnyPath) -> str:
+        """Return the name of a file, relative to the directory, with slashes."""
+        return "/".join(path.parts[len(self.path.parts) :])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -234,20 +261,63 @@ class Directory(Generic[Spec]):
             finally:
                 lock.release()
             return
-        # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
-        # are removed.
-        with self._lock(self.path):
-            for folder in (".", *INPUTS, *KINDS):
-                for stray in (self.path / folder).glob(".*.tmp"):
-                    stray.unlink(missing_ok=True)
+        # The operating system drops the lock with the process, however that ends.
+        with self._lock():
+            self.clear_unfinished()
             yield
 
-    def claim(self, spec: Spec, overwrite: bool = False) -> None:
-        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences."""
+    @contextmanager
+    def preparing(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Context manager: the only one that prepares a directory to share; `tell` is called if that takes waiting."""
+        with self._lock_file(".preparing.lock") as lock:
+            waited = False
+            while not _taken(lock, fcntl.LOCK_EX):
+                if not waited:
+                    tell()
+                waited = True
+                # In short waits, which a signal ends.
+                time.sleep(WAIT_SECONDS)
+            yield
+
+    @contextmanager
+    def shared(self) -> Iterator[bool]:
+        """Context manager: use of the directory beside others at the same run; to be entered while `preparing`.
+
+        True for the first one. Raises RunError while another process has the directory alone.
+        """
+        with self._lock_file(".lock") as lock:
+            alone = _taken(lock, fcntl.LOCK_EX)
+            # Those who prepare come one at a time: only a run that shares nothing can come in between.
+            if not _taken(lock, fcntl.LOCK_SH):
+                raise self._in_use(lock)
+            if alone:
+                _sign(lock)
+            yield alone
+
+    def clear_unfinished(self) -> None:
+        """Remove the unfinished files of killed processes; to be called where no other process writes."""
+        if isinstance(self.path, RemotePath):
+            return
+        for folder in (".", *INPUTS, *KINDS):
+            for stray in (self.path / folder).glob(".*.tmp"):
+                stray.unlink(missing_ok=True)
+
+    def check_there(self) -> None:
+        """Raise RunError if the directory was removed; to be called before a file would make it anew, in part."""
+        # A store would take a request for each file, and has no folders that are made anew.
+        if isinstance(self.path, Path) and not self.spec_file.exists():
+            raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
+
+    def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:
+        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences.
+
+        overwrite: whether another run is removed.
+        alone: whether no other process is at the directory.
+        """
         # Another run is removed with `overwrite`, or if it has no answers: an attempt that failed before its first part
         # must not block the next one.
         with explained(self.path):
-            replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
+            replaced = alone and self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
             there = self._read_spec()
@@ -265,24 +335,27 @@ class Directory(Generic[Spec]):
         """Return True if a run of `spec` goes on with what is there."""
         return there == spec
 
-    @staticmethod
-    def _lock(path: Path) -> IO[str]:
-        with explained(path):
-            if path.exists() and not path.is_dir():
-                raise RunError(f"{path} is a file: name a directory with --output")
-            path.mkdir(parents=True, exist_ok=True)
-            lock = open(path / ".lock", "a+")  # noqa: SIM115 - closed by locked()
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read() or "?"
-                lock.close()
-                raise RunError(f"{path} is in use by another junctor (process {holder})") from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            return lock
+    def _lock(self) -> IO[str]:
+        lock = self._lock_file(".lock")
+        if not _taken(lock, fcntl.LOCK_EX):
+            error = self._in_use(lock)
+            lock.close()
+            raise error
+        _sign(lock)
+        return lock
+
+    def _lock_file(self, name: str) -> IO[str]:
+        if isinstance(self.path, RemotePath):
+            raise RunError(f"{self.path}: a store has no locks to share: name a directory on a disk with --output")
+        with explained(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise RunError(f"{self.path} is a file: name a directory with --output")
+            self.path.mkdir(parents=True, exist_ok=True)
+            return open(self.path / name, "a+")
+
+    def _in_use(self, lock: IO[str]) -> RunError:
+        lock.seek(0)
+        return RunError(f"{self.path} is in use by another junctor (process {lock.read() or '?'})")
 
     def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if the run in the directory is to be removed for one of `spec`."""
@@ -300,7 +373,9 @@ class Directory(Generic[Spec]):
 
     def _refuse_foreign_files(self) -> None:
         for name in (*_MODELS, "manifest.json", *INPUTS, *KINDS):
-            if (self.path / name).exists():
+            path = self.path / name
+            # An empty folder is what remains of a directory that was removed while a run wrote to it.
+            if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
     def _clear(self) -> None:
@@ -323,7 +398,8 @@ class Directory(Generic[Spec]):
         for each in found:
             if each not in named and (_PART.fullmatch(each.name) or _UNFINISHED.fullmatch(each.name)):
                 each.unlink(missing_ok=True)
-        (path / "done.json").unlink(missing_ok=True)
+        for name in ("done.json", "checksums.json"):
+            (path / name).unlink(missing_ok=True)
         for each in (*(each for each in found if "=" in each.name), path):
             # Not empty, or no folder.
             with suppress(OSError):
@@ -373,6 +449,21 @@ class RunDirectory(Directory[RunSpec]):
         tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep")}
         targets = record["targets"]
         return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
+
+
+def _taken(lock: IO[str], kind: int) -> bool:
+    """Return True if the lock of a file could be taken; if not, one that was held before may be lost."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sign(lock: IO[str]) -> None:
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
 
 
 def spec_record(spec: Any) -> dict[str, Any]:

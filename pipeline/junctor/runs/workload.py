@@ -360,13 +360,10 @@ class Job(Workload):
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
-        path = self.directory.csv(self.directory.read_spec().folder)
-        if self.csv and not path.exists():
-            from junctor.runs.export import write_csv
+        if self.csv:
+            from junctor.runs.export import export_csv
 
-            progress.stage("writing CSV")
-            with aside(path) as temporary:
-                write_csv(parts, temporary)
+            export_csv(self.directory.csv(self.directory.read_spec().folder), parts, progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ Main functions: `allowed_memory`, `usable_cores`, `allowed_disk`; called by the 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,6 +38,25 @@ def available_memory() -> int:
     cached = dict(line.split() for line in (_control("memory.stat") or "").splitlines()).get("inactive_file", "0")
     used = int(_control("memory.current") or "0") - int(cached)
     return max(0, min(free, int(limit or free) - used))
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process has had, all that it is made of included."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return _peak(resource.RUSAGE_SELF)
+
+
+def peak_memory_of_children() -> int:
+    """Return the most bytes of the largest of the processes that this one started and that have ended, 0 if none."""
+    return _peak(resource.RUSAGE_CHILDREN)
+
+
+def _peak(who: int) -> int:
+    # KiB, but bytes on macOS.
+    return resource.getrusage(who).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
 def compute_options(
