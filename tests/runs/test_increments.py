@@ -26,6 +26,7 @@ from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import run as steps
 from junctor.runs.increments import IncrementDirectory
+from junctor.runs.integrity import verify
 from junctor.runs.partition import Part, PartitionTask, PartTask, StageTimings
 from junctor.runs.run import Manifest, read_manifest, run
 from junctor.runs.workload import Job
@@ -545,6 +546,31 @@ def test_workers_of_this_machine(world: World) -> None:
     world.days([3, 4])
     manifest = run(world.job(), Resources(workers=2, compute=replace(on_cpu(), threads=1)))
     assert manifest.rows == 20
+    world.equals_one_run()
+
+
+def test_increments_are_verified(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.days([1, 2])
+    manifest = world.run()
+    directory = world.job().directory
+    assert all(part.sha256 for part in manifest.parts)
+    assert not verify(directory).faults
+    world.days([3])
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "propagate_here", stopping(1))
+        with pytest.raises(StopError):
+            world.run()
+    # Parts of an interrupted increment are its own.
+    assert not verify(world.job().directory).faults
+    world.run()
+    first = directory.path / manifest.parts[0].file
+    first.write_bytes(first.read_bytes()[:-1] + b"x")
+    stranger = first.with_name(f"{'0' * 24}-00000.parquet")
+    stranger.write_bytes(b"")
+    faults = {fault.file: fault.kind for fault in verify(world.job().directory).faults}
+    assert faults == {manifest.parts[0].file: "damaged", directory.name_of(stranger): "foreign"}
+    world.run(backfill=("date=2026-11-01",))
+    assert not verify(world.job().directory).faults
     world.equals_one_run()
 
 
