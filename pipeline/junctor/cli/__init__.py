@@ -33,7 +33,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_RUNS = (run, finalise, verify, status)
+_RUNS = (run, finalise, status, verify)
 for command in (*_RUNS, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
 

@@ -45,11 +45,14 @@ def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
 
 def directory_of(output: str) -> Directory[Any]:
     """Return the directory of a run of either kind; raises RunError where there is none."""
-    from pathlib import Path
-
     from junctor.hmm.run import SequenceDirectory
+    from junctor.runs.increments import IncrementDirectory
     from junctor.runs.storage import RunDirectory
     from junctor.runtime.files import read_json
+    from junctor.runtime.remote import location
 
-    rows = RunDirectory(Path(output).absolute())
-    return SequenceDirectory(rows.path) if "model_digest" in (read_json(rows.spec_file) or {}) else rows
+    rows = RunDirectory(location(output).absolute())
+    spec = read_json(rows.spec_file) or {}
+    if "model_digest" in spec:
+        return SequenceDirectory(rows.path)
+    return IncrementDirectory(rows.path) if spec.get("incremental") else rows
