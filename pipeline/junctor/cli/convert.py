@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from junctor.cli import options as cli
+
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Network file to read.")],
@@ -16,11 +18,13 @@ def convert(
     target_format: Annotated[
         str | None, typer.Option("--to", help="Format of TARGET, if its name does not say.")
     ] = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
 ) -> None:
     """Write a network file in another format."""
     from junctor.formats import read_network, write_network
 
-    network = read_network(source, source_format)
+    network = read_network(source, source_format, normalize=normalize, ignore_decisions=ignore_decisions)
     # What a format cannot hold, such as names, is lost: said here, on stderr, and no error.
     for warning in write_network(network, target, target_format):
         typer.echo(f"warning: {warning}", err=True)

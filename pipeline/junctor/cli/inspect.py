@@ -61,6 +61,8 @@ def inspect(
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
     json: cli.AsJson = False,
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
@@ -75,7 +77,7 @@ def inspect(
     from junctor.model.query import Query, Sampling
     from junctor.runtime.machine import allowed_memory
 
-    model = read_network(network, network_format)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     options = cli.compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)

@@ -88,6 +88,13 @@ NetworkFormat = Annotated[
         "--format", help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, uai, parquet."
     ),
 ]
+Normalize = Annotated[
+    bool, typer.Option("--normalize", help="Divide the rows of NETWORK's tables by their sums: counts, percentages.")
+]
+IgnoreDecisions = Annotated[
+    bool,
+    typer.Option("--ignore-decisions", help="Leave out decisions and utilities where no chance node depends on them."),
+]
 EvidenceFormat = Annotated[
     str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")
 ]

@@ -27,6 +27,8 @@ def validate(
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
     json: cli.AsJson = False,
 ) -> None:
@@ -34,7 +36,7 @@ def validate(
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
 
-    model = read_network(network, network_format)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     report: dict[str, Any] = {"network": network_facts(model)}
     if evidence is not None:
         source = open_evidence(

@@ -7,6 +7,7 @@ compressed by gzip (`.gz` after the extension). Conversion is reading one format
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 
 from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
-from junctor.model.network import Network
+from junctor.model.network import Network, Reading
 from junctor.runtime.cache import LARGEST_SHARE, user_cache
 
 EXTENSIONS = {
@@ -37,12 +38,22 @@ _TEXTS = ("bif", "hugin", "uai")
 
 _PARQUET_MAGIC = b"PAR1"
 
+logger = logging.getLogger("junctor")
 
-def read_network(path: str | os.PathLike[str], format: str | None = None) -> Network:
+
+def read_network(
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    normalize: bool = False,
+    ignore_decisions: bool = False,
+) -> Network:
     """Read a network file.
 
     path: file, possibly gzipped.
     format: a key of EXTENSIONS or an extension; None for the format of the extension, else of the content.
+    normalize: divide every row of a conditional table by its sum, as in tables of counts or percentages.
+    ignore_decisions: leave out decisions and utilities of an influence diagram where no chance node depends on them.
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
     holds no valid network.
     """
@@ -54,7 +65,7 @@ def read_network(path: str | os.PathLike[str], format: str | None = None) -> Net
         # By path, not by content: its limit on the size of the file is larger than that of text formats.
         return store.read(path)
     data = read_bytes(path)
-    return _kept_or_read(chosen or _format_of_content(data, path), data, path)
+    return _kept_or_read(chosen or _format_of_content(data, path), data, path, Reading(normalize, ignore_decisions))
 
 
 def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
@@ -76,28 +87,35 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     return _losses(network, chosen)
 
 
-def _kept_or_read(format: str, data: bytes, path: Path) -> Network:
+def _kept_or_read(format: str, data: bytes, path: Path, reading: Reading) -> Network:
     """Return the network in a file, as it was kept by an earlier reader of the same bytes, or read anew."""
     cache = user_cache()
     if format == "parquet" or len(data) < LEAST_KEPT or len(data) > LARGEST_SHARE * cache.limit:
-        return _read(format, data, path)
+        return _read(format, data, path, reading)
     from junctor.formats import store
 
     # The name: that of a network without one is its file's.
-    key = f"{format} {path.name} {hashlib.sha256(data).hexdigest()}"
+    options = "normalize " if reading.normalize else ""
+    key = f"{format} {options}{path.name} {hashlib.sha256(data).hexdigest()}"
     network = cache.read("network", key, lambda content: store.read(content, str(path)))
     if network is None:
-        network = _read(format, data, path)
-        # A name that no file can hold, for instance.
+        network = _read(format, data, path, reading)
+        # What was noted is to be told every time; a name that no file can hold, for instance, cannot be kept.
         with suppress(ModelError):
-            cache.write("network", key, store.to_bytes(network))
+            if not reading.notes:
+                cache.write("network", key, store.to_bytes(network))
     return network
 
 
-def _read(format: str, data: bytes, path: Path) -> Network:
+def _read(format: str, data: bytes, path: Path, reading: Reading) -> Network:
     # XML and Parquet say themselves how their bytes are text.
     content = decode(data, str(path)) if format in _TEXTS else data
-    network: Network = _module_of(format).read(content, str(path))
+    if format == "parquet":
+        network: Network = _module_of(format).read(content, str(path))
+    else:
+        network = _module_of(format).read(content, str(path), reading)
+    for note in reading.notes:
+        logger.warning("%s", note if note.startswith(str(path)) else f"{path}: {note}")
     return network
 
 

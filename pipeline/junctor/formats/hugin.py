@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.text import (
     Shapes,
     SourceText,
@@ -31,7 +32,7 @@ from junctor.formats.text import (
     without_comments,
 )
 from junctor.model.errors import ModelError
-from junctor.model.network import DraftTable, DraftVariable, Network
+from junctor.model.network import DraftTable, DraftVariable, Network, Reading
 
 # Read are `node` (or `discrete node`), `potential`, and the same inside of one `class { }`; `net` and all other
 # attributes are ignored. Utility, decision, continuous, function and instance nodes are matched in order to be refused.
@@ -80,18 +81,32 @@ _WORDS = {
     "_END": "';'",
 }
 
+# Nodes of influence diagrams.
+_DECISIONS = ("decision", "decision node", "discrete decision", "utility", "utility node")
+
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 
 
-def read(text: str, file: str) -> Network:
+def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Read a Bayesian network from the text of a NET file; raises ModelError with line and column."""
     source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"})
     blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
     # Files have the title in `net`, or none at all.
     titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]
-    variables = [_variable(source, block) for block in blocks if block.kind == "node"]
+    nodes = [block for block in blocks if block.kind == "node"]
+    variables = [_variable(source, block) for block in nodes if _spelt(block) not in _DECISIONS]
     potentials = [block for block in blocks if block.kind == "potential"]
-    return assembled(file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in potentials])
+    decisions = [_decision(source, block) for block in nodes if _spelt(block) in _DECISIONS]
+    if decisions:
+        names = {node.name for node in decisions}
+        known = names | {variable.name for variable in variables}
+        scopes = [scope_of(source, block.tokens[0], known) for block in potentials]
+        families = [scope for scope in scopes if scope[0] not in names]
+        leave_out(decisions, families, reading)
+        potentials = [block for block, scope in zip(potentials, scopes, strict=True) if scope[0] not in names]
+    return assembled(
+        file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in potentials], reading
+    )
 
 
 def _flat(source: SourceText, file: TextBlock) -> Iterator[TextBlock]:
@@ -123,15 +138,28 @@ def _unescaped(text: str) -> str:
     return re.sub(r'\\(["\\])', r"\1", text)
 
 
+def _spelt(block: TextBlock) -> str:
+    return " ".join(block.tokens[0].split())
+
+
+def _refusal(block: TextBlock) -> str:
+    kind = _spelt(block).removesuffix(" node")
+    return (
+        f"{unquoted(block.tokens[1])!r} is {'an' if kind[0] in 'aeio' else 'a'} {kind} node, expected nothing but "
+        "discrete chance nodes: this is no discrete Bayesian network"
+    )
+
+
+def _decision(source: SourceText, block: TextBlock) -> DecisionNode:
+    kind, token = block.tokens
+    return DecisionNode(unquoted(token), _refusal(block), source.place_of(kind))
+
+
 def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     kind, token = block.tokens
     name, place = unquoted(token), source.place_of(token)
-    if (spelt := " ".join(kind.split())) not in ("node", "discrete node"):
-        raise ModelError(
-            f"{name!r} is a {spelt.removesuffix(' node')} node, expected nothing but discrete chance nodes: this is no "
-            "discrete Bayesian network",
-            source.place_of(kind),
-        )
+    if _spelt(block) not in ("node", "discrete node"):
+        raise ModelError(_refusal(block), source.place_of(kind))
     listed = _attribute(source, block, "states")
     if listed is None:
         raise ModelError(f'node {name!r} has no states, expected an attribute: states = ("no" "yes");', place)

@@ -13,27 +13,38 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.files import title_of
 from junctor.formats.numbers import shown
 from junctor.formats.xml import Element, parse_xml
 from junctor.model.errors import ModelError, Place, nearest
-from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network, table_size
+from junctor.model.network import (
+    ROW_SUM_TOLERANCE,
+    DraftTable,
+    DraftVariable,
+    Network,
+    Reading,
+    build_network,
+    table_size,
+)
 
 _Array = npt.NDArray[np.float64]
 _States = Mapping[str, Sequence[str]]
 
 # Node types of GeNIe that hold no table, and what they are.
-_UNREAD = {
-    "equation": "an equation over continuous variables",
+_DECISIONS = {
     "decision": "a decision of an influence diagram",
     "utility": "a utility of an influence diagram",
     "mau": "a utility of an influence diagram",
+}
+_UNREAD = {
+    "equation": "an equation over continuous variables",
     "noisyadder": "a noisy adder; change its type to 'Chance - General' in GeNIe, which makes it a table",
     "demorgan": "a DeMorgan gate; change its type to 'Chance - General' in GeNIe, which makes it a table",
 }
 
 
-def read(data: bytes, file: str | None = None) -> Network:
+def read(data: bytes, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of an XDSL file; raises ModelError, with line and column, for whatever is wrong with it."""
     root = parse_xml(data, file)
     if root.tag != "smile":
@@ -43,8 +54,11 @@ def read(data: bytes, file: str | None = None) -> Network:
         raise ModelError(
             "this is a dynamic network, which is not read; unroll it in GeNIe and save the result", dynamic.place
         )
-    nodes = root.only("nodes").children
+    listed = root.only("nodes").children
+    nodes = [node for node in listed if node.tag not in _DECISIONS]
     variables = [_variable(node) for node in nodes]
+    families = ((node.attribute("id"), _scope(node)[:-1]) for node in nodes)
+    leave_out([_decision(node) for node in listed if node.tag in _DECISIONS], families, reading)
     # Of two variables of one name the first counts here; build_network refuses the second.
     states = {variable.name: variable.states for variable in reversed(variables)}
     _refuse_huge_expansions(nodes, states)
@@ -53,7 +67,7 @@ def read(data: bytes, file: str | None = None) -> Network:
     first_parent_fastest = _is_by_agrum(root)
     tables = [_table(node, states, first_parent_fastest) for node in nodes]
     name = root.attributes.get("id") or title_of(file)
-    return build_network(name, "bayes", variables, tables, root.place)
+    return build_network(name, "bayes", variables, tables, root.place, reading)
 
 
 def _is_by_agrum(root: Element) -> bool:
@@ -61,14 +75,18 @@ def _is_by_agrum(root: Element) -> bool:
     return any(genie.attributes.get("app", "").startswith("aGrUM") for genie in applications)
 
 
+def _refusal(node: Element, what: str) -> str:
+    name = node.attributes.get("id", "")
+    return f"node {name!r} is <{node.tag}>, {what}; expected <cpt>, <deterministic> or <noisymax>"
+
+
+def _decision(node: Element) -> DecisionNode:
+    return DecisionNode(node.attributes.get("id", ""), _refusal(node, _DECISIONS[node.tag]), node.place)
+
+
 def _variable(node: Element) -> DraftVariable:
     if node.tag not in ("cpt", "deterministic", "noisymax"):
-        what = _UNREAD.get(node.tag, "of an unknown type")
-        raise ModelError(
-            f"node {node.attributes.get('id', '')!r} is <{node.tag}>, {what}; expected <cpt>, <deterministic> or "
-            "<noisymax>",
-            node.place,
-        )
+        raise ModelError(_refusal(node, _UNREAD.get(node.tag, "of an unknown type")), node.place)
     return DraftVariable(node.attribute("id"), [state.attribute("id") for state in node.all("state")], node.place)
 
 

@@ -151,6 +151,7 @@ class Job(Workload):
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
     network_format, evidence_format: None for the formats by name or content of the files.
+    normalize, ignore_decisions: as of `read_network`.
     """
 
     network: str
@@ -164,6 +165,8 @@ class Job(Workload):
     overwrite: bool = False
     csv: bool = False
     network_format: str | None = None
+    normalize: bool = False
+    ignore_decisions: bool = False
     evidence_format: str | None = None
     part_bytes: int | None = None
     keep: tuple[str, ...] = ()
@@ -192,7 +195,9 @@ class Job(Workload):
         files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
-        network = read_network(self.network, self.network_format)
+        network = read_network(
+            self.network, self.network_format, normalize=self.normalize, ignore_decisions=self.ignore_decisions
+        )
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
         if self.keep:
