@@ -28,4 +28,4 @@ def convert(
     # What a format cannot hold, such as names, is lost: said here, on stderr, and no error.
     for warning in write_network(network, target, target_format):
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(f"{target}: {len(network.variables):,} variables, {len(network.factors):,} tables")
+    typer.echo(f"{target}: {len(network.public):,} variables, {len(network.factors):,} tables")

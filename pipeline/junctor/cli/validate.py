@@ -57,8 +57,8 @@ def network_facts(network: Network, zeros: bool = False) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": network.name,
         "kind": network.kind,
-        "variables": len(network.variables),
-        "states": sum(network.cardinalities),
+        "variables": len(network.public),
+        "states": sum(variable.cardinality for variable in network.public),
         "tables": len(network.factors),
         "table_entries": sum(factor.table.size for factor in network.factors),
     }

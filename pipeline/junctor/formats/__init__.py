@@ -129,7 +129,8 @@ def _written(network: Network, format: str) -> bytes:
     if format == "parquet":
         content: bytes = module.to_bytes(network)
         return content
-    text: str = module.write(network)
+    # Text formats get the whole tables of noisy nodes.
+    text: str = module.write(network.expanded)
     try:
         return text.encode()
     except UnicodeEncodeError:

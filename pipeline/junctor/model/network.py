@@ -69,17 +69,62 @@ class Network:
     variables: in the order that indices refer to.
     factors: in a Bayesian network factor i is the conditional probability table of variable i.
     kind: "bayes" or "markov".
+    hidden: how many variables at the end are auxiliary ones of noisy nodes: no evidence, question or answer names them.
     """
 
     name: str
     variables: tuple[Variable, ...]
     factors: tuple[Factor, ...]
     kind: Kind = "bayes"
+    hidden: int = 0
+
+    @cached_property
+    def public(self) -> tuple[Variable, ...]:
+        """The variables that are not auxiliary: those of the file, in its order."""
+        return self.variables[: len(self.variables) - self.hidden]
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Variable name to index."""
-        return {variable.name: i for i, variable in enumerate(self.variables)}
+        """Name to index, of the variables that are not auxiliary."""
+        return {variable.name: i for i, variable in enumerate(self.public)}
+
+    def parents(self, variable: int) -> tuple[int, ...]:
+        """Return the parents of a variable of a Bayesian network; for a noisy node those of the file, in its order."""
+        found: list[int] = []
+        waiting = list(self.factors[variable].scope[:-1])
+        while waiting:
+            parent = waiting.pop(0)
+            if parent < len(self.public):
+                found.append(parent)
+            else:
+                waiting = [*self.factors[parent].scope[:-1], *waiting]
+        return tuple(found)
+
+    @cached_property
+    def expanded(self) -> Network:
+        """The network without auxiliary variables: noisy nodes have whole tables; raises ModelError for a huge one."""
+        if not self.hidden:
+            return self
+        factors = [self._whole(variable) for variable in range(len(self.public))]
+        return Network(self.name, self.public, tuple(factors), self.kind)
+
+    def _whole(self, variable: int) -> Factor:
+        """Return the table of a variable with auxiliary parents summed out."""
+        links = [variable]
+        while hidden := [parent for parent in self.factors[links[-1]].scope[:-1] if parent >= len(self.public)]:
+            # Each auxiliary variable has one child, and a child at most one of them for a parent.
+            links.append(hidden[0])
+        factor = self.factors[links[-1]]
+        if len(links) == 1:
+            return factor
+        scope = (*self.parents(variable), variable)
+        table_size([self.cardinalities[v] for v in scope], f"the whole table of {self.variables[variable].name!r}")
+        table = factor.table
+        for link in reversed(links[:-1]):
+            factor = self.factors[link]
+            table = np.tensordot(table, factor.table, axes=(-1, 0))
+        table.setflags(write=False)
+        return Factor(scope, table)
 
     @cached_property
     def cardinalities(self) -> tuple[int, ...]:
@@ -98,6 +143,8 @@ class Network:
         for factor in self.factors:
             sha.update(repr(factor.scope).encode())
             sha.update(np.ascontiguousarray(factor.table).tobytes())
+        if self.hidden:
+            sha.update(f"hidden {self.hidden}".encode())
         return sha.hexdigest()
 
     def find(self, name: str) -> int:
@@ -106,11 +153,11 @@ class Network:
         try:
             return self.index[name]
         except KeyError:
-            hint = nearest(name, self.index) or f": the network has {len(self.variables)} variables"
+            hint = nearest(name, self.index) or f": the network has {len(self.public)} variables"
             raise ModelError(f"no variable named {name!r}{hint}") from None
 
     def __repr__(self) -> str:
-        return f"Network({self.name!r}, {self.kind}, {len(self.variables)} variables, {len(self.factors)} factors)"
+        return f"Network({self.name!r}, {self.kind}, {len(self.public)} variables, {len(self.factors)} factors)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +204,7 @@ def build_network(
     tables: Sequence[DraftTable],
     place: Place | None = None,
     reading: Reading | None = None,
+    hidden: int = 0,
 ) -> Network:
     """Check a draft and return the network.
 
@@ -166,6 +214,7 @@ def build_network(
     tables: one for each variable of a Bayesian network, in any order; any number for a Markov network.
     place: the file, for errors that concern all of it.
     reading: None for the checks without options.
+    hidden: how many variables at the end are auxiliary.
     Raises ModelError, with the place of the culprit, for duplicate or empty names, variables without states, unknown
     or repeated variables in a scope, tables of the wrong size, negative or non-finite entries, tables with nothing
     but zeros, and in Bayesian networks for missing or second tables, cycles and rows that do not sum to 1. Rows that
@@ -187,7 +236,10 @@ def build_network(
     factors = _checked_factors(tables, known, index, kind, reading)
     if kind == "bayes":
         factors = _one_table_a_variable(known, factors, variables, tables)
-        _refuse_cycles(known, factors, [draft.place for draft in variables])
+        network = Network(name, known, tuple(factors), kind, hidden)
+        _refuse_other_chains(network, place)
+        _refuse_cycles(network, [draft.place for draft in variables])
+        return network
     return Network(name, known, tuple(factors), kind)
 
 
@@ -414,7 +466,18 @@ def _one_table_a_variable(
     return [factors[of_child[i]] for i in range(len(variables))]
 
 
-def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], places: Sequence[Place]) -> None:
+def _refuse_other_chains(network: Network, place: Place | None) -> None:
+    """Raise ModelError unless each auxiliary variable is the first parent of one child, and of no other."""
+    if not network.hidden:
+        return
+    first = len(network.public)
+    parents = [(at, v) for factor in network.factors for at, v in enumerate(factor.scope[:-1]) if v >= first]
+    if sorted(parents) != [(0, v) for v in range(first, len(network.variables))]:
+        raise ModelError("the auxiliary variables form no chains of noisy nodes", place)
+
+
+def _refuse_cycles(network: Network, places: Sequence[Place]) -> None:
+    variables, factors = network.variables, network.factors
     # Kahn's topological sort (1962): what is left over when no variable is without parents contains a cycle.
     if all(max(factor.scope) == i for i, factor in enumerate(factors)):
         # Parents before children, as in most long networks.
@@ -433,7 +496,7 @@ def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], pla
     if len(ready) < len(factors):
         done = set(ready)
         cycle = list(_walk_to_a_cycle({i: set(f.scope[:-1]) - done for i, f in enumerate(factors) if i not in done}))
-        names = " <- ".join(variables[i].name for i in cycle)
+        names = " <- ".join(variables[i].name for i in cycle if i < len(network.public))
         raise ModelError(f"the parents form a cycle: {names}", places[cycle[0]])
 
 
