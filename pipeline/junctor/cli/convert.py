@@ -11,7 +11,12 @@ from junctor.cli import options as cli
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Network file to read.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Network file to write: .bif, .uai or .parquet.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="Network file to write: .bif, .xml, .net, .xdsl, .dne, .uai or .parquet."
+        ),
+    ],
     source_format: Annotated[
         str | None, typer.Option("--from", "--format", help="Format of SOURCE, if its name does not say.")
     ] = None,

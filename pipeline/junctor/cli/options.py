@@ -16,7 +16,8 @@ from junctor.planning.budget import parse_bytes
 NetworkFile = Annotated[
     str,
     typer.Argument(
-        metavar="NETWORK", help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI or our Parquet, or any .gz."
+        metavar="NETWORK",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, our Parquet; any .gz.",
     ),
 ]
 EvidenceFile = Annotated[
@@ -85,7 +86,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 NetworkFormat = Annotated[
     str | None,
     typer.Option(
-        "--format", help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, uai, parquet."
+        "--format",
+        help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, parquet.",
     ),
 ]
 Normalize = Annotated[

@@ -25,16 +25,19 @@ EXTENSIONS = {
     "xmlbif": (".xml", ".bifxml", ".xmlbif", ".xbif"),
     "hugin": (".net", ".hugin"),
     "xdsl": (".xdsl",),
+    "dsl": (".dsl",),
+    "netica": (".dne", ".neta"),
+    "pgmx": (".pgmx",),
     "uai": (".uai",),
     "parquet": (".parquet",),
 }
-# UAI files have no names: variables and states become numbers. The XML formats and Hugin are read only.
-WRITABLE = ("bif", "uai", "parquet")
+# UAI files have no names: variables and states become numbers. The older DSL and OpenMarkov's files are read only.
+WRITABLE = ("bif", "xmlbif", "hugin", "xdsl", "netica", "uai", "parquet")
 # Bytes of a text from which on the network in it is kept: reading takes 0.2 s for a megabyte of BIF, 0.01 s from the
 # cache.
 LEAST_KEPT = 1 << 17
 # Formats of plain text.
-_TEXTS = ("bif", "hugin", "uai")
+_TEXTS = ("bif", "hugin", "dsl", "uai")
 
 _PARQUET_MAGIC = b"PAR1"
 
@@ -83,6 +86,8 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
         known = ", ".join(f"{name} ({' '.join(EXTENSIONS[name])})" for name in WRITABLE)
         raise ModelError(f"{what}; formats that can: {known}", Place(str(path)))
     # Converted before the file is touched: a network that the format cannot hold leaves the old file as it is.
+    # The Parquet form alone keeps noisy nodes factored.
+    network = network if chosen == "parquet" else network.expanded
     publish(path, _written(network, chosen))
     return _losses(network, chosen)
 
@@ -108,7 +113,7 @@ def _kept_or_read(format: str, data: bytes, path: Path, reading: Reading) -> Net
 
 
 def _read(format: str, data: bytes, path: Path, reading: Reading) -> Network:
-    # XML and Parquet say themselves how their bytes are text.
+    # XML and Parquet say themselves how their bytes are text; Netica's may be binary.
     content = decode(data, str(path)) if format in _TEXTS else data
     if format == "parquet":
         network: Network = _module_of(format).read(content, str(path))
@@ -129,8 +134,7 @@ def _written(network: Network, format: str) -> bytes:
     if format == "parquet":
         content: bytes = module.to_bytes(network)
         return content
-    # Text formats get the whole tables of noisy nodes.
-    text: str = module.write(network.expanded)
+    text: str = module.write(network)
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -138,6 +142,12 @@ def _written(network: Network, format: str) -> bytes:
 
 
 def _losses(network: Network, format: str) -> tuple[str, ...]:
+    if format in ("xdsl", "netica"):
+        from junctor.formats.writing import parents_first
+
+        if parents_first(network) == list(range(len(network.variables))):
+            return ()
+        return ("nodes are written after their parents: the variables stand in another order",)
     if format != "uai":
         return ()
     # A network that was read from a UAI file loses nothing.
@@ -172,8 +182,11 @@ def _format_of_extension(path: Path) -> str | None:
 # the first word of the others.
 _SIGNS = {
     "xdsl": re.compile(r"<smile[\s>]"),
+    "pgmx": re.compile(r"<ProbModelXML[\s>]", re.I),
     "xmlbif": re.compile(r"<(\w+:)?(xml)?bif[\s>]", re.I),
     "uai": re.compile(r"\s*(bayes|markov)\s+\d+\s", re.I),
+    "netica": re.compile(r"\s*bnet\s+[^{]*\{"),
+    "dsl": re.compile(r"\s*net\s+[^\s{][^{]*\{"),
     "hugin": re.compile(r"\s*(net|class\s+\w+|((discrete|continuous)\s+)?node\s+\w+)\s*\{"),
     "bif": re.compile(r"\s*(network\s+[^{]*|variable\s+[^{]+)\{"),
 }

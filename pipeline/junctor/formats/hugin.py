@@ -5,7 +5,7 @@
     potential (smoke) { data = (0.5 0.5); }
     potential (lung | smoke) { data = ((0.1 0.9) (0.01 0.99)); }
 
-Main function: `read`.
+Main functions: `read` and `write`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from junctor.formats.text import (
     unquoted,
     without_comments,
 )
+from junctor.formats.writing import identifier, refuse_markov
 from junctor.model.errors import ModelError
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading
 
@@ -219,3 +220,46 @@ def _nested(shape: Sequence[int]) -> str:
     for size in reversed(shape[:-1]):
         outline = f"({outline * size})"
     return outline
+
+
+# Names of variables; those that start as a block does are none.
+_PLAIN = re.compile(
+    r"(?!(?:net|class|node|utility|decision|function|instance|potential|discrete)\b)[A-Za-z_][A-Za-z0-9_]*"
+)
+# Control characters are lost in editors and in conversions of line ends.
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def write(network: Network) -> str:
+    """Return a Bayesian network as NET text; `read` restores its numbers to the last bit.
+
+    Raises ModelError for a Markov network, for names of variables that are none in Hugin, and for states
+    with control characters.
+    """
+    refuse_markov(network, "NET")
+    names = [_name(variable.name) for variable in network.variables]
+    lines = [f"net {{ name = {_quoted(_UNWRITABLE.sub('_', network.name))}; }}"]
+    for name, variable in zip(names, network.variables, strict=True):
+        lines.append(f"node {name} {{ states = ({' '.join(map(_quoted, variable.states))}); }}")
+    for factor in network.factors:
+        *parents, child = factor.scope
+        bar = f" | {' '.join(names[i] for i in parents)}" if parents else ""
+        lines.append(f"potential ({names[child]}{bar}) {{ data = {_bracketed(factor.table)}; }}")
+    return "\n".join(lines) + "\n"
+
+
+def _name(name: str) -> str:
+    return identifier(name, _PLAIN, "Hugin", "letters, digits and underscores, no digit first")
+
+
+def _quoted(text: str) -> str:
+    if bad := _UNWRITABLE.search(text):
+        raise ModelError(f"the name {text!r} has {bad[0]!r} in it, which NET cannot express: write UAI or Parquet")
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _bracketed(table: npt.NDArray[np.float64]) -> str:
+    if table.ndim == 1:
+        # repr gives the shortest digits that read back as the same double.
+        return f"({' '.join(map(repr, table.tolist()))})"
+    return f"({chr(10).join(map(_bracketed, table))})"

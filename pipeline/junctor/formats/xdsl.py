@@ -1,10 +1,11 @@
 """XDSL, the files of GeNIe and SMILE: nodes of type cpt, deterministic and noisymax.
 
-Main function: `read`. What it shares with the older DSL files is in `smile`.
+Main functions: `read` and `write`. What it shares with the older DSL files is in `smile`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from junctor.formats.decisions import DecisionNode, leave_out
@@ -12,6 +13,7 @@ from junctor.formats.files import title_of
 from junctor.formats.noisy import NoisyMax, tables_of
 from junctor.formats.numbers import shown
 from junctor.formats.smile import noisy_max, table_of_results
+from junctor.formats.writing import identifier, parents_first, refuse_markov
 from junctor.formats.xml import Element, parse_xml
 from junctor.model.errors import ModelError, nearest
 from junctor.model.network import (
@@ -131,3 +133,35 @@ def _noisy_max(node: Element, shape: tuple[int, ...]) -> NoisyMax:
         None if strengths is None else (strengths.numbers(), strengths.place),
         node.place,
     )
+
+
+# Identifiers of GeNIe.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def write(network: Network) -> str:
+    """Return a Bayesian network as XDSL; `read` restores its numbers to the last bit.
+
+    Nodes stand after their parents, as SMILE reads them. Raises ModelError for a Markov network, and for names that are
+    none in GeNIe.
+    """
+    refuse_markov(network, "XDSL")
+    title = re.sub(r"[^A-Za-z0-9_]", "_", network.name)
+    title = title if _NAME.fullmatch(title) else f"N{title}"
+    names = [_name(variable.name) for variable in network.variables]
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f'<smile version="1.0" id="{title}">', "<nodes>"]
+    for v in parents_first(network):
+        factor = network.factors[v]
+        states = "".join(f'<state id="{_name(state)}"/>' for state in network.variables[v].states)
+        parents = " ".join(names[i] for i in factor.scope[:-1])
+        # repr gives the shortest digits that read back as the same double.
+        rows = factor.table.reshape(-1, factor.table.shape[-1]).tolist()
+        lines += [
+            f'<cpt id="{names[v]}">{states}{f"<parents>{parents}</parents>" if parents else ""}',
+            "<probabilities>" + "\n".join(" ".join(map(repr, row)) for row in rows) + "</probabilities></cpt>",
+        ]
+    return "\n".join([*lines, "</nodes>", "</smile>"]) + "\n"
+
+
+def _name(name: str) -> str:
+    return identifier(name, _NAME, "GeNIe", "letters, digits and underscores, a letter first")

@@ -1,7 +1,7 @@
 """XMLBIF: Bayesian networks in XML, in the dialects that tools really write.
 
-Main function: `read`. Version 0.3 is Cozman's interchange format (aGrUM, pgmpy, WEKA); UnBBayes uses the name for
-elements of its own, which `junctor.formats.xmlbif_unbbayes` reads.
+Main functions: `read` and `write`. Version 0.3 is Cozman's interchange format (aGrUM, pgmpy, WEKA); UnBBayes uses the
+name for elements of its own, which `junctor.formats.xmlbif_unbbayes` reads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.files import title_of
-from junctor.formats.xml import Element, parse_xml
+from junctor.formats.writing import refuse_markov
+from junctor.formats.xml import Element, escaped, parse_xml, safe_title
 from junctor.formats.xmlbif_unbbayes import read_unbbayes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network
@@ -101,3 +102,25 @@ def _child_last(values: npt.NDArray[np.float64], states: int) -> npt.NDArray[np.
     if states == 0 or values.size % states:
         return values
     return values.reshape(states, -1).T.ravel()
+
+
+def write(network: Network) -> str:
+    """Return a Bayesian network as XMLBIF 0.3; `read` restores its numbers to the last bit.
+
+    Raises ModelError for a Markov network, and for names with control characters or white space at an end.
+    """
+    refuse_markov(network, "XMLBIF")
+    names = [escaped(variable.name, "XMLBIF") for variable in network.variables]
+    title = escaped(safe_title(network.name), "XMLBIF")
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<BIF VERSION="0.3">', "<NETWORK>", f"<NAME>{title}</NAME>"]
+    for name, variable in zip(names, network.variables, strict=True):
+        states = "".join(f"<OUTCOME>{escaped(state, 'XMLBIF')}</OUTCOME>" for state in variable.states)
+        lines.append(f'<VARIABLE TYPE="nature"><NAME>{name}</NAME>{states}</VARIABLE>')
+    for factor in network.factors:
+        *parents, child = factor.scope
+        given = "".join(f"<GIVEN>{names[i]}</GIVEN>" for i in parents)
+        # repr gives the shortest digits that read back as the same double.
+        rows = factor.table.reshape(-1, factor.table.shape[-1]).tolist()
+        table = "\n".join(" ".join(map(repr, row)) for row in rows)
+        lines.append(f"<DEFINITION><FOR>{names[child]}</FOR>{given}\n<TABLE>{table}</TABLE></DEFINITION>")
+    return "\n".join([*lines, "</NETWORK>", "</BIF>"]) + "\n"
