@@ -45,8 +45,8 @@ def _network(names: tuple[str, str], states: list[str], title: str = "n") -> Net
 
 
 def _noisy() -> Network:
-    names = [f"p{i}" for i in range(9)]
-    parts = [np.array([[0.1 * i + 0.05, 0.95 - 0.1 * i], [0.0, 1.0]]) for i in range(9)]
+    names = [f"p{i}" for i in range(10)]
+    parts = [np.array([[0.09 * i + 0.05, 0.95 - 0.09 * i], [0.0, 1.0]]) for i in range(10)]
     node = NoisyMax([*names, "c"], parts, np.array([0.1, 0.9]), False, HERE)
     hidden, tables = tables_of([node], [*names, "c"])
     drafts = [DraftVariable(name, ["t", "f"], HERE) for name in (*names, "c")]

@@ -18,8 +18,8 @@ from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, 
 
 _Array = npt.NDArray[np.float64]
 
-# Entries up to which a node gets one table: the auxiliary variables of a chain cost more than they save there.
-LARGEST_TABLE = 256
+# Entries up to which a node gets one table: the auxiliary variables of a chain cost more than they save there (0035).
+LARGEST_TABLE = 1024
 
 
 @dataclass(frozen=True, eq=False, slots=True)
