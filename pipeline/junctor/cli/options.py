@@ -17,7 +17,8 @@ NetworkFile = Annotated[
     str,
     typer.Argument(
         metavar="NETWORK",
-        help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI Parquet, or any .gz; a file, or its URL (s3://, ...).",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, our Parquet; any .gz; "
+        "a file, or its URL (s3://, ...).",
     ),
 ]
 EvidenceFile = Annotated[
@@ -114,8 +115,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 NetworkFormat = Annotated[
     str | None,
     typer.Option(
-        "--format", help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, uai, parquet."
+        "--format",
+        help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, parquet.",
     ),
+]
+Normalize = Annotated[
+    bool, typer.Option("--normalize", help="Divide the rows of NETWORK's tables by their sums: counts, percentages.")
+]
+IgnoreDecisions = Annotated[
+    bool,
+    typer.Option("--ignore-decisions", help="Leave out decisions and utilities where no chance node depends on them."),
 ]
 EvidenceFormat = Annotated[
     str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")

@@ -189,6 +189,7 @@ class Job(Workload):
     incremental: whether only what is new since the last run is answered.
     backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
     drop_removed: whether answers to files that are gone are removed.
+    normalize, ignore_decisions: as of `read_network`.
     """
 
     network: str
@@ -202,6 +203,8 @@ class Job(Workload):
     overwrite: bool = False
     csv: bool = False
     network_format: str | None = None
+    normalize: bool = False
+    ignore_decisions: bool = False
     evidence_format: str | None = None
     part_bytes: int | None = None
     keep: tuple[str, ...] = ()
@@ -250,7 +253,9 @@ class Job(Workload):
             raise EvidenceError(
                 "found partitions to answer again, or answers to drop, in a run that is not incremental"
             )
-        network = read_network(self.network, self.network_format)
+        network = read_network(
+            self.network, self.network_format, normalize=self.normalize, ignore_decisions=self.ignore_decisions
+        )
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
         if self.keep:
