@@ -12,9 +12,11 @@ from junctor.cli.cache import cache
 from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
 from junctor.cli.demo import demo
+from junctor.cli.deploy import deploy
 from junctor.cli.failures import Commands
 from junctor.cli.inspect import inspect
 from junctor.cli.run import run
+from junctor.cli.serve import serve
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
 from junctor.cli.viterbi import viterbi
@@ -29,7 +31,22 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
+for command in (
+    run,
+    inspect,
+    convert,
+    validate,
+    calibrate,
+    ask,
+    joint,
+    viterbi,
+    tune,
+    warmup,
+    cache,
+    demo,
+    deploy,
+    serve,
+):
     app.command()(command)
 
 

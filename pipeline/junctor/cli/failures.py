@@ -18,6 +18,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from junctor.cli.lines import is_json, say
 from junctor.model.errors import InputError, JunctorError, RunError
 
 # As shells have it: 128 and the number of SIGINT.
@@ -51,6 +52,9 @@ def interrupted(advice: str | None = None) -> typer.Exit:
 
 
 def _exit(message: str, code: int) -> typer.Exit:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
+    if is_json():
+        say("error", message, level="error", exit_code=code)
+    else:
+        typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(message, err=True)
     return typer.Exit(code)
