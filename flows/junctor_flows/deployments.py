@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from junctor.model.errors import InputError, RunError
+from prefect._internal import observers
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.runner import Runner
-from prefect.runner._scheduled_run_poller import ScheduledRunPoller
+from prefect.runner import Runner, _scheduled_run_poller
 from prefect.settings import PREFECT_API_URL
 
 from junctor_flows.batch import score_batch
@@ -136,30 +137,47 @@ def serve(names: Sequence[str], limit: int) -> None:
     if not found:
         raise RunError("no deployment without a work pool on Prefect's server: make one with `junctor deploy`")
     # Schedules stay as they are: what is missed meanwhile runs late, or is skipped.
-    runner = Runner(name="junctor", limit=limit, pause_on_shutdown=False)
+    runner = _Server(name="junctor", limit=limit, pause_on_shutdown=False)
     for name in names or found:
         runner._deployment_registry.register_deployment(found[name].id, name)
-    ScheduledRunPoller._get_scheduled_flow_runs = _patient(ScheduledRunPoller._get_scheduled_flow_runs)
+    for module in (observers, _scheduled_run_poller):
+        module.critical_service_loop = _patient_loop
+    # Ctrl-C as SIGTERM, which the runner handles itself.
+    signal.signal(signal.SIGINT, runner.handle_sigterm)
     asyncio.run(runner.start())
 
 
-def _patient(ask: Any) -> Any:
-    """Return a question for scheduled runs that has no answer while the server is away."""
-    # Prefect's runner ends after three failures, and its runs with it.
-    is_away = False
+class _Server(Runner):  # type: ignore[misc]
+    """A runner that cancels its runs when it is ended."""
 
-    async def asked(poller: Any) -> Any:
-        nonlocal is_away
+    def handle_sigterm(self, *args: Any, **kwargs: Any) -> None:
+        """Cancel all runs, then end."""
+        # Prefect's own ends before they know, and their page shows them as running.
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(self._begin_to_stop)
+
+    def _begin_to_stop(self) -> None:
+        # Kept: a loop holds its tasks weakly.
+        self._stopping = asyncio.ensure_future(self.astop())
+
+
+async def _patient_loop(workload: Callable[[], Awaitable[Any]], interval: float, **_: Any) -> None:
+    """Do `workload` every `interval` seconds, whatever the server says.
+
+    Prefect's loop ends after three failures, and the runner, its runs or the cancellation of runs with it.
+    """
+    is_away = False
+    while True:
         try:
-            found = await ask(poller)
+            await workload()
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if not is_away:
-                logger.warning("Prefect's server does not answer (%s): no new runs begin until it does", error)
+                logger.warning(
+                    "Prefect's server does not answer (%s): runs go on, and none begins until it does", error
+                )
             is_away = True
-            return []
-        if is_away:
-            logger.warning("Prefect's server answers again")
-        is_away = False
-        return found
-
-    return asked
+        else:
+            if is_away:
+                logger.warning("Prefect's server answers again")
+            is_away = False
+        await asyncio.sleep(interval)

@@ -205,7 +205,8 @@ class Reporter:
         is_known = "flow run" in self._ids
         if is_known and not self._persist(lambda: self._send_news(send)):
             return False
-        return self._deadline is None or (is_known and bool(self._lines))
+        # What was told in the meantime is next.
+        return self._deadline is None or bool(self._queue) or (is_known and bool(self._lines))
 
     def _persist(self, call: Callable[[], None]) -> bool:
         """Make a request until the server has answered it; returns False when patience is at its end."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from junctor_kernels.cpu.compilation import compilation
 
+from junctor.cli.deployed import deployed
 from junctor.cli.lines import LineFormatter, is_json, say
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -36,7 +37,9 @@ FAR_TOO_LONG = 1e9
 @contextmanager
 def progress_display(quiet: bool = False) -> Iterator[Progress]:
     """Show progress while the body runs: bars on a terminal, else a line now and then, or nothing."""
-    log_to_stderr()
+    # Prefect shows the log of a deployed run.
+    if deployed.get() is None:
+        _log_to_stderr()
     compilation.listener = None if quiet else _tell_compilation
     if quiet:
         yield Silence()
@@ -59,8 +62,7 @@ def _clock() -> float:
     return time.monotonic() - compilation.seconds
 
 
-def log_to_stderr() -> None:
-    """Show Junctor's log on stderr."""
+def _log_to_stderr() -> None:
     # Ours alone: a handler of the root logger would bring out everything that Dask says.
     logger = logging.getLogger("junctor")
     if not logger.handlers:

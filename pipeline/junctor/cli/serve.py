@@ -17,11 +17,9 @@ def serve(
 
     Each run is a process of its own. A Prefect server that is away does not end them.
     """
-    from junctor.cli.display import log_to_stderr
     from junctor.cli.prefect_server import configured_server
 
     configured_server()
-    log_to_stderr()
     from junctor_flows.deployments import serve
 
     serve(names or [], limit)
