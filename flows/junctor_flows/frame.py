@@ -16,6 +16,7 @@ import click
 import prefect.flow_engine as flow_engine
 import typer
 from junctor.cli.deployed import deployed
+from junctor.cli.failures import of_system
 from junctor.cli.parameters import Parameter, arguments, parameters_of, seconds_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
 from prefect import State, runtime
@@ -86,6 +87,10 @@ def run_command(command: Callable[..., Any], given: Mapping[str, Any]) -> State[
     try:
         with _time_limit(given["timeout"]):
             command(**arguments(command, given))
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise of_system(error) from error
     except click.UsageError as error:
         raise EvidenceError(error.format_message()) from error
     except typer.Exit as ended:

@@ -25,7 +25,7 @@ from junctor.runs.workload import Workload
 
 # Seconds that the end of a run waits for a server that is away: of a command, of a deployed flow (whose own last words
 # would be lost otherwise), and of what was interrupted.
-COMMAND_PATIENCE = 20.0
+COMMAND_PATIENCE = 10.0
 DEPLOYED_PATIENCE = 900.0
 INTERRUPTED_PATIENCE = 3.0
 # Seconds for a request, and between two attempts at one.
