@@ -31,7 +31,7 @@ logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeploymentOptions:
     """When and where a deployment runs.
 
     cron: schedule; None for runs that are asked for.
@@ -50,19 +50,19 @@ class Plan:
     paused: bool = False
 
 
-def deploy(name: str, parameters: dict[str, Any], plan: Plan) -> str:
+def deploy(name: str, parameters: dict[str, Any], options: DeploymentOptions) -> str:
     """Make or update a deployment of `score_batch`; returns its full name.
 
     name: of the deployment.
     parameters: of the flow, without defaults.
-    plan: schedule and limits.
+    options: schedule and limits.
     Raises InputError for a schedule that is none, RunError without a server or work pool.
     """
-    overlap = ConcurrencyLimitStrategy.CANCEL_NEW if plan.skips else ConcurrencyLimitStrategy.ENQUEUE
-    schedules = _schedules(plan)
+    overlap = ConcurrencyLimitStrategy.CANCEL_NEW if options.skips else ConcurrencyLimitStrategy.ENQUEUE
+    schedules = _schedules(options)
     with _client() as client:
-        if plan.work_pool is not None:
-            _check_pool(client, plan.work_pool)
+        if options.work_pool is not None:
+            _check_pool(client, options.work_pool)
         client.create_deployment(
             client.create_flow_from_name(score_batch.name),
             name,
@@ -72,25 +72,25 @@ def deploy(name: str, parameters: dict[str, Any], plan: Plan) -> str:
             parameter_openapi_schema=score_batch.parameters.model_dump(),
             enforce_parameter_schema=True,
             schedules=schedules,
-            paused=plan.paused,
-            work_pool_name=plan.work_pool,
-            concurrency_limit=plan.concurrency,
-            concurrency_options=None if plan.concurrency is None else ConcurrencyOptions(collision_strategy=overlap),
+            paused=options.paused,
+            work_pool_name=options.work_pool,
+            concurrency_limit=options.concurrency,
+            concurrency_options=None if options.concurrency is None else ConcurrencyOptions(collision_strategy=overlap),
             description=score_batch.description,
             tags=["junctor"],
         )
     return f"{score_batch.name}/{name}"
 
 
-def _schedules(plan: Plan) -> list[DeploymentScheduleCreate]:
-    if plan.cron is None:
+def _schedules(options: DeploymentOptions) -> list[DeploymentScheduleCreate]:
+    if options.cron is None:
         return []
     try:
-        schedule = CronSchedule(cron=plan.cron, timezone=plan.timezone)
+        schedule = CronSchedule(cron=options.cron, timezone=options.timezone)
     except ValueError as error:
         # Of several lines the second says what is wrong.
         reason = str(error).splitlines()[-2 if len(str(error).splitlines()) > 2 else -1].strip()
-        raise InputError(f"found the schedule {plan.cron!r} in {plan.timezone or 'UTC'}: {reason}") from error
+        raise InputError(f"found the schedule {options.cron!r} in {options.timezone or 'UTC'}: {reason}") from error
     return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 
 

@@ -13,14 +13,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from helpers.hmm_models import random_model
 from helpers.prefect_servers import BIN, PrefectServer
 from junctor.cli import prefect_server
 from junctor.cli.parameters import parameters_of, seconds_of, values
 from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
+from junctor.hmm import build_model, write_model
+from junctor.hmm.run import SequenceJob
 from junctor.runs.run import run as run_plainly
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -249,3 +253,24 @@ def test_the_flow_makes_scores_of_sampled_and_other_rows(server: PrefectServer, 
     assert names[:4] == ["case_id", "lung", "lung_probability", "lung_entropy"]
     assert "tub=yes" in names
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["statuses"]["ok"] == 23
+
+
+def test_the_flow_of_sequences_answers_as_the_plain_run_does(server: PrefectServer, tmp_path: Path) -> None:
+    bare = random_model(6, 3, 1)
+    write_model(
+        build_model(bare.start, bare.transition, bare.emission, list("uvwxyz"), None), tmp_path / "model.parquet"
+    )
+    words = [[str(int(n) % 3) for n in f"{2 ** (20 * row + 7)}"] for row in range(9)]
+    parquet.write_table(pa.table({"words": words}), tmp_path / "words.parquet")
+    model, sequences = str(tmp_path / "model.parquet"), str(tmp_path / "words.parquet")
+    code = (
+        "from junctor_flows.sequences import decode_sequences\n"
+        f"decode_sequences(model={model!r}, sequences={sequences!r}, output='out', workers=0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=server.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    plain = SequenceJob(model, sequences, str(tmp_path / "plain"))
+    run_plainly(plain, Resources(workers=0))
+    assert parquet.read_table(tmp_path / "out" / "viterbi").equals(parquet.read_table(tmp_path / "plain" / "viterbi"))

@@ -46,10 +46,10 @@ def _deploy(
     defaults = inspect.signature(_deploy).parameters
     changed = {key: value for key, value in own.items() if value != defaults[key].default}
     parameters = {**values(run, given), **changed}
-    from junctor_flows.deployments import Plan, deploy
+    from junctor_flows.deployments import DeploymentOptions, deploy
 
-    plan = Plan(cron, timezone, work_pool, concurrency or None, on_overlap == "skip", paused)
-    full = deploy(name or _name(parameters), parameters, plan)
+    options = DeploymentOptions(cron, timezone, work_pool, concurrency or None, on_overlap == "skip", paused)
+    full = deploy(name or _name(parameters), parameters, options)
     typer.echo(f"deployed {full}")
     typer.echo(f"  once now:  prefect deployment run '{full}'")
     worker = "junctor serve" if work_pool is None else f"prefect worker start --pool {work_pool}"
