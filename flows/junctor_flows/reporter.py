@@ -137,13 +137,15 @@ class Reporter:
         if self._owns:
             state = {"type": kind, "message": message}
             self._tell(lambda send: self._set_state(send, "flow", self._ids["flow run"], state))
-        patience = self._patience if error is None or isinstance(error, Exception) else INTERRUPTED_PATIENCE
+        is_interrupted = error is not None and not isinstance(error, Exception)
+        patience = INTERRUPTED_PATIENCE if is_interrupted else self._patience
         with self._changed:
             self._deadline = time.monotonic() + patience
             self._changed.notify()
-        self._thread.join(patience + REQUEST_SECONDS)
-        if self._queue and self._was_away:
-            logger.warning("Prefect's server did not come back: it was not told of the end of this run")
+        # A request may be under way when patience ends.
+        self._thread.join(patience if is_interrupted else patience + REQUEST_SECONDS)
+        if self._queue:
+            logger.warning("Prefect's server was not told of the end of this run: it does not answer")
 
     def _tell(self, call: Callable[[Send], None]) -> None:
         with self._changed:
@@ -190,6 +192,7 @@ class Reporter:
         except Exception as error:
             # No server is worth a run: one that is misconfigured neither.
             logger.warning("Prefect cannot be told of this run (%s): it goes on without", error)
+            self._queue.clear()
 
     def _take(self, send: Send) -> bool:
         """Send what comes next; returns False at the end."""

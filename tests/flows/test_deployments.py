@@ -105,6 +105,7 @@ def test_an_overlapping_run_is_skipped_or_waits(server: PrefectServer, tmp_path:
     assert json.loads((tmp_path / "queued" / "manifest.json").read_text())["reused_parts"] >= len(kept)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_tried_again(server: PrefectServer, tmp_path: Path) -> None:
     options = ("-o", "answers", "--retries", "2", "--retry-delay", "3s", "--name", "late")
     deployed(server, tmp_path, ASIA, "late.csv", *options)
