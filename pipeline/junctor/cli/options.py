@@ -79,7 +79,8 @@ InsecureScheduler = Annotated[
     bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
 ]
 UsePrefect = Annotated[
-    bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
+    bool | None,
+    typer.Option("--prefect/--no-prefect", help="Show it on the page of a Prefect server; yes if one is configured."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 # Holds from here on, for errors that are found before a command begins too.
