@@ -6,28 +6,25 @@ Main functions: `deploy` and `serve`, for the commands of these names.
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from junctor.model.errors import InputError, RunError
-from prefect._internal import observers
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.runner import Runner, _scheduled_run_poller
+from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
 from junctor_flows.batch import score_batch
+from junctor_flows.patience import bear_with_server
 from junctor_flows.sequences import decode_sequences
-
-logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +137,7 @@ def serve(names: Sequence[str], limit: int) -> None:
     runner = _Server(name="junctor", limit=limit, pause_on_shutdown=False)
     for name in names or found:
         runner._deployment_registry.register_deployment(found[name].id, name)
-    for module in (observers, _scheduled_run_poller):
-        module.critical_service_loop = _patient_loop
+    bear_with_server()
     # Ctrl-C as SIGTERM, which the runner handles itself.
     signal.signal(signal.SIGINT, runner.handle_sigterm)
     asyncio.run(runner.start())
@@ -159,25 +155,3 @@ class _Server(Runner):  # type: ignore[misc]
     def _begin_to_stop(self) -> None:
         # Kept: a loop holds its tasks weakly.
         self._stopping = asyncio.ensure_future(self.astop())
-
-
-async def _patient_loop(workload: Callable[[], Awaitable[Any]], interval: float, **_: Any) -> None:
-    """Do `workload` every `interval` seconds, whatever the server says.
-
-    Prefect's loop ends after three failures, and the runner, its runs or the cancellation of runs with it.
-    """
-    is_away = False
-    while True:
-        try:
-            await workload()
-        except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            if not is_away:
-                logger.warning(
-                    "Prefect's server does not answer (%s): runs go on, and none begins until it does", error
-                )
-            is_away = True
-        else:
-            if is_away:
-                logger.warning("Prefect's server answers again")
-            is_away = False
-        await asyncio.sleep(interval)

@@ -6,19 +6,17 @@ Main functions: `takes_parameters_of`, a decorator, and `run_command`, the body 
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
 import click
-import prefect.flow_engine as flow_engine
 import typer
 from junctor.cli.deployed import deployed
 from junctor.cli.failures import of_system
 from junctor.cli.parameters import Parameter, arguments, parameters_of, seconds_of
-from junctor.model.errors import EvidenceError, JunctorError, RunError
+from junctor.model.errors import EvidenceError, RunError
 from prefect import State, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRunPolicy
@@ -27,11 +25,9 @@ from prefect.states import Completed
 from prefect.utilities.timeout import timeout
 from pydantic import Field
 
+from junctor_flows.patience import bear_in_flow_run
 from junctor_flows.reporter import DEPLOYED_PATIENCE, Reporter
 
-logger = logging.getLogger("junctor")
-
-_nothing = inspect.Parameter.empty
 # What a flow takes in addition to its command; `junctor deploy` has options of these names.
 OWN_PARAMETERS = (
     Parameter("retries", "retries", int, 0, "Further attempts after a failure.", 0, None, False),
@@ -128,22 +124,5 @@ def _time_limit(limit: str | None) -> Iterator[None]:
         raise TimeoutError(f"took longer than {limit}: the next attempt goes on where this one stopped") from error
 
 
-class _OneLine(logging.Filter):
-    """Takes the traceback off the log of errors that users can resolve."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the record."""
-        if record.exc_info and isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], JunctorError):
-            record.exc_info = None
-        return True
-
-
-logging.getLogger("prefect.flow_runs").addFilter(_OneLine())
-
 if "PREFECT__FLOW_RUN_ID" in os.environ:
-    # In the process of a deployed run. Prefect would end a run whose concurrency lease cannot be renewed, because its
-    # server is away; a second run in the same directory is refused by its lock anyway.
-    _maintain = flow_engine.maintain_concurrency_lease
-    flow_engine.maintain_concurrency_lease = lambda lease, seconds, **_: _maintain(
-        lease, seconds, suppress_warnings=True
-    )
+    bear_in_flow_run()

@@ -147,6 +147,9 @@ def test_a_deployed_run_outlives_its_server(mortal: PrefectServer, tmp_path: Pat
         mortal.start()
         assert mortal.ended(id, 120)["state"]["message"].startswith("16,000 rows")
         assert {task["state"]["type"] for task in mortal.tasks(id)} == {"COMPLETED"}
+        said = (tmp_path / "process.log").read_text()
+        assert "Traceback" not in said
+        assert len(said) < 4_000
         # And it is there for the next one.
         assert mortal.ended(mortal.begin("long"), 120)["state"]["type"] == "COMPLETED"
 
