@@ -5,9 +5,10 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -90,6 +91,7 @@ class Workload(ABC):
 
     __slots__ = ()
     words: ClassVar[Words]
+    flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
     overwrite: bool
 
@@ -119,6 +121,18 @@ class Workload(ABC):
                     f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
                     "environment or a profile, or use --no-prefect"
                 )
+
+    @property
+    def label(self) -> str:
+        """The title with the names of files alone, not Markdown."""
+        return re.sub(r"`([^`]*)`", lambda match: match[1].rstrip("/").rpartition("/")[2], self.title)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for, as far as it is not a default, for JSON."""
+        record = asdict(self)  # type: ignore[call-overload]
+        of_class = {each.name: each for each in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in record.items() if getattr(self, name) != _default(of_class[name])}
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -166,6 +180,10 @@ class Workload(ABC):
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +234,7 @@ class Job(Workload):
     drop_removed: bool = False
 
     words = Words("network", "evidence", "propagating")
+    flow_name = "junctor-score-batch"
     task_class = PartTask
 
     @property
