@@ -148,7 +148,7 @@ class Reporter:
         # A request may be under way when patience ends.
         self._thread.join(patience if is_interrupted else patience + REQUEST_SECONDS)
         if self._queue:
-            logger.warning("Prefect's server was not told of the end of this run: it does not answer")
+            logger.warning("Prefect's server was not told of the end of this run")
 
     def _tell(self, call: Callable[[Send], None]) -> None:
         with self._changed:
