@@ -303,16 +303,31 @@ def test_reads_of_an_open_file_are_tried_again(store: Store) -> None:
         assert file.read(4) == b"4567"
 
 
-def test_the_end_of_patience_is_one_line_with_name_and_advice(store: Store) -> None:
+def test_the_end_of_patience_is_one_line_with_name_and_advice(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path = location(SECRET_URL)
     reason = f"At {SECRET_URL}: AWS Error NETWORK_CONNECTION during X of s3cr3t/plus and AKIAEXAMPLE\nmore"
     store.failures = [OSError(reason)] * 4
+    monkeypatch.setattr(remote, "_told", set())
     with pytest.raises(OSError, match="no success in 4 tries") as caught:
         path.read_bytes()
+    store.failures = [OSError(reason)] * 3
+    path_of("x").exists()
+    path.exists()
     assert caught.value.filename == "s3://bucket/out/deep"
     assert "run the same command again" in caught.value.strerror
     assert "NETWORK_CONNECTION" in caught.value.strerror
-    told = [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__)]
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "s3://bucket/out/deep: trying again after 3 failures",
+        "s3://bucket/x: trying again after 3 failures",
+    ]
+    told = [
+        caplog.text.strip().splitlines()[0],
+        str(caught.value),
+        repr(caught.value.__cause__),
+        repr(caught.value.__context__),
+    ]
     assert not any(secret in text for text in told for secret in ("s3cr3t", "AKIA", "\n"))
     assert not store.failures
 

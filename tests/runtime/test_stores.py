@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,29 @@ def test_an_upload_that_never_succeeds_leaves_nothing(
         at(bucket, "x").put(tmp_path / "large")
     assert f"s3://{bucket.name}/x" in str(caught.value)
     assert bucket.objects() == {"x": b"old"}
+
+
+@pytest.mark.parametrize("moment", ["POST", "partNumber=2"])
+def test_an_upload_that_is_interrupted_is_whole_or_nothing(bucket: Bucket, tmp_path: Path, moment: str) -> None:
+    at(bucket, "x").write_bytes(b"old")
+    large = os.urandom(21 << 20)
+    (tmp_path / "large").write_bytes(large)
+    awaited = [moment]
+
+    def interrupt(method: str, path: str) -> None:
+        if awaited and awaited[0] in f"{method} {path}":
+            awaited.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    bucket.proxy.watch = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        at(bucket, "x").put(tmp_path / "large")
+    assert bucket.get("x") in (b"old", large)
+    # What was begun ends by itself, and a stream that is dropped must not become an object.
+    for thread in threading.enumerate():
+        if thread.name == "junctor-put":
+            thread.join()
+    assert bucket.get("x") == large
 
 
 def test_nobody_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import random
 import re
@@ -33,6 +34,8 @@ SCHEMES = ("s3", "gs", "abfs", "abfss")
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # Seconds after which there is no further try.
 LONGEST = 120.0
+# Failures of a request after which a line says so, once for each store.
+TOLD_AT = 3
 # By kind of filesystem. S3: Arrow's default of 3 s for an answer is short for a store at work, and small objects go by
 # one request. Google: its client would try for 15 minutes by itself.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -43,21 +46,24 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 BUFFER_BYTES = 2**23
 # Stores without folders: a name with slashes is made with its object.
 _FLAT = ("s3", "gcs", "abfs")
-# What stores say where another try is of no use: credentials, rights, and requests that they do not take.
-_DENIED = re.compile(
-    r"access.?denied|forbidden|HTTP status 40[13]\b|permission.?denied|unauthenticated|authori[sz]ation.?(fail|error)"
-    r"|authentication.?failed|(expired|invalid).?(client.?)?token|invalid.?access.?key|signature.?does.?not|"
-    r"incomplete.?signature",
-    re.I,
+# What stores say where another try is of no use: credentials, rights, and requests that they do not take. Not compiled
+# here: most processes see no such error.
+_DENIED = (
+    r"(?i)access.?denied|forbidden|HTTP status 40[13]\b|permission.?denied|unauthenticated|"
+    r"authori[sz]ation.?(fail|error)|authentication.?failed|(expired|invalid).?(client.?)?token|invalid.?access.?key|"
+    r"signature.?does.?not|incomplete.?signature"
 )
-_REFUSED = re.compile(r"HTTP status (3\d\d|4(?!08|29)\d\d)")
-_NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|specified bucket does not exist|ContainerNotFound", re.I)
-_MISSING = re.compile(r"NO_SUCH_KEY|BlobNotFound|Path does not exist", re.I)
+_REFUSED = r"HTTP status (3\d\d|4(?!08|29)\d\d)"
+_NO_BUCKET = r"(?i)NO_SUCH_BUCKET|specified bucket does not exist|ContainerNotFound"
+_MISSING = r"(?i)NO_SUCH_KEY|BlobNotFound|Path does not exist"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(rf"({'|'.join((*SCHEMES, 'file'))}):/(?!/)")
 _LONGEST_REASON = 200
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger("junctor")
+_told: set[str] = set()
 
 
 class RemoteStat(NamedTuple):
@@ -329,6 +335,9 @@ class RemotePath:
             # Outside of the handler: the original error may have the URL in it.
             if failed is not None:
                 raise failed
+            if tries == TOLD_AT and self._site not in _told:
+                _told.add(self._site)
+                logger.warning("%s: trying again after %d failures (%s)", self, tries, reason)
             time.sleep(WAITS[tries - 1] * random.uniform(1.0, 2.0))
 
     def _missing(self) -> FileNotFoundError:
@@ -337,15 +346,15 @@ class RemotePath:
     def _lasting(self, error: Exception) -> OSError | None:
         """Return the error to raise, None if another try may do."""
         reason = self._reason(error)
-        if _NO_BUCKET.search(reason):
+        if re.search(_NO_BUCKET, reason):
             return OSError(errno.ENOENT, "no such bucket: make it, or mend its name", str(self))
-        if _MISSING.search(reason):
+        if re.search(_MISSING, reason):
             return self._missing()
-        if isinstance(error, PermissionError) or _DENIED.search(reason):
+        if isinstance(error, PermissionError) or re.search(_DENIED, reason):
             return PermissionError(
                 errno.EACCES, f"access denied ({reason}): see to the credentials, or to what they allow", str(self)
             )
-        if not isinstance(error, OSError) or _REFUSED.search(reason):
+        if not isinstance(error, OSError) or re.search(_REFUSED, reason):
             return OSError(errno.EINVAL, f"cannot be used: {reason}", str(self))
         return None
 
@@ -543,16 +552,19 @@ def _put(filesystem: FileSystem, place: str, data: bytes | pa.Buffer) -> None:
 def _in_thread(work: Callable[[], object]) -> None:
     """Do `work` in a thread, to its end whatever happens to the caller; raises what it raises."""
     failed: list[BaseException] = []
+    done = threading.Event()
 
     def guarded() -> None:
         try:
             work()
         except BaseException as error:
             failed.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=guarded, name="junctor-put")
-    thread.start()
-    thread.join()
+    threading.Thread(target=guarded, name="junctor-put").start()
+    # Not `join`: one that is interrupted takes the thread for ended, and Python would not wait for it at its end.
+    done.wait()
     if failed:
         raise failed[0]
 
