@@ -51,8 +51,11 @@ class FlowSteps:
                 estimate = self._plan(job, resources)
                 work = self._propagate(job, resources, estimate)
                 manifest = self._finalise(job, work, time.monotonic() - started)
+                # A scheduled run has nobody who looks at it: its page is written unless the job refuses it.
+                found = steps.conclude(job, manifest, display.get(), reports=True)
                 text = summary(job.title, str(job.directory.path / manifest.spec.folder), manifest)
                 create_markdown_artifact(text, key="junctor-summary", description="What the run did")
+                steps.check(job, manifest, found)
                 return manifest.to_record()
         except JunctorError as error:
             return _failed(error)

@@ -14,6 +14,7 @@ from junctor.cli.convert import convert
 from junctor.cli.demo import demo
 from junctor.cli.failures import Commands
 from junctor.cli.inspect import inspect
+from junctor.cli.report import report
 from junctor.cli.run import run
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
@@ -29,7 +30,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
+for command in (run, report, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
 
 

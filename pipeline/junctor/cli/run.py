@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from junctor.cli import options as cli
+from junctor.model.errors import ThresholdError
 from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def run(
     layout: cli.LayoutOption = "lists",
     compression: cli.CompressionOption = "zstd",
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
+    report: cli.Report = None,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
@@ -97,6 +101,9 @@ def run(
         output_format=output_format,
         layout=layout,
         compression=compression,
+        report=report,
+        fail_if=cli.thresholds(fail_if),
+        rejects=rejects,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.
@@ -116,8 +123,15 @@ def run_and_show(
     """Do `job` and print what it did; arguments as of `score`."""
     from junctor.cli.display import progress_display, show_manifest
 
-    with progress_display(quiet) as progress:
-        manifest = score(job, resources, prefect, progress, flow)
+    try:
+        with progress_display(quiet) as progress:
+            manifest = score(job, resources, prefect, progress, flow)
+    except ThresholdError:
+        from junctor.runs.run import read_manifest
+
+        # The answers are whole, and what was done is of interest now more than ever.
+        show_manifest(job.directory, read_manifest(job.directory), as_json)
+        raise
     show_manifest(job.directory, manifest, as_json)
 
 

@@ -155,7 +155,7 @@ def read_facts(path: Path) -> tuple[int, dict[str, int]]:
 
     Raises ArrowInvalid, KeyError or TypeError for a damaged file.
     """
-    statuses = statuses_of(_schema_of(path))
+    statuses = statuses_of(schema_of_part(path))
     return sum(statuses.values()), statuses
 
 
@@ -175,12 +175,32 @@ def batches_of(path: Path, rows: int) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch], file.schema_arrow)
 
 
+def columns_in_batches(path: Path, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """Yield some columns of a part in tables of at most `rows`; other columns are not read. One table at least."""
+    from pyarrow import parquet
+
+    if path.suffix == ".arrow":
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+            schema = file.schema
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in names])
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source, options=options) as file:
+            yield pa.Table.from_batches([], file.schema).select(list(names))
+            for i in range(file.num_record_batches):
+                yield pa.Table.from_batches([file.get_batch(i)]).select(list(names))
+    else:
+        with parquet.ParquetFile(path) as file:
+            yield file.schema_arrow.empty_table().select(list(names))
+            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+                yield pa.Table.from_batches([batch]).select(list(names))
+
+
 def empty_answers(parts: Sequence[Path]) -> pa.Table:
     """Return a table without rows, of the columns of some parts."""
-    return _schema_of(parts[0]).empty_table()
+    return schema_of_part(parts[0]).empty_table()
 
 
-def _schema_of(path: Path) -> pa.Schema:
+def schema_of_part(path: Path) -> pa.Schema:
+    """Return the schema of a part, without reading its rows."""
     from pyarrow import parquet
 
     if path.suffix == ".arrow":

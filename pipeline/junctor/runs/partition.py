@@ -5,6 +5,7 @@ Main functions: `propagate_partition`, for workers, and `propagate_here`, for on
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from junctor.model.answers import Answers
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.runs.statistics import Statistics
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -50,6 +52,14 @@ if TYPE_CHECKING:
 # of plans.
 WRITERS, MOST_WRITERS = 2, 64
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Answered:
+    """Answers to a partition: their table, and what counts them while they are written."""
+
+    table: pa.Table
+    count: Callable[[], Statistics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +104,8 @@ class PartitionTask(ABC, Generic[Spec]):
         return 0
 
     @abstractmethod
-    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> pa.Table:
-        """Return the table of answers.
+    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> Answered:
+        """Return the answers.
 
         inputs: result of `read`.
         options: of this process, with its memory and threads.
@@ -140,10 +150,12 @@ class PartTask(PartitionTask[RunSpec]):
 
     def answer(
         self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
-    ) -> pa.Table:
-        """Return the table of answers, exact or from samples."""
+    ) -> Answered:
+        """Return the answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
+        from junctor.runs.results import status_names
         from junctor.runs.score_tables import answers_table
+        from junctor.runs.statistics import count, count_cells
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
@@ -155,7 +167,11 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        return answers_table(answers, inputs.case_ids, network, query, inputs.kept)
+        table = answers_table(answers, inputs.case_ids, network, query, inputs.kept)
+        # Now, because evidence is not in memory while answers wait to be written.
+        cells = count_cells(network, inputs.batch)
+        counted = partial(count, network, cells, answers, inputs.case_ids, inputs.first_row, status_names(query))
+        return Answered(table, counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -273,6 +289,13 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
+def write_statistics(path: Path, statistics: Statistics) -> None:
+    """Write the statistics of a part, whole or not at all."""
+    with aside(path) as temporary:
+        # In one line: of wide networks there are many numbers.
+        temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
+
+
 def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
     """Return the record of a finished part from its metadata, without reading its rows."""
     import pyarrow as pa
@@ -297,7 +320,7 @@ class _Partition:
         self._all_gpus = all_gpus
         self._workers = workers
         self._inputs: Any = None
-        self._answers: pa.Table | None = None
+        self._answered: Answered | None = None
 
     def read(self) -> None:
         _refuse_strange_worker(self.task)
@@ -313,7 +336,7 @@ class _Partition:
             carried = task.carried_bytes(self._inputs)
             reserved = (waiting * (task.answer_bytes() + carried) if waiting else 0) + carried
             try:
-                self._answers = task.answer(self._inputs, options, reserved, self._workers)
+                self._answered = task.answer(self._inputs, options, reserved, self._workers)
             except MemoryError as error:
                 raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
         # Released now: the next partition is read while the answers are written.
@@ -347,10 +370,13 @@ class _Partition:
 
     def write(self) -> tuple[Part, StageTimings]:
         directory, spec, part = self.task.home, self.task.spec, self.task.part
+        assert self._answered is not None
         with self.stages.time("writing"):
+            # First: a part with its name always has its statistics.
+            write_statistics(directory.statistics(part), self._answered.count())
             with aside(directory.answers_part(spec.folder, part, spec.output_format)) as temporary:
-                self.task.write(self._answers, temporary)
-            self._answers = None
+                self.task.write(self._answered.table, temporary)
+            self._answered = None
             return read_part(directory, spec, part), self.stages
 
 

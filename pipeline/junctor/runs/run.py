@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import RunError
@@ -35,6 +36,9 @@ from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence, shows_passes
 from junctor.runtime.threads import ahead
+
+if TYPE_CHECKING:
+    from junctor.runs.thresholds import Verdict
 
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
@@ -94,7 +98,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     resources: None for those of this machine.
     progress: None for silence.
     Raises InputError for errors in model, inputs or targets, BudgetError if a plan does not fit, and RunError for the
-    directory: another run in it, no space, in use.
+    directory: another run in it, no space, in use. At its end ThresholdError where it crosses one.
     """
     progress = progress or Silence()
     resources = resources or Resources()
@@ -108,7 +112,9 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         with collector_paused():
             estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
-        return finalise(job, work, time.monotonic() - started, progress)
+        manifest = finalise(job, work, time.monotonic() - started, progress)
+        check(job, manifest, conclude(job, manifest, progress))
+        return manifest
 
 
 def check_resources(resources: Resources) -> None:
@@ -278,7 +284,47 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
         progress.stage("finishing")
         manifest = _written_manifest(directory, work, seconds)
     job.export([directory.path / part.file for part in manifest.parts], progress)
+    if job.rejects is not None:
+        from junctor.runs.rejects import write_rejects
+
+        progress.stage("writing rows that are not ok")
+        write_rejects(directory.path, manifest.parts, job.kept, Path(job.rejects).absolute())
     return manifest
+
+
+def conclude(job: Workload, manifest: Manifest, progress: Progress, reports: bool = False) -> list[Verdict]:
+    """Write the page of a finished run, if requested, and return what comes of the job's thresholds.
+
+    job: of the run.
+    manifest: of the run.
+    progress: shows the stage.
+    reports: whether there is a page where the job does not say.
+    """
+    writes = reports if job.report is None else job.report
+    if not writes and not job.fail_if:
+        return []
+    from junctor.runs.outcome import outcome_of
+
+    outcome = outcome_of(job.directory, manifest)
+    found = outcome.verdicts(job.fail_if)
+    if writes:
+        # Imported here: pictures take a second to import.
+        from junctor.runs.report.page import write_page
+
+        progress.stage("writing the report")
+        write_page(outcome, found, job.directory.report)
+    return found
+
+
+def check(job: Workload, manifest: Manifest, found: Sequence[Verdict]) -> None:
+    """Raise ThresholdError for thresholds that are crossed; the answers of the run are kept."""
+    from junctor.runs.thresholds import refuse_crossed
+
+    answers = job.directory.path / manifest.spec.folder
+    rows = (
+        f"all rows that are not ok are in {job.rejects}" if job.rejects else f"status and reason of all rows: {answers}"
+    )
+    refuse_crossed(found, rows)
 
 
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:

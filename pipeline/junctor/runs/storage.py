@@ -26,9 +26,11 @@ from junctor.runtime.files import explained, read_json, write_json
 #   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
+#   DIR/statistics/part-00000.json      counts of one partition, written before its answers; earlier versions had none
 #   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
 #                                       rows and order; `.arrow` in that format
 #   DIR/manifest.json                   written last: the parts, their rows and their statuses
+#   DIR/report.html                     the page of the run, made of the manifest and the statistics
 #
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
 # Every file is written under another name, synced and renamed, so that a file with its name is whole.
@@ -179,6 +181,15 @@ class Directory(Generic[Spec]):
         """The answers to one partition."""
         return self.path / kind / f"part-{part:05d}.{format}"
 
+    def statistics(self, part: int) -> Path:
+        """Counts of one partition, written before its answers."""
+        return self.path / "statistics" / f"part-{part:05d}.json"
+
+    @property
+    def report(self) -> Path:
+        """The page of a finished run."""
+        return self.path / "report.html"
+
     def csv(self, kind: str) -> Path:
         """The answers as one CSV file."""
         return self.path / f"{kind}.csv"
@@ -213,7 +224,7 @@ class Directory(Generic[Spec]):
         # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
         # are removed.
         with self._lock():
-            for folder in (".", *_INPUTS, *_KINDS):
+            for folder in (".", *_INPUTS, *_KINDS, "statistics"):
                 for stray in (self.path / folder).glob(".*.tmp"):
                     stray.unlink(missing_ok=True)
             yield
@@ -282,7 +293,11 @@ class Directory(Generic[Spec]):
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
             with suppress(OSError):
                 (self.path / folder).rmdir()
-        for name in (*_MODELS, "speeds.json"):
+        for path in (self.path / "statistics").glob("part-*.json"):
+            path.unlink()
+        with suppress(OSError):
+            (self.path / "statistics").rmdir()
+        for name in (*_MODELS, "speeds.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
 
