@@ -290,8 +290,7 @@ class Page:
 
     @property
     def _kind(self) -> str:
-        spec = self._manifest.spec
-        return "mpe" if spec.query == "mpe" else getattr(spec, "answers", "")
+        return kind_of(self._outcome)
 
     @property
     def target_heading(self) -> str:
@@ -551,22 +550,22 @@ class Comparison:
     def targets(self) -> list[tuple[str, float, str, bool]]:
         """Target, distance, largest difference and whether it drifted; the most drifted first."""
         a, b = (each.statistics.targets for each in self._both)
-        found = []
-        for name in a:
-            if name not in b or not self._alike(name) or np.shape(a[name]) != np.shape(b[name]):
-                continue
-            one, other = (np.array(table[name], dtype=np.float64) for table in (a, b))
-            # Of the state whose bins differ most.
-            apart = max(
-                (distance(x, y) for x, y in zip(one, other, strict=True) if x.sum() and y.sum()), default=math.nan
-            )
-            means = means_of(one), means_of(other)
-            if one.shape[1] == 1 or self._kind == "scores":
-                apart = distance(one.sum(axis=1), other.sum(axis=1))
-                means = one.sum(axis=1) / max(1.0, one.sum()), other.sum(axis=1) / max(1.0, other.sum())
-            text = differing(states_of(self._one, name), *means)
-            found.append((name, apart, text, apart > DRIFTED))
+        names = [name for name in a if name in b and self._alike(name) and np.shape(a[name]) == np.shape(b[name])]
+        if self._kind != kind_of(self._other):
+            return []
+        found = [self._target(name, np.array(a[name], np.float64), np.array(b[name], np.float64)) for name in names]
         return sorted(found, key=lambda each: -1.0 if math.isnan(each[1]) else each[1], reverse=True)
+
+    def _target(self, name: str, a: Table, b: Table) -> tuple[str, float, str, bool]:
+        if self._kind == "posteriors":
+            # Of the state whose bins differ most.
+            apart = max((distance(x, y) for x, y in zip(a, b, strict=True) if x.sum() and y.sum()), default=math.nan)
+            numbers, places = (means_of(a), means_of(b)), int(np.count_nonzero((a + b).any(axis=0)))
+        else:
+            apart, places = distance(a.sum(axis=1), b.sum(axis=1)), len(a)
+            numbers = a.sum(axis=1) / max(1.0, a.sum()), b.sum(axis=1) / max(1.0, b.sum())
+        chance = math.hypot(*(by_chance(max(1, places), each.statistics.counted) for each in self._both))
+        return name, apart, differing(states_of(self._one, name), *numbers), apart > max(DRIFTED, 2 * chance)
 
     @property
     def target_heading(self) -> str:
@@ -587,7 +586,7 @@ class Comparison:
 
     @property
     def _kind(self) -> str:
-        return getattr(self._one.manifest.spec, "answers", "")
+        return kind_of(self._one)
 
     def _alike(self, name: str) -> bool:
         """Return whether a variable has the same states in both networks."""
@@ -595,6 +594,12 @@ class Comparison:
         if one is None or other is None or name not in one.index or name not in other.index:
             return False
         return one.variables[one.index[name]].states == other.variables[other.index[name]].states
+
+
+def kind_of(outcome: Outcome) -> str:
+    """Return what is answered: `posteriors`, `scores` or `mpe`; of sequences nothing that is counted by targets."""
+    spec = outcome.manifest.spec
+    return "mpe" if spec.query == "mpe" else str(getattr(spec, "answers", ""))
 
 
 def title_of(outcome: Outcome) -> str:
@@ -614,9 +619,12 @@ def missing_statistics(outcome: Outcome) -> str:
     parts = len(outcome.manifest.parts)
     if outcome.counted == parts:
         return ""
-    which = "No part" if not outcome.counted else f"Only {outcome.counted:,} of {parts:,} parts"
+    name = folder_of(outcome)
+    which = (
+        f"Only {outcome.counted:,} of {parts:,} parts of {name} have" if outcome.counted else f"No part of {name} has"
+    )
     return (
-        f"{which} of {folder_of(outcome)} has statistics: an earlier version wrote the others. Of these, this page has "
+        f"{which} statistics: an earlier version wrote the others. Of these, this page has "
         "rows and statuses alone; --overwrite answers them again."
     )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Inches; SVG has 72 points an inch, and the page scales pictures to its width.
-WIDTH, LINE, MARGIN = 4.4, 0.21, 0.62
+WIDTH, LINE, MARGIN = 3.8, 0.21, 0.62
 # Lines of a picture, from which the next group begins another one.
 MOST_LINES = 18
 # States of a variable that are shown, and characters of a name.
@@ -80,7 +80,7 @@ def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
     label: of the axis.
     """
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
         axes = figure.add_subplot()
         ends = [edge for _, spread in spreads for key in spread.counts for edge in edges_of(key)]
         low, high = min(ends), max(ends)
