@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.files import ASIA
 from junctor.cli import prefect_server
-from junctor.model.errors import EvidenceError, RunError
+from junctor.model.errors import EvidenceError, RunError, ThresholdError
 from junctor.model.query import Query
 from junctor.runs.run import run
 from junctor.runs.workload import Job
@@ -56,6 +56,25 @@ def test_the_flow_answers_as_the_plain_run_does(server: None, tmp_path: Path) ->
     assert artifacts["junctor-progress"].data == 100.0
     assert names == ["finalise", "ingest evidence", "ingest network", "plan", "propagate"]
     assert score_as_flow(job, Resources(), Silence()).reused_parts == 3
+
+
+def test_a_flow_writes_its_page_and_fails_by_a_threshold(server: None, tmp_path: Path) -> None:
+    from junctor_flows.batch import score_as_flow, score_batch
+
+    job = make_job(tmp_path, fail_if=("invalid > 0",), rejects=str(tmp_path / "bad.csv"))
+    with pytest.raises(ThresholdError, match=r"invalid > 0: found 1 of 24 rows, 4\.17% \(row 4\)"):
+        score_as_flow(job, Resources(workers=0), Silence())
+    assert "1 threshold crossed" in job.directory.report.read_text()
+    assert len((tmp_path / "bad.csv").read_text().splitlines()) == 2
+    # The answers are there: the same flow with another threshold is done at once.
+    other = make_job(tmp_path, fail_if=("invalid > 1",), report=False)
+    job.directory.report.unlink()
+    state = score_batch(other, Resources(workers=0), return_state=True)
+    assert state.is_completed()
+    assert not job.directory.report.exists()
+    state = score_batch(job, Resources(workers=0), return_state=True)
+    assert state.is_failed()
+    assert "invalid > 0: found 1 of 24 rows" in state.message
 
 
 def test_a_job_of_json_has_what_the_command_line_has() -> None:

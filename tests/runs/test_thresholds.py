@@ -144,7 +144,7 @@ def test_the_command_fails_with_a_code_of_its_own_and_keeps_the_answers(tmp_path
     found = junctor_cli(*command, *checks)
     assert found.exit_code == 7
     assert "invalid > 20%: found 2 of 8 rows, 25% (row 2 (c1), row 7 (c6))" in found.stderr
-    assert "The answers are kept" in found.stderr
+    assert "the answers are kept" in found.stderr
     assert "bad.csv" in found.stderr
     assert "impossible > 0" not in found.stderr
     assert "8 rows in" in found.stdout

@@ -45,7 +45,8 @@ def report(
     found = one.verdicts(thresholds)
     write_page(one, found, path)
     typer.echo(path)
-    refuse_crossed(found, f"status and reason of all rows: {one.directory.path / one.manifest.spec.folder}")
+    rows = f"status and reason of all rows: {one.directory.path / one.manifest.spec.folder}"
+    refuse_crossed(found, rows, str(path))
 
 
 def _outcome(output: str) -> Outcome:

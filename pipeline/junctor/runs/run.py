@@ -320,11 +320,10 @@ def check(job: Workload, manifest: Manifest, found: Sequence[Verdict]) -> None:
     """Raise ThresholdError for thresholds that are crossed; the answers of the run are kept."""
     from junctor.runs.thresholds import refuse_crossed
 
-    answers = job.directory.path / manifest.spec.folder
-    rows = (
-        f"all rows that are not ok are in {job.rejects}" if job.rejects else f"status and reason of all rows: {answers}"
-    )
-    refuse_crossed(found, rows)
+    rows, page = f"status and reason of all rows: {job.directory.path / manifest.spec.folder}", job.directory.report
+    if job.rejects is not None:
+        rows = f"all rows that are not ok are in {job.rejects}"
+    refuse_crossed(found, rows, str(page) if page.exists() else None)
 
 
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:

@@ -177,18 +177,24 @@ def _examples(statistics: Statistics, status: str) -> tuple[RowKey, ...]:
     return tuple(sorted(rows, key=lambda each: each.row)[:SHOWN_ROWS])
 
 
-def refuse_crossed(found: Sequence[Verdict], where: str) -> None:
-    """Raise ThresholdError for thresholds that are crossed; where: what has all the rows."""
+def refuse_crossed(found: Sequence[Verdict], rows: str, page: str | None) -> None:
+    """Raise ThresholdError for thresholds that are crossed.
+
+    found: what came of all of them.
+    rows: where all rows are that have no answer.
+    page: path of the page of the run; None without one.
+    """
     crossed = [verdict for verdict in found if verdict.crossed]
     if not crossed:
         return
     texts = []
     for each in crossed:
-        rows = (
-            f" ({', '.join(map(str, each.rows))}{', ...' if len(each.rows) == SHOWN_ROWS else ''})" if each.rows else ""
-        )
-        texts.append(f"{each.threshold.text}: found {each.found}{rows}")
-    raise ThresholdError(f"{'; '.join(texts)}. The answers are kept; {where}")
+        more = ", ..." if len(each.rows) == SHOWN_ROWS else ""
+        examples = f" ({', '.join(map(str, each.rows))}{more})" if each.rows else ""
+        texts.append(f"{each.threshold.text}: found {each.found}{examples}")
+    where = [rows] if any(each.rows for each in crossed) else []
+    where += [f"the page of the run is {page}"] if page is not None else []
+    raise ThresholdError("; ".join([*texts, "the answers are kept", *where]))
 
 
 def refuse_incomplete(threshold: Threshold, parts: int, counted: int) -> None:

@@ -80,8 +80,8 @@ def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
     label: of the axis.
     """
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
-        axes = figure.add_subplot()
+        figure = Figure(figsize=(WIDTH, 2.3))
+        axes = figure.add_axes((0.17, 0.2, 0.8, 0.76))
         ends = [edge for _, spread in spreads for key in spread.counts for edge in edges_of(key)]
         low, high = min(ends), max(ends)
         # One value alone: a bin around it.
@@ -136,11 +136,12 @@ def posteriors(groups: Sequence[Group], label: str) -> list[str]:
 
     def draw(axes: Axes, group: Group, lines: npt.NDArray[np.float64]) -> None:
         total = max(1.0, float(group.values.sum(axis=1).max()))
+        # Lines with gaps between them. A square root: bins with a hundredth of the rows are seen as well.
+        shares = np.zeros((2 * len(lines) - 1, BINS))
+        shares[::2] = np.sqrt(group.values / total)
+        sides = np.stack([lines - 0.36, lines + 0.36], axis=1).reshape(-1)
         edges = np.linspace(0, 1, BINS + 1)
-        for line, counts in zip(lines, group.values, strict=True):
-            # A square root: bins with a hundredth of the rows are seen as well.
-            shares = np.ma.masked_equal(np.sqrt(counts / total), 0)[None, :]
-            axes.pcolormesh(edges, [line - 0.36, line + 0.36], shares, cmap=_BLUES, vmin=0, vmax=1, linewidth=0)
+        axes.pcolormesh(edges, sides, np.ma.masked_equal(shares, 0), cmap=_BLUES, vmin=0, vmax=1, linewidth=0)
         if group.marks is not None:
             for line, value in zip(lines, group.marks, strict=True):
                 _beside(axes, line, value)
