@@ -312,7 +312,7 @@ class Page:
         }.get(self._kind, "Rows by the posterior of each state: the darker, the more; on the right its mean.")
         text += f" Counted in {counted(self._counts.counted, 'row')}"
         evenly = self._counts.counted < self._counts.statuses.get("ok", 0)
-        text += f", evenly spaced, up to {COUNTED_ROWS:,} of a part." if evenly else "."
+        text += f", up to {COUNTED_ROWS:,} of a part." if evenly else "."
         if len(self._counts.targets) == MOST_TARGETS:
             text += f" The first {MOST_TARGETS} targets are counted, those without evidence before others."
         return text
