@@ -13,7 +13,6 @@ from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from junctor.runs.drift import DRIFTED, Drift, by_chance, distance
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
-from junctor.runs.statistics import BINS, COUNTED_ROWS, MOST_TARGETS, Cells, Reason, RowKey
+from junctor.runs.statistics import BINS, COUNTED_ROWS, MOST_TARGETS, Cells, Reason, RowKey, Spread
 from junctor.runs.thresholds import Verdict
 from junctor.runtime.files import aside
 
-# Columns and targets with pictures, columns in the first table, reasons.
-PICTURED_COLUMNS, PICTURED_TARGETS, SHOWN, SHOWN_REASONS = 12, 12, 12, 12
+# Columns with pictures where few drift and at the most, targets with pictures, columns in the first table, reasons.
+FEW_COLUMNS, PICTURED_COLUMNS, PICTURED_TARGETS, SHOWN, SHOWN_REASONS = 6, 12, 12, 12, 12
 # Backend -> what it does with rows.
 WAYS = {
     "numpy": "a plan for each evidence pattern, in NumPy",
@@ -247,7 +246,7 @@ class Page:
         """Bars of the most drifted columns."""
         known = [each for each in self._outcome.drifts if each.expected is not None and not math.isnan(each.distance)]
         groups = []
-        for each in known[:PICTURED_COLUMNS]:
+        for each in known[: pictured(sum(each.drifted for each in known))]:
             assert each.expected is not None
             title = f"{pictures.short(each.name, 30)}  {each.distance:.2f}"
             groups.append(bars(title, states_of(self._outcome, each.name), shares_of(each.cells), each.expected))
@@ -512,7 +511,8 @@ class Comparison:
     def column_pictures(self) -> list[str]:
         """Bars of the most drifted columns."""
         a, b = (each.statistics.columns for each in self._both)
-        known = [each for each in self.columns if not math.isnan(each.distance)][:PICTURED_COLUMNS]
+        known = [each for each in self.columns if not math.isnan(each.distance)]
+        known = known[: pictured(sum(each.drifted for each in known))]
         groups = [
             bars(
                 f"{pictures.short(each.name, 30)}  {each.distance:.2f}",
@@ -525,10 +525,11 @@ class Comparison:
         return pictures.columns(groups)
 
     @property
-    def _spreads(self) -> list[tuple[str, Any]]:
+    def _spreads(self) -> list[tuple[str, Spread]]:
+        # B first, filled: the colours are those of bars and marks.
         return [
             (name, each.statistics.logarithms.spread)
-            for name, each in zip("AB", self._both, strict=True)
+            for name, each in zip("BA", reversed(self._both), strict=True)
             if each.statistics.logarithms.spread.counts
         ]
 
@@ -537,7 +538,7 @@ class Comparison:
         """Both medians."""
         if len(self._spreads) < 2:
             return "No logarithms to compare"
-        a, b = (f"{spread.quantile(0.5):.3g}" for _, spread in self._spreads)
+        b, a = (f"{spread.quantile(0.5):.3g}" for _, spread in self._spreads)
         return f"Half of the rows have {self._one.logarithm} above {a} in A, above {b} in B"
 
     @cached_property
@@ -642,6 +643,11 @@ def facts_of(outcome: Outcome) -> list[tuple[str, str]]:
             text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             facts[name.replace("_", " ")] = pictures.short(text, 400)
     return list(facts.items())
+
+
+def pictured(drifted: int) -> int:
+    """Return how many columns have pictures where so many drift."""
+    return min(PICTURED_COLUMNS, max(FEW_COLUMNS, drifted))
 
 
 def drift_heading(names: Sequence[str], whence: str, what: str = "column") -> str:

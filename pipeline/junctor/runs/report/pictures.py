@@ -76,7 +76,7 @@ class Group:
 def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
     """Return how natural logarithms are spread, for one run or two.
 
-    spreads: name and counts of each run, not empty.
+    spreads: name and counts of each run, not empty; the first is filled.
     label: of the axis.
     """
     with matplotlib.rc_context(_SETTINGS):
