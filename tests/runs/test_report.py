@@ -23,7 +23,9 @@ from junctor.model.network import DraftTable, DraftVariable, build_network
 from junctor.model.query import Query, Sampling
 from junctor.runs.outcome import Outcome, outcome_of
 from junctor.runs.report import pictures
-from junctor.runs.report.page import Comparison, Page, share, write_page
+from junctor.runs.report.comparison import Comparison
+from junctor.runs.report.page import Page, write_page
+from junctor.runs.report.words import share
 from junctor.runs.run import read_manifest, run
 from junctor.runs.statistics import Spread
 from junctor.runs.workload import Job

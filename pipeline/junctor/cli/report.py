@@ -30,7 +30,8 @@ def report(
     thresholds = cli.thresholds(fail_if)
     if other is not None and thresholds:
         raise typer.BadParameter("thresholds are of one run: leave OTHER out", param_hint="--fail-if")
-    from junctor.runs.report.page import write_comparison, write_page
+    from junctor.runs.report.comparison import write_comparison
+    from junctor.runs.report.page import write_page
     from junctor.runs.thresholds import refuse_crossed
 
     one = _outcome(output)
