@@ -18,6 +18,7 @@ from junctor.model.errors import Place, RunError
 from junctor.model.network import DraftTable, DraftVariable, build_network
 from junctor.model.query import Query, Sampling
 from junctor.runs import run as steps
+from junctor.runs import statistics as counting
 from junctor.runs.outcome import outcome_of
 from junctor.runs.partition import propagate_partition
 from junctor.runs.run import run
@@ -29,12 +30,15 @@ from junctor.runs.statistics import (
     Logarithms,
     Reason,
     RowKey,
+    RowKeys,
     Sampled,
     Spread,
     Statistics,
+    count_logarithms,
     edges_of,
     kind_of_reason,
     merged,
+    spaced,
     statistics_of,
 )
 from junctor.runs.workload import Job
@@ -132,8 +136,10 @@ def statistics_in(job: Job) -> Statistics:
     return outcome_of(job.directory, steps.read_manifest(job.directory)).statistics
 
 
+@pytest.mark.parametrize("few", [0, 1024])
 @pytest.mark.parametrize("seed", range(3))
-def test_counts_are_those_of_pandas(tmp_path: Path, seed: int) -> None:
+def test_counts_are_those_of_pandas(tmp_path: Path, seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "FEW_ROWS", few)
     network = random_network(7, seed=seed, zeros=0.3)
     table = evidence_table(network, sample(network, 150, seed=seed), observed=0.5, pattern="random", seed=seed)
     rng = np.random.default_rng(seed)
@@ -294,3 +300,40 @@ def test_rows_that_climb_are_counted(tmp_path: Path, rows: int, query: Query) ->
     found = statistics_in(job)
     assert found.statuses["ok"] == rows
     assert sum(found.climbed.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (pa.array([7, 8]), [RowKey(8), RowKey(9)]),
+        (pa.array([8, None]), [RowKey(8, "8"), RowKey(9)]),
+        (pa.array(["7", ""]), [RowKey(8, "7"), RowKey(9, "")]),
+        (
+            pa.array([1, 2], pa.timestamp("ns")),
+            [RowKey(8, "1970-01-01 00:00:00.000000001"), RowKey(9, "1970-01-01 00:00:00.000000002")],
+        ),
+        (pa.array([7, 8], pa.int32()), [RowKey(8, "7"), RowKey(9, "8")]),
+        (pa.array([b"a", b"\xff"], pa.binary()), [RowKey(8, "a"), RowKey(9, "b'\\xff'")]),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_names_of_rows(ids: pa.Array, expected: list[RowKey]) -> None:
+    keys = RowKeys(ids, 7)
+    assert [keys[0], keys[1]] == expected
+
+
+def test_numbers_that_are_none_do_no_harm() -> None:
+    values = np.array([-1.0, np.nan, -np.inf, -3.0, np.inf])
+    found = count_logarithms(values, np.arange(5), RowKeys(pa.array(range(5)), 0))
+    assert found.spread.rows == 2
+    assert [value for value, _ in found.lowest] == [-3.0, -1.0]
+
+
+def test_rows_side_by_side_are_counted_in_large_partitions() -> None:
+    rows = np.arange(0, 60_000, 3)
+    found = spaced(rows)
+    assert len(found) == len(set(found.tolist())) == counting.COUNTED_ROWS
+    assert set(found.tolist()) <= set(rows.tolist())
+    assert (found[0], found[-1]) == (rows[0], rows[-1])
+    assert spaced(rows[:100]).tolist() == rows[:100].tolist()
+    assert len(spaced(rows[: counting.COUNTED_ROWS + 1])) == counting.COUNTED_ROWS

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from junctor.model.answers import INVALID, OK, Answers, SampledAnswers, Scores
 from junctor.model.errors import RunError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
 
@@ -37,6 +36,8 @@ MOST_TARGETS, MOST_STATES, COUNTED_ROWS, SIDE_BY_SIDE = 32, 64, 4096, 64
 MOST_REASONS, EXAMPLES = 1000, 3
 # Rows of least log P(e).
 LOWEST = 10
+# Rows of a partition up to which all columns are counted at once.
+FEW_ROWS = 1024
 # Up to so many states, comparisons of a column with each state are faster than counting.
 COMPARED_STATES = 12
 # A bin of `Spread` is what a float32 is without its last bits: 64 bins for each power of two.
@@ -320,17 +321,39 @@ def merged(parts: Iterable[Statistics]) -> Statistics:
 def count_cells(network: Network, batch: EvidenceBatch) -> dict[str, Cells]:
     """Return the cells of each evidence column, without those of invalid rows."""
     bad = np.fromiter(batch.invalid, np.int64, len(batch.invalid))
-    rows, found = batch.rows - len(bad), {}
+    rows, sizes = batch.rows - len(bad), {v: network.cardinalities[v] for v in batch.states}
+    counts = _counts_of_states(batch.states, sizes, bad)
+    found = {}
     for v in sorted(batch.states.keys() | batch.likelihoods.keys()):
-        counts, soft, size = np.zeros(network.cardinalities[v], dtype=np.int64), 0, network.cardinalities[v]
-        if v in batch.states:
-            counts = _state_counts(batch.states[v], size)
-            counts -= _state_counts(batch.states[v][bad], size)
+        seen, soft = counts.get(v, [0] * network.cardinalities[v]), 0
         if v in batch.likelihoods:
             soft = int(np.count_nonzero(~np.isin(batch.likelihoods[v].rows, bad)))
-        missing = rows - int(counts.sum()) - soft
-        found[network.variables[v].name] = Cells(tuple(counts.tolist()), soft, missing)
+        found[network.variables[v].name] = Cells(tuple(seen), soft, rows - sum(seen) - soft)
     return found
+
+
+def _counts_of_states(
+    states: Mapping[int, npt.NDArray[np.int32]], sizes: Mapping[int, int], bad: npt.NDArray[np.int64]
+) -> dict[int, list[int]]:
+    """Return variable -> rows of each state.
+
+    states: variable -> int32 [rows], -1 where unobserved.
+    sizes: variable -> number of states.
+    bad: rows that are left out.
+    """
+    if not states:
+        return {}
+    if len(next(iter(states.values()))) > FEW_ROWS:
+        return {
+            v: (_state_counts(seen, sizes[v]) - _state_counts(seen[bad], sizes[v])).tolist()
+            for v, seen in states.items()
+        }
+    # All columns at once: of wide networks, partitions have few rows.
+    columns = np.delete(np.stack(list(states.values())), bad, axis=1).astype(np.int64)
+    ends = np.cumsum([size + 1 for size in sizes.values()])
+    columns += 1 + np.concatenate([[0], ends[:-1]])[:, None]
+    counts = np.bincount(columns.reshape(-1), minlength=int(ends[-1])).tolist()
+    return {v: counts[end - sizes[v] : end] for v, end in zip(sizes, ends.tolist(), strict=True)}
 
 
 def count(
@@ -352,7 +375,7 @@ def count(
     """
     plain = count_outcomes(answers.status, answers.reasons, answers.log_value, RowKeys(case_ids, first_row), names)
     ok = np.flatnonzero(answers.status == OK)
-    counted = _spaced(ok)
+    counted = spaced(ok)
     return replace(
         plain,
         columns=dict(cells),
@@ -394,9 +417,15 @@ class RowKeys:
 
     def __getitem__(self, row: int) -> RowKey:
         """Return the name of a row of the partition."""
-        number, key = self._first + row, self._case_ids[row].as_py()
+        number, key = self._first + row, self._case_ids[row]
         # Evidence without case ids has numbers of rows, from 0, in their place.
-        return RowKey(number + 1, None if key is None or key == number else str(key))
+        if not key.is_valid or (pa.types.is_int64(key.type) and key.as_py() == number):
+            return RowKey(number + 1)
+        try:
+            return RowKey(number + 1, key.cast(pa.string()).as_py())
+        except pa.ArrowException:
+            # Not every type has a text in Arrow.
+            return RowKey(number + 1, str(key))
 
 
 def count_reasons(
@@ -444,6 +473,8 @@ def _without_cell(match: re.Match[str]) -> str:
 def count_logarithms(values: npt.NDArray[np.float64], ok: npt.NDArray[np.int64], keys: RowKeys) -> Logarithms:
     """Return the spread of the logarithms [rows] of the rows `ok`, and the lowest of them."""
     values = values if len(ok) == len(values) else values[ok]
+    if not (finite := np.isfinite(values)).all():
+        values, ok = values[finite], ok[finite]
     if not values.size:
         return Logarithms()
     last = np.partition(values, min(LOWEST, len(values)) - 1)[min(LOWEST, len(values)) - 1]
@@ -453,7 +484,7 @@ def count_logarithms(values: npt.NDArray[np.float64], ok: npt.NDArray[np.int64],
     return Logarithms(Spread.of(values), _lowest((float(values[i]), keys[int(ok[i])]) for i in at))
 
 
-def _spaced(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def spaced(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return at most `COUNTED_ROWS` of the rows [n]: so many side by side, at places evenly spaced."""
     if len(rows) <= COUNTED_ROWS:
         return rows
@@ -512,7 +543,7 @@ def _state_counts(states: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.in
 
 
 def _bins(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-    return np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
+    return np.clip((probabilities * BINS).astype(np.int64), 0, BINS - 1)
 
 
 def _pairs(

@@ -297,7 +297,7 @@ class Directory(Generic[Spec]):
             path.unlink()
         with suppress(OSError):
             (self.path / "statistics").rmdir()
-        for name in (*_MODELS, "speeds.json", "report.html"):
+        for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
 
