@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def report(
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a finished run.")],
     other: Annotated[
-        str | None, typer.Argument(metavar="[OTHER]", help="Of another one: what drifted from OUTPUT to it.")
+        str | None, typer.Argument(metavar="OTHER", help="Of another one: what drifted from OUTPUT to it.")
     ] = None,
     file: Annotated[
         str | None,
