@@ -78,6 +78,24 @@ def test_a_users_error_is_ours_and_one_line(server: PrefectServer, tmp_path: Pat
     assert any("did you mean 'lung'" in run["state"]["message"] for run in found)
 
 
+def test_a_reported_run_leaves_its_page_and_fails_by_a_threshold(
+    server: PrefectServer, tmp_path: Path, evidence: str
+) -> None:
+    out = tmp_path / "out"
+    words = ["run", ASIA, evidence, "-o", "out", "-q", "--workers", "0"]
+    done = server.junctor(*words, "--fail-if", "invalid > 0", "--rejects", "bad.csv", cwd=tmp_path)
+    assert done.returncode == 7
+    assert "invalid > 0: found 1 of 24 rows, 4.17% (row 4)" in done.stderr
+    assert "1 threshold crossed" in (out / "report.html").read_text()
+    assert len((tmp_path / "bad.csv").read_text().splitlines()) == 2
+    found = server.ask("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}})
+    assert any("invalid > 0: found 1 of 24 rows" in run["state"]["message"] for run in found)
+    # The answers are there: the same command with another threshold is done at once.
+    (out / "report.html").unlink()
+    assert server.junctor(*words, "--fail-if", "invalid > 1", "--no-report", cwd=tmp_path).returncode == 0
+    assert not (out / "report.html").exists()
+
+
 def begun(server: PrefectServer, folder: Path, long: list[str]) -> subprocess.Popen[str]:
     """A command in a process of its own, some of whose parts are there."""
     command = [str(BIN / "junctor"), "run", *long, "-o", str(folder / "out")]

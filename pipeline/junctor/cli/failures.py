@@ -8,6 +8,7 @@
 | 3    | network, evidence or settings cannot be used             |
 | 5    | the work does not fit the memory or disk that is allowed |
 | 6    | no run directory, scheduler or worker can be used        |
+| 7    | done, but a threshold of --fail-if is crossed            |
 | 130  | interrupted (Ctrl-C)                                     |
 | 143  | terminated (SIGTERM)                                     |
 """

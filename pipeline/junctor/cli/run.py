@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from junctor.cli import options as cli
 from junctor.cli.deployed import deployed, is_check
+from junctor.model.errors import ThresholdError
 from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def run(
     layout: cli.LayoutOption = "lists",
     compression: cli.CompressionOption = "zstd",
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
+    report: cli.Report = None,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
     incremental: cli.Incremental = False,
     backfill: cli.Backfill = None,
@@ -117,6 +121,9 @@ def run(
         incremental=incremental,
         backfill=tuple(backfill or ()),
         drop_removed=drop_removed,
+        report=report,
+        fail_if=cli.thresholds(fail_if),
+        rejects=rejects,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.
@@ -137,8 +144,15 @@ def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quie
         # Prefect's server would keep what is in a URL.
         job.check_places(recorded=True)
         return
-    with progress_display(quiet) as progress:
-        manifest = score(job, resources, prefect, progress)
+    try:
+        with progress_display(quiet) as progress:
+            manifest = score(job, resources, prefect, progress)
+    except ThresholdError:
+        from junctor.runs.run import read_manifest
+
+        # The answers are whole, and what was done is of interest now more than ever.
+        show_manifest(job.directory, read_manifest(job.directory), as_json)
+        raise
     show_manifest(job.directory, manifest, as_json)
 
 
@@ -183,6 +197,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     """
     from junctor.cli.failures import interrupted
     from junctor.cli.prefect_server import is_configured
+    from junctor.runs.run import read_manifest
     from junctor.runs.run import run as run_plainly
     from junctor.runs.watch import watched
 
@@ -190,7 +205,13 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     job.check_places(recorded=recorded)
     try:
         with watched(job, progress, _watchers(job, prefect)) as watch:
-            watch.manifest = run_plainly(job, resources, watch)
+            # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
+            reported = replace(job, report=recorded) if job.report is None else job  # type: ignore[type-var]
+            try:
+                watch.manifest = run_plainly(reported, resources, watch)
+            except ThresholdError:
+                watch.manifest = read_manifest(job.directory)
+                raise
             return watch.manifest
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None

@@ -40,6 +40,9 @@ def viterbi(
     sequences_format: Annotated[
         str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
     ] = None,
+    report: cli.Report = None,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
@@ -81,6 +84,9 @@ def viterbi(
         overwrite=overwrite,
         model_format=model_format,
         sequences_format=sequences_format,
+        report=report,
+        fail_if=cli.thresholds(fail_if),
+        rejects=rejects,
     )
     settings = load_settings()
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)

@@ -94,6 +94,9 @@ class Workload(ABC):
     flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
     overwrite: bool
+    report: bool | None
+    fail_if: tuple[str, ...]
+    rejects: str | None
 
     @property
     @abstractmethod
@@ -178,6 +181,26 @@ class Workload(ABC):
             return IncrementTask(directory.path, part, spec, counts, compute, directory.stem_of(part))
         return self.task_class(directory.path, part, spec, counts, compute)
 
+    @property
+    def kept(self) -> int:
+        """Columns of the inputs that are carried through to the answers."""
+        return 0
+
+    def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
+        """Raise InputError for thresholds and a file of rejects that are of no use, before any work.
+
+        statuses: of the answers.
+        logarithm: name of their column of logarithms.
+        columns: returns the names of the evidence columns.
+        """
+        from junctor.runs.thresholds import parse_threshold, refuse_unknown
+
+        refuse_unknown([parse_threshold(text) for text in self.fail_if], statuses, logarithm, columns)
+        if self.rejects is not None:
+            from junctor.runs.rejects import refuse_ending
+
+            refuse_ending(self.rejects)
+
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
 
@@ -208,6 +231,9 @@ class Job(Workload):
     backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
     drop_removed: whether answers to files that are gone are removed.
     normalize, ignore_decisions: as of `read_network`.
+    report: whether a page of the run is written; None where Prefect shows the run.
+    fail_if: thresholds, such as `impossible > 1%`; a run that crosses one fails at its end.
+    rejects: file for the rows that are not ok, `.csv` or `.parquet`.
     """
 
     network: str
@@ -232,6 +258,9 @@ class Job(Workload):
     incremental: bool = False
     backfill: tuple[str, ...] = ()
     drop_removed: bool = False
+    report: bool | None = None
+    fail_if: tuple[str, ...] = ()
+    rejects: str | None = None
 
     words = Words("network", "evidence", "propagating")
     flow_name = "junctor-score-batch"
@@ -285,7 +314,24 @@ class Job(Workload):
             from junctor.sampling.tables import refuse
 
             refuse(network)
+        if self.fail_if or self.rejects:
+            from junctor.runs.results import status_names
+
+            logarithm = "log_evidence" if self.query.kind == "posteriors" else "log_probability"
+            self.refuse_checks(status_names(self.query), logarithm, lambda: self._evidence_columns(network))
         return network
+
+    @property
+    def kept(self) -> int:
+        """Columns of the evidence that are carried through."""
+        return len(self.keep)
+
+    def _evidence_columns(self, network: Network) -> list[str]:
+        from junctor.evidence.read import open_evidence
+
+        options = {"case_id": self.case_id, "ignore_extra": self.ignore_extra, "keep": self.keep}
+        source = open_evidence(self.evidence, network, **options, format=self.evidence_format)  # type: ignore[arg-type]
+        return [network.variables[v].name for v in source.columns]
 
     def spec_of(self, model: Network) -> RunSpec:
         """Return all that the answers depend on."""
