@@ -14,7 +14,7 @@ import junctor
 import psutil
 import pyarrow as pa
 import pytest
-from helpers.signals import COMMAND, children_of, lines_until
+from helpers.signals import COMMAND, children_of, dask_cluster, lines_until
 from junctor.generate import evidence_batches, random_network
 from pyarrow import csv, parquet
 
@@ -39,16 +39,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
     """A Dask scheduler with two workers, in processes of their own."""
-    script = (
-        "import sys\nfrom distributed import LocalCluster\n"
-        "if __name__ == '__main__':\n"
-        "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)\n"
-        "    print(cluster.scheduler_address, flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
+    with dask_cluster() as (_, address):
+        yield address
 
 
 def end(process: subprocess.Popen[str], said: str, group: bool = False) -> str:
@@ -122,8 +114,8 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.prefect
-@pytest.mark.parametrize("stage", ["", "propagating"])
-def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str) -> None:
+@pytest.mark.parametrize(("stage", "everyone"), [("", False), ("propagating", False), ("propagating", True)])
+def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str, everyone: bool) -> None:
     out = tmp_path / "out"
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--prefect"]
     command += ["--partition-rows", "500", "--workers", "0"]
@@ -135,7 +127,11 @@ def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: st
             said = ""
             while not children_of(process) and process.poll() is None:
                 time.sleep(0.02)
-        end(process, said)
+        if everyone:
+            # As systemd does: the server is told, too.
+            for child in children_of(process):
+                child.send_signal(signal.SIGTERM)
+        assert "before all was cleared away" not in end(process, said)
     goes_on([*command, "--no-prefect"], out)
 
 

@@ -45,3 +45,28 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Context manager: the process of a Dask scheduler, whose two workers are its children, and its address."""
+    script = (
+        "import sys\nfrom distributed import LocalCluster\n"
+        "if __name__ == '__main__':\n"
+        "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)\n"
+        "    print(cluster.scheduler_address, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, stderr=-3, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the Dask workers that it started; not the tracker of multiprocessing, nor a server."""
+    workers = []
+    for child in children_of(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "spawn_main" in " ".join(child.cmdline()):
+                workers.append(child)
+    return workers

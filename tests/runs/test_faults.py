@@ -11,7 +11,7 @@ from pathlib import Path
 import junctor
 import pytest
 from helpers.files import ASIA
-from helpers.signals import COMMAND, children_of
+from helpers.signals import COMMAND, workers_of
 from junctor.generate import evidence_table, random_network, sample
 from pyarrow import parquet
 
@@ -41,8 +41,7 @@ def test_a_killed_worker_leaves_no_unfinished_file(inputs: Path, tmp_path: Path)
         while process.poll() is None and killed < 2:
             time.sleep(0.001)
             unfinished = next(iter(out.glob("posteriors/.*.tmp")), None)
-            # The workers, not the tracker of multiprocessing.
-            workers = [child for child in children_of(process) if "spawn_main" in " ".join(child.cmdline())]
+            workers = workers_of(process)
             if unfinished is not None and workers:
                 workers[killed % len(workers)].send_signal(signal.SIGKILL)
                 killed += 1
