@@ -23,7 +23,7 @@ HEAVY = {
 }
 COMMANDS = (
     *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi"),
-    *("tune", "warmup", "cache", "status", "demo"),
+    *("tune", "warmup", "cache", "status", "demo", "deploy", "serve"),
 )
 
 

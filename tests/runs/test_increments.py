@@ -26,7 +26,8 @@ from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import run as steps
 from junctor.runs.increments import IncrementDirectory
-from junctor.runs.partition import Part, PartitionTask, StageTimings
+from junctor.runs.integrity import verify
+from junctor.runs.partition import Part, PartitionTask, PartTask, StageTimings
 from junctor.runs.run import Manifest, read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -548,6 +549,31 @@ def test_workers_of_this_machine(world: World) -> None:
     world.equals_one_run()
 
 
+def test_increments_are_verified(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.days([1, 2])
+    manifest = world.run()
+    directory = world.job().directory
+    assert all(part.sha256 for part in manifest.parts)
+    assert not verify(directory).faults
+    world.days([3])
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "propagate_here", stopping(1))
+        with pytest.raises(StopError):
+            world.run()
+    # Parts of an interrupted increment are its own.
+    assert not verify(world.job().directory).faults
+    world.run()
+    first = directory.path / manifest.parts[0].file
+    first.write_bytes(first.read_bytes()[:-1] + b"x")
+    stranger = first.with_name(f"{'0' * 24}-00000.parquet")
+    stranger.write_bytes(b"")
+    faults = {fault.file: fault.kind for fault in verify(world.job().directory).faults}
+    assert faults == {manifest.parts[0].file: "damaged", directory.name_of(stranger): "foreign"}
+    world.run(backfill=("date=2026-11-01",))
+    assert not verify(world.job().directory).faults
+    world.equals_one_run()
+
+
 def test_a_full_disk_leaves_the_last_increment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.days([1])
     world.run()
@@ -558,7 +584,7 @@ def test_a_full_disk_leaves_the_last_increment(world: World, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("junctor.runs.answer_files.write_answers", full)
+        patch.setattr(PartTask, "write", full)
         with pytest.raises(RunError, match="no space left"):
             world.run()
     assert world.answers().equals(table)

@@ -213,7 +213,7 @@ def test_file_urls_are_local_paths(local: Job) -> None:
 def test_an_interrupted_run_goes_on(job: Job, bucket: Bucket, local: Job) -> None:
     run(local, HERE)
     whole = parts_of(local.output) | parts_of(local.output, "evidence")
-    del whole["out/evidence/done.json"]
+    del whole["out/evidence/done.json"], whole["out/evidence/checksums.json"]
     for lost in (["manifest.json"], ["manifest.json", "posteriors/part-00002.parquet"], ["evidence/done.json"]):
         run(job, HERE)
         for name in lost:
@@ -223,20 +223,25 @@ def test_an_interrupted_run_goes_on(job: Job, bucket: Bucket, local: Job) -> Non
         assert {key: data for key, data in bucket.objects("out").items() if "part-" in key} == whole
 
 
-def test_damaged_and_missing_objects_are_made_again_or_told(job: Job, bucket: Bucket) -> None:
+def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    def parts() -> dict[str, bytes]:
+        return {key: data for key, data in bucket.objects("out").items() if "part-" in key}
+
     run(job, HERE)
-    whole = {key: data for key, data in bucket.objects("out").items() if "part-" in key}
+    whole = parts()
     part, rows = "out/posteriors/part-00001.parquet", "out/evidence/part-00001.arrow"
-    bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
-    bucket.put(part, whole[part][:-100])
-    run(job, HERE)
-    for data in (b"", None):
+    for name, data in ((part, whole[part][:-100]), (rows, b""), (rows, b"PAR1 no"), (rows, None)):
+        bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
         bucket.server.request("DELETE", f"/{bucket.name}/{part}")
-        bucket.server.request("DELETE", f"/{bucket.name}/{rows}")
-        if data is not None:
-            bucket.put(rows, data)
+        if data is None:
+            bucket.server.request("DELETE", f"/{bucket.name}/{name}")
+        else:
+            bucket.put(name, data)
+        caplog.clear()
         run(job, HERE)
-        assert {key: data for key, data in bucket.objects("out").items() if "part-" in key} == whole
+        assert f"s3://{bucket.name}/{name}" in caplog.text
+        assert "made again" in caplog.text
+        assert parts() == whole
     bucket.put("out/run.json", b"{")
     with pytest.raises(RunError, match="not JSON") as caught:
         run(job, HERE)

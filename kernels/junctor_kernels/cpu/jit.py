@@ -124,7 +124,22 @@ class _Draft(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
 
-class _PartCompiler(Compiler):  # type: ignore[misc]
+class _Compiler(Compiler):  # type: ignore[misc]
+    """Compiler that refuses what the options of a function do not allow."""
+
+    def compile_extra(self, function: Any) -> Any:
+        result = super().compile_extra(function)
+        # The caller would give back a reference that nobody took.
+        if not self.state.flags.nrt and _has_arrays(result.signature.return_type):
+            raise TypeError(f"{function.__qualname__} returns an array: it has to be compiled with `arrays`")
+        return result
+
+
+def _has_arrays(kind: Any) -> bool:
+    return isinstance(kind, types.Array) or (isinstance(kind, types.BaseTuple) and any(map(_has_arrays, kind.types)))
+
+
+class _PartCompiler(_Compiler):
     """Compiler of functions that only compiled code calls."""
 
     # Numba would optimise each function, and each of its callers with a copy of it in it, at every depth of calls.
@@ -151,7 +166,7 @@ def jit(function: Any, fastmath: Any = False, inline: bool = False, arrays: bool
         no_cpython_wrapper=part,
         no_cfunc_wrapper=True,
         _nrt=arrays,
-        pipeline_class=_PartCompiler if part else Compiler,
+        pipeline_class=_PartCompiler if part else _Compiler,
     )(function)
     compiled._cache = NullCache() if part else _Cache(function)
     template = compiled.get_call_template

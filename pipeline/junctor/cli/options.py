@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model.errors import JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
@@ -17,7 +18,8 @@ NetworkFile = Annotated[
     str,
     typer.Argument(
         metavar="NETWORK",
-        help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI Parquet, or any .gz; a file, or its URL (s3://, ...).",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, our Parquet; any .gz; "
+        "a file, or its URL (s3://, ...).",
     ),
 ]
 EvidenceFile = Annotated[
@@ -107,15 +109,33 @@ InsecureScheduler = Annotated[
     bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
 ]
 UsePrefect = Annotated[
-    bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
+    bool | None,
+    typer.Option("--prefect/--no-prefect", help="Show it on the page of a Prefect server; yes if one is configured."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+# Holds from here on, for errors that are found before a command begins too.
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        callback=set_log_format,
+        help="Progress and messages on stderr as text, or a JSON document a line.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NetworkFormat = Annotated[
     str | None,
     typer.Option(
-        "--format", help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, uai, parquet."
+        "--format",
+        help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, parquet.",
     ),
+]
+Normalize = Annotated[
+    bool, typer.Option("--normalize", help="Divide the rows of NETWORK's tables by their sums: counts, percentages.")
+]
+IgnoreDecisions = Annotated[
+    bool,
+    typer.Option("--ignore-decisions", help="Leave out decisions and utilities where no chance node depends on them."),
 ]
 EvidenceFormat = Annotated[
     str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")

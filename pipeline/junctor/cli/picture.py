@@ -41,7 +41,7 @@ def draw_tree(tree: JunctionTree, network: Network, path: str) -> None:
     box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
     if len(places) <= MOST_LABELS:
         for clique, (x, y) in zip(tree.cliques, places, strict=True):
-            names = "\n".join(network.variables[i].name for i in clique.scope)
+            names = "\n".join(network.public[i].name for i in clique.scope if i < len(network.public))
             axes.annotate(names, (x, -y), (4, -4), textcoords="offset points", va="top", fontsize=6, bbox=box)
     figure.colorbar(dots, label="entries of a clique, log10")
     axes.set_title(f"{network.name}: {len(places):,} cliques")

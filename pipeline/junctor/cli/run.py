@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.deployed import deployed, is_check
 from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
     from junctor.model.query import Sampling
     from junctor.runs.run import Manifest
+    from junctor.runs.watch import Watcher
     from junctor.runs.workload import Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
-
-    AsFlow = Callable[[Any, Resources, Progress], Manifest]
 
 
 def run(
@@ -27,7 +26,10 @@ def run(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://."
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://.",
         ),
     ],
     targets: cli.Targets = None,
@@ -47,6 +49,8 @@ def run(
     strict: cli.Strict = False,
     keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
     output_format: cli.OutputFormatOption = "parquet",
     layout: cli.LayoutOption = "lists",
@@ -73,6 +77,7 @@ def run(
     prefect: cli.UsePrefect = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
+    log_format: cli.LogFormatOption = "text",
 ) -> None:
     """Answer every row of EVIDENCE from NETWORK, into Parquet or Arrow files.
 
@@ -101,6 +106,8 @@ def run(
         overwrite=overwrite,
         csv=csv,
         network_format=network_format,
+        normalize=normalize,
+        ignore_decisions=ignore_decisions,
         evidence_format=evidence_format,
         part_bytes=cli.memory_size(part_size, "--part-size"),
         keep=tuple(keep or ()),
@@ -119,23 +126,19 @@ def run(
             raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint="--csv")
         run_share_and_show(job, part, resources, prefect, quiet, json)
         return
-    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
+    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json)
 
 
-def _flow() -> AsFlow:
-    from junctor_flows.batch import score_as_flow
-
-    return score_as_flow
-
-
-def run_and_show(
-    job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool, flow: Callable[[], AsFlow]
-) -> None:
+def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:
     """Do `job` and print what it did; arguments as of `score`."""
     from junctor.cli.display import progress_display, show_manifest
 
+    if is_check():
+        # Prefect's server would keep what is in a URL.
+        job.check_places(recorded=True)
+        return
     with progress_display(quiet) as progress:
-        manifest = score(job, resources, prefect, progress, flow)
+        manifest = score(job, resources, prefect, progress)
     show_manifest(job.directory, manifest, as_json)
 
 
@@ -154,7 +157,7 @@ def run_share_and_show(
     from junctor.cli.failures import interrupted
     from junctor.runs.share import Share, run_share
 
-    if prefect:
+    if is_check() or prefect:
         raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
     share = Share.parse(part)
     try:
@@ -170,37 +173,48 @@ def run_share_and_show(
     typer.echo(f"{done.rows:,} rows in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}")
 
 
-def score(
-    job: Workload, resources: Resources, prefect: bool | None, progress: Progress, flow: Callable[[], AsFlow] = _flow
-) -> Manifest:
-    """Do `job`, as a Prefect flow or plainly.
+def score(job: Workload, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
+    """Do `job`, and report it to a Prefect server and as metrics.
 
     job: rows or sequences.
     resources: where the work is done.
-    prefect: None for a flow where a Prefect server is configured.
-    progress: shown in addition to Prefect's.
-    flow: imports and returns the Prefect flow.
+    prefect: None for a report where a Prefect server is configured.
+    progress: shown in addition.
     """
     from junctor.cli.failures import interrupted
-    from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
+    from junctor.cli.prefect_server import is_configured
+    from junctor.runs.run import run as run_plainly
+    from junctor.runs.watch import watched
 
-    configured = is_configured()
-    as_a_flow = configured if prefect is None else prefect
-    job.check_places(recorded=as_a_flow)
+    recorded = deployed.get() is not None or (is_configured() if prefect is None else prefect)
+    job.check_places(recorded=recorded)
     try:
-        if not as_a_flow:
-            # Without Prefect, which takes seconds to import.
-            from junctor.runs.run import run as run_plainly
-
-            return run_plainly(job, resources, progress)
-        server = None if configured else EmbeddedServer(embed(job.directory.path))
-        # Imported while the server starts, which takes longer.
-        as_flow = flow()
-        if server is not None:
-            server.wait()
-        return as_flow(job, resources, progress)
+        with watched(job, progress, _watchers(job, prefect)) as watch:
+            watch.manifest = run_plainly(job, resources, watch)
+            return watch.manifest
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
+
+
+def _watchers(job: Workload, prefect: bool | None) -> list[Watcher]:
+    """Return who is told of a run; the server of Prefect's that is started where none is configured is there then."""
+    from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
+    from junctor.runs.metrics import metrics
+
+    found = metrics()
+    if (reporter := deployed.get()) is not None:
+        return [*found, reporter]
+    configured = is_configured()
+    if not (configured if prefect is None else prefect):
+        return found
+    server = None if configured else EmbeddedServer(embed(job.directory.path))
+    from junctor_flows.reporter import Reporter, load_prefect
+
+    if server is not None:
+        # Imported while the server starts, which takes longer; otherwise beside the run.
+        load_prefect()
+        server.wait()
+    return [*found, Reporter(job.flow_name)]
 
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:

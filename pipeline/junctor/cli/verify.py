@@ -11,7 +11,7 @@ from junctor.cli import options as cli
 if TYPE_CHECKING:
     from junctor.runs.storage import Directory
 
-OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a run, or its URL.")]
+OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a run.")]
 
 
 def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
@@ -46,9 +46,13 @@ def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
 def directory_of(output: str) -> Directory[Any]:
     """Return the directory of a run of either kind; raises RunError where there is none."""
     from junctor.hmm.run import SequenceDirectory
+    from junctor.runs.increments import IncrementDirectory
     from junctor.runs.storage import RunDirectory
     from junctor.runtime.files import read_json
     from junctor.runtime.remote import location
 
     rows = RunDirectory(location(output).absolute())
-    return SequenceDirectory(rows.path) if "model_digest" in (read_json(rows.spec_file) or {}) else rows
+    spec = read_json(rows.spec_file) or {}
+    if "model_digest" in spec:
+        return SequenceDirectory(rows.path)
+    return IncrementDirectory(rows.path) if spec.get("incremental") else rows

@@ -75,7 +75,8 @@ class Engine:
     store: plans of another engine of the same network and query.
 
     Raises EvidenceError for unknown targets, BudgetError where rows do not fit even in chunks, DiskError where there is
-    less room than there seemed, and DeviceError for a GPU that cannot be used.
+    less room than there seemed, and DeviceError for a GPU that cannot be used; ModelError for explanations of a network
+    with noisy nodes whose whole tables are too large.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class Engine:
         gpu: BlockDevice | None = None,
         store: PlanStore | None = None,
     ) -> None:
+        # An explanation maximises over the variables of the file alone: auxiliary ones have to be summed out before.
+        network = network if query.kind == "posteriors" else network.expanded
         self.router = Router(network, query, options, costs, expected_rows, workers, gpu, store)
         self.network = network
         self.query = query

@@ -66,10 +66,10 @@ class EvidSource:
             text = _Text(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))
         numbers = text.numbers()
         cases = _read_cases(numbers, text, network)
-        outside = np.flatnonzero(cases.variables >= len(network.variables))
+        outside = np.flatnonzero(cases.variables >= len(network.public))
         if outside.size:
             raise text.error(
-                f"found variable {cases.variables[outside[0]]}, expected 0 to {len(network.variables) - 1}",
+                f"found variable {cases.variables[outside[0]]}, expected 0 to {len(network.public) - 1}",
                 cases.token_of(int(outside[0])),
             )
         invalid = dict(_invalid_cases(cases, network))
@@ -156,7 +156,7 @@ def _several_cases(numbers: Integers) -> _Cases | None:
 
 
 def _is_consistent(cases: _Cases, network: Network) -> bool:
-    inside = bool((cases.variables < len(network.variables)).all())
+    inside = bool((cases.variables < len(network.public)).all())
     return inside and not any(True for _ in _invalid_cases(cases, network))
 
 

@@ -22,7 +22,8 @@ from junctor.runtime.arrow import in_one_piece, number_array, numbers_of, string
 from junctor.runtime.remote import AnyPath, location
 
 FORMAT = "junctor-network"
-FORMAT_VERSION = 1
+# Files of networks with auxiliary variables have version 2, all others stay readable for older Junctors.
+FORMAT_VERSION = 2
 # Tables may be larger than in any text format.
 MAX_BYTES = 2**35
 
@@ -66,9 +67,10 @@ def to_bytes(network: Network) -> bytes:
     """Return the content of the file; equal networks under one version of Arrow give equal bytes."""
     about = {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
+        "format_version": str(FORMAT_VERSION) if network.hidden else "1",
         "name": network.name,
         "kind": network.kind,
+        **({"hidden": str(network.hidden)} if network.hidden else {}),
         # Last: `_seal_digits` searches from the end, and a name could look like a seal.
         "seal": _SEAL + "0" * 64,
     }
@@ -204,7 +206,10 @@ def _read(data: bytes, place: Place) -> Network:
             # One group at a time is in memory in addition to the network itself.
             _collect(rows, variables, tables, place)
     kind: Kind = "bayes" if about["kind"] == "bayes" else "markov"
-    return build_network(about["name"], kind, variables, tables, place)
+    hidden = about.get("hidden", "0")
+    if not hidden.isdecimal() or not int(hidden[:9]) < max(len(variables), 1):
+        raise ModelError(f"found {hidden!r} hidden variables, expected fewer than the {len(variables)} in all", place)
+    return build_network(about["name"], kind, variables, tables, place, hidden=int(hidden[:9]))
 
 
 def _about(parquet: pq.ParquetFile, place: Place) -> dict[str, str]:

@@ -157,6 +157,7 @@ class SequenceJob(Workload):
     sequences_format: str | None = None
 
     words = Words("model", "sequences", "decoding")
+    flow_name = "junctor-decode-sequences"
     task_class = SequenceTask
 
     @property

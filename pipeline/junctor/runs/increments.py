@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from junctor.evidence.files import partition_of
-from junctor.model.errors import EvidenceError
+from junctor.model.errors import EvidenceError, RunError
 from junctor.model.options import OutputFormat
 from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
@@ -159,7 +159,10 @@ class IncrementDirectory(RunDirectory):
     def pending(self) -> Pending:
         """The increment in progress."""
         record = read_json(self.ingested)
-        return Pending.of(record) if record is not None else Pending(0, (), {}, (), (), (), {}, None, True)
+        try:
+            return Pending.of(record) if record is not None else Pending(0, (), {}, (), (), (), {}, None, True)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{self.ingested}: no list of inputs ({error}): delete it and run again") from error
 
     @cached_property
     def _named(self) -> Mapping[int, str]:
@@ -190,6 +193,10 @@ class IncrementDirectory(RunDirectory):
         """Return the rows of some partitions."""
         rows = [rows for each in self.pending.inputs for rows in each.rows]
         return sum(rows[part] for part in parts)
+
+    def small_files(self) -> list[AnyPath]:
+        """Return the files that stay as they are from increment to increment, there or not."""
+        return [self.network, self.path / "speeds.json", self.budget]
 
     def expected(self, spec: AnySpec) -> Ingested:
         """Return the rows and partitions that plans are made for, whatever the increment."""

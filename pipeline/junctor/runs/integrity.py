@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from junctor.model.errors import RunError
+from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import read_part
 from junctor.runs.storage import Directory
 from junctor.runtime.files import Checksum, checksum_of, read_json, write_json
@@ -196,6 +197,9 @@ def verify(directory: Directory[Any]) -> Verified:
 
 
 def _of_inputs(directory: Directory[Any], faults: list[Fault]) -> Iterator[tuple[str, Checksum | None]]:
+    if isinstance(directory, IncrementDirectory) and not directory.ingested.exists():
+        # Evidence of increments is removed after their commit.
+        return
     try:
         checksums, counts = read_checksums(directory), directory.counts()
     except (RunError, TypeError) as error:
@@ -209,13 +213,18 @@ def _of_inputs(directory: Directory[Any], faults: list[Fault]) -> Iterator[tuple
 def _strangers(directory: Directory[Any], answers: str, expected: set[str]) -> Iterator[Fault]:
     """Yield files in the folders of a run that are not its own: readers of the folder would take them for answers."""
     ours = {directory.ingested, directory.input_checksums}
+    if isinstance(directory, IncrementDirectory):
+        # Of an increment that was interrupted; the next one finds them by their names, or removes them.
+        ours.update(directory.expected_parts(directory.read_spec()) if directory.ingested.exists() else ())
     for folder in (directory.path, directory.path / directory.inputs, directory.path / answers):
-        # Answers to evidence that grows lie in folders of their partitions.
-        for path in folder.glob("**/*" if folder.name == answers else "*"):
+        # Partitions of increments have folders of their own.
+        for path in folder.glob("*" if folder == directory.path else "**/*"):
+            if path.is_dir():
+                continue
             name = directory.name_of(path)
             if path.name.startswith(".") and path.name.endswith(".tmp"):
                 yield Fault(name, "unfinished", "left by a killed process; the next run removes it")
-            elif folder != directory.path and path not in ours and name not in expected and not path.is_dir():
+            elif folder != directory.path and path not in ours and name not in expected:
                 yield Fault(name, "foreign", "not a file of this run")
 
 

@@ -18,6 +18,7 @@ from junctor.evidence.files import InputFiles, explained, format_of, input_files
 from junctor.model.errors import EvidenceError, Place
 from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, stem_of
 from junctor.runs.inputs import Backfill, Change, Changes, Input, Listed, compare, selects
+from junctor.runs.partition import network_for
 from junctor.runs.storage import Ingested, RunSpec, spec_record
 from junctor.runtime.files import write_json
 from junctor.runtime.machine import usable_cores
@@ -193,9 +194,7 @@ class _Encoding:
         """Yield the partitions of all inputs; none of them has rows of two inputs."""
         if not changes.answer:
             return
-        from junctor.formats import read_network
-
-        network = read_network(self.directory.network)
+        network = network_for(self.directory.network, self.spec.network_digest)
         taken = {(each.partition, each.key) for each in known}
         for change in changes.answer:
             listed = change.listed

@@ -389,8 +389,8 @@ def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progr
         progress.stage("committing")
         there = _written_increment(directory, there, work, seconds)
     elif there is not None and done < pending.number:
-        stages = work.stages
-        there = replace(there, increment=None, reused_parts=len(there.parts), seconds=round(seconds, 3), stages=stages)
+        seconds, stages = round(seconds, 3), work.stages
+        there = replace(there, increment=None, reused_parts=len(there.parts), seconds=seconds, stages=stages)
     # After the commit: whoever reads the manifest does not miss them.
     if there is not None and not (pending.is_empty and pending.is_clean):
         directory.sweep(spec, there.parts)
@@ -420,6 +420,7 @@ def _written_increment(
         stages=work.stages,
         finished_at=now,
         peak_bytes=(peak_memory(), work.worker_bytes),
+        files=_small_files(directory),
         increment=pending.number,
         inputs=inputs,
         increments=(*(before.increments if before else ()), increment),
@@ -432,24 +433,22 @@ def _written_increment(
 
 def write_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
     """Write the manifest of a complete run and return it; arguments and errors as of `finalise`."""
-    directory.check_there()
     spec = directory.read_spec()
-    # Of workers that were killed: others made their parts.
-    directory.clear_unfinished()
     parts = _parts_of(directory, spec, work)
     rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
-    peaks, files = (peak_memory(), work.worker_bytes), _files_of(directory)
-    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, _now(), peaks, files)
+    done = work.reused, round(seconds, 3), work.stages, _now()
+    peaks = peak_memory(), work.worker_bytes
+    manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
 
 
-def _files_of(directory: Directory[Any]) -> dict[str, Checksum]:
-    return {directory.name_of(path): checksum_of(path) for path in directory.small_files() if path.exists()}
-
-
 def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple[Part, ...]:
+    """Return the parts of all partitions; raises RunError with all that are missing."""
+    directory.check_there()
+    # Of workers that were killed: others made their parts.
+    directory.clear_unfinished()
     # Parts may have been deleted since, or written to another disk.
     missing = directory.unanswered(spec)
     if missing:
@@ -462,6 +461,10 @@ def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple
     for part in ahead(lambda path: read_part(directory, path, checksum_of(path)), others, threads):
         made[part.file] = part
     return tuple(made[name] for name in names)
+
+
+def _small_files(directory: Directory[Any]) -> dict[str, Checksum]:
+    return {directory.name_of(path): checksum_of(path) for path in directory.small_files() if path.exists()}
 
 
 def _now() -> str:

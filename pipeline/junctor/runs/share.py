@@ -95,6 +95,8 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
     Raises the errors of `run`; RunError too where another job is at the directory.
     """
     started = time.monotonic()
+    if job.growth is not None:
+        raise InputError("found a part of an array job that is incremental: an increment is answered by one process")
     check_resources(resources)
     directory = job.directory
     if job.growth is not None:

@@ -246,7 +246,7 @@ class Directory(Generic[Spec]):
         ]
 
     def name_of(self, path: AnyPath) -> str:
-        """Return the name of a file, relative to the directory."""
+        """Return the name of a file, relative to the directory, with slashes."""
         return "/".join(path.parts[len(self.path.parts) :])
 
     @contextmanager
@@ -297,13 +297,16 @@ class Directory(Generic[Spec]):
 
     def clear_unfinished(self) -> None:
         """Remove the unfinished files of killed processes; to be called where no other process writes."""
+        if isinstance(self.path, RemotePath):
+            return
         for folder in (".", *INPUTS, *KINDS):
             for stray in (self.path / folder).glob(".*.tmp"):
                 stray.unlink(missing_ok=True)
 
     def check_there(self) -> None:
         """Raise RunError if the directory was removed; to be called before a file would make it anew, in part."""
-        if not self.spec_file.exists():
+        # A store would take a request for each file, and has no folders that are made anew.
+        if isinstance(self.path, Path) and not self.spec_file.exists():
             raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
 
     def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:

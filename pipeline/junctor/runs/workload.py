@@ -5,9 +5,10 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -90,6 +91,7 @@ class Workload(ABC):
 
     __slots__ = ()
     words: ClassVar[Words]
+    flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
     overwrite: bool
 
@@ -119,6 +121,18 @@ class Workload(ABC):
                     f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
                     "environment or a profile, or use --no-prefect"
                 )
+
+    @property
+    def label(self) -> str:
+        """The title with the names of files alone, not Markdown."""
+        return re.sub(r"`([^`]*)`", lambda match: match[1].rstrip("/").rpartition("/")[2], self.title)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for, as far as it is not a default, for JSON."""
+        record = asdict(self)  # type: ignore[call-overload]
+        of_class = {each.name: each for each in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in record.items() if getattr(self, name) != _default(of_class[name])}
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -168,6 +182,10 @@ class Workload(ABC):
         """Write the answers in another form as well, if requested."""
 
 
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
 @dataclass(frozen=True, slots=True)
 class Job(Workload):
     """A run of rows of evidence; paths as they were given.
@@ -189,6 +207,7 @@ class Job(Workload):
     incremental: whether only what is new since the last run is answered.
     backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
     drop_removed: whether answers to files that are gone are removed.
+    normalize, ignore_decisions: as of `read_network`.
     """
 
     network: str
@@ -202,6 +221,8 @@ class Job(Workload):
     overwrite: bool = False
     csv: bool = False
     network_format: str | None = None
+    normalize: bool = False
+    ignore_decisions: bool = False
     evidence_format: str | None = None
     part_bytes: int | None = None
     keep: tuple[str, ...] = ()
@@ -213,6 +234,7 @@ class Job(Workload):
     drop_removed: bool = False
 
     words = Words("network", "evidence", "propagating")
+    flow_name = "junctor-score-batch"
     task_class = PartTask
 
     @property
@@ -250,7 +272,9 @@ class Job(Workload):
             raise EvidenceError(
                 "found partitions to answer again, or answers to drop, in a run that is not incremental"
             )
-        network = read_network(self.network, self.network_format)
+        network = read_network(
+            self.network, self.network_format, normalize=self.normalize, ignore_decisions=self.ignore_decisions
+        )
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
         if self.keep:
