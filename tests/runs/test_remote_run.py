@@ -248,6 +248,21 @@ def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, ca
     message(caught)
 
 
+def test_a_run_in_a_store_is_verified(job: Job, bucket: Bucket) -> None:
+    run(job, HERE)
+    place = f"s3://{bucket.name}/out"
+    assert junctor_cli("verify", place).exit_code == 0
+    whole = bucket.get("out/posteriors/part-00001.parquet")
+    bucket.put("out/posteriors/part-00001.parquet", whole[:100] + b"x" + whole[101:])
+    damaged = junctor_cli("verify", place)
+    assert damaged.exit_code == 6
+    assert "damaged posteriors/part-00001.parquet" in damaged.output
+    bucket.put("out/posteriors/part-00001.parquet", whole[:-100])
+    run(job, HERE)
+    assert bucket.get("out/posteriors/part-00001.parquet") == whole
+    assert junctor_cli("verify", place).exit_code == 0
+
+
 def test_missing_and_denied_inputs_are_told(job: Job, bucket: Bucket) -> None:
     with pytest.raises(ModelError, match="there is no such file") as model:
         run(replace(job, network=bucket.url("nothing.bif")), HERE)
