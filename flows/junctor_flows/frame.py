@@ -13,6 +13,7 @@ from uuid import UUID
 
 from junctor.model.errors import JunctorError, RunError
 from junctor.runs import run as steps
+from junctor.runs.increments import lines_of
 from junctor.runs.workload import Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Progress, Silence
@@ -22,6 +23,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Failed
 
+# Inputs of an increment that a summary names.
+MOST_LINES = 100
 # The display of progress in addition to Prefect's, set by `run_flow`: a flow's own arguments have to be JSON.
 display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
 
@@ -45,6 +48,7 @@ class FlowSteps:
         started = time.monotonic()
         try:
             steps.check_resources(resources)
+            job.check_places(recorded=True)
             with job.directory.locked():
                 self._ingest_model(job)
                 self._ingest_inputs(job)
@@ -164,5 +168,18 @@ def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
         f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{statuses}\n\n"
         f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
-        f"`{output}`\n"
+        f"`{output}`\n" + _news(manifest)
     )
+
+
+def _news(manifest: steps.Manifest) -> str:
+    """Return what is new of evidence that grows."""
+    if not manifest.increments:
+        return ""
+    if manifest.increment is None:
+        return "\nNothing is new.\n"
+    last = manifest.increments[-1]
+    lines = lines_of(last, manifest.inputs)
+    more = [f"and {len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
+    listed = "\n".join(f"- {line}" for line in [*lines[:MOST_LINES], *more])
+    return f"\nIncrement {last.number}: {last.rows:,} rows\n\n{listed}\n"

@@ -23,7 +23,7 @@ HEAVY = {
 }
 COMMANDS = (
     *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi"),
-    *("tune", "warmup", "cache", "demo"),
+    *("tune", "warmup", "cache", "status", "demo"),
 )
 
 

@@ -6,18 +6,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from helpers.files import ASIA
+from helpers.stores import Bucket
 from junctor.cli import prefect_server
-from junctor.model.errors import EvidenceError, RunError
+from junctor.model.errors import EvidenceError, InputError, RunError
 from junctor.model.query import Query
-from junctor.runs.run import run
+from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
+from junctor.runtime.remote import location
 from pyarrow import parquet
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(400)]
@@ -66,6 +69,20 @@ def test_a_job_of_json_has_what_the_command_line_has() -> None:
     assert job == Job("n.bif", "e.csv", "o", keep=("a", "b"), layout="columns", output_format="arrow", part_bytes=1024)
 
 
+def test_a_nightly_flow_says_what_is_new(server: None, tmp_path: Path) -> None:
+    from junctor_flows.batch import score_as_flow
+    from junctor_flows.frame import summary
+
+    evidence = tmp_path / "in" / "date=2026-11-22" / "a.csv"
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text("smoke,xray\nyes,no\n")
+    job = Job(ASIA, str(tmp_path / "in"), str(tmp_path / "out"), incremental=True)
+    manifest = score_as_flow(job, Resources(workers=0), Silence())
+    assert manifest == read_manifest(job.directory)
+    assert "Increment 1: 1 rows\n\n- new: date=2026-11-22/a.csv, 1 rows\n" in summary("", "", manifest)
+    assert "Nothing is new" in summary("", "", score_as_flow(job, Resources(workers=0), Silence()))
+
+
 def test_a_users_error_is_ours_and_one_line(
     server: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +105,36 @@ def test_the_embedded_server_keeps_its_files_in_the_run(tmp_path: Path, monkeypa
 
     assert os.environ.pop("PREFECT_HOME") == str(tmp_path / ".prefect")
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_an_embedded_server_of_a_run_in_a_store_keeps_its_files_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home = prefect_server.embed(location("s3://bucket/out"))
+    assert os.environ.pop("PREFECT_HOME") == str(home)
+    assert home.is_dir()
+    assert home.is_relative_to(tmp_path / "junctor" / "prefect")
+
+
+def test_a_flow_reads_and_writes_a_store(server: None, bucket: Bucket, tmp_path: Path) -> None:
+    from junctor_flows.batch import score_as_flow
+
+    job = make_job(tmp_path)
+    expected = run(job, Resources(workers=0)).parts
+    bucket.put("asia.bif", Path(ASIA).read_bytes())
+    bucket.put("evidence.csv", (tmp_path / "evidence.csv").read_bytes())
+    places = {"network": bucket.url("asia.bif"), "evidence": bucket.url("evidence.csv"), "output": bucket.url("out")}
+    there = replace(job, **places)  # type: ignore[arg-type]
+    assert score_as_flow(there, Resources(workers=0), Silence()).parts == expected
+    assert "out/manifest.json" in bucket.names("out")
+    secret = replace(there, output=bucket.url("other").replace("s3://", "s3://AKIAEXAMPLE:s3cr3t@"))
+    with pytest.raises(InputError, match="would keep them") as caught:
+        score_as_flow(secret, Resources(workers=0), Silence())
+    assert "s3cr3t" not in str(caught.value)
+    assert not bucket.names("other")
 
 
 def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_us(

@@ -19,6 +19,7 @@ from junctor.hmm import run as module
 from junctor.hmm.run import SequenceDirectory, SequenceJob
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.options import ComputeOptions
+from junctor.runs.integrity import verify
 from junctor.runs.run import Manifest, read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -59,6 +60,18 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert run(smooth).statuses == manifest.statuses
     row = answers(smooth).to_pylist()[0]
     assert [sum(step) for step in row["posterior"]] == pytest.approx([1.0] * len(row["posterior"]))
+
+
+def test_a_damaged_part_is_named_and_made_again(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    run(job)
+    assert verify(job.directory).faults == ()
+    path = job.directory.path / "viterbi" / "part-00001.parquet"
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    assert [fault.file for fault in verify(job.directory).faults] == ["viterbi/part-00001.parquet"]
+    assert run(job).reused_parts == 2
+    assert path.read_bytes() == content
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

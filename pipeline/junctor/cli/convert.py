@@ -28,9 +28,10 @@ def convert(
 ) -> None:
     """Write a network file in another format."""
     from junctor.formats import read_network, write_network
+    from junctor.runtime.remote import shown
 
     network = read_network(source, source_format, normalize=normalize, ignore_decisions=ignore_decisions)
     # What a format cannot hold, such as names, is lost: said here, on stderr, and no error.
     for warning in write_network(network, target, target_format):
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(f"{target}: {len(network.public):,} variables, {len(network.factors):,} tables")
+    typer.echo(f"{shown(target)}: {len(network.public):,} variables, {len(network.factors):,} tables")

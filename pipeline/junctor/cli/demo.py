@@ -34,9 +34,10 @@ def demo(
     from junctor.model.pumping_station import plant
     from junctor.runs.workload import Job
     from junctor.runtime.dask_cluster import Resources
+    from junctor.runtime.remote import local_path
 
     network, console = plant(), Console()
-    folder = Path(output)
+    folder = local_path(output)
     network_file, evidence_file = folder / "plant.bif", folder / f"sensors-{rows}.parquet"
     _make_input(network, network_file, evidence_file, rows)
     console.print(

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ LINE_SECONDS = 5.0
 SPEED_SECONDS = 600.0
 # Thirty years: nobody waits for more.
 FAR_TOO_LONG = 1e9
+# Inputs of an increment that are named one by one.
+MOST_LINES = 20
 
 
 @contextmanager
@@ -74,12 +76,41 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **manifest.to_record()}
         typer.echo(json.dumps(record, indent=2))
         return
-    statuses = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")
+    if manifest.increments:
+        _show_increment(manifest)
+    else:
+        typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {show_statuses(manifest.statuses)}")
     size = format_bytes(sum(part.bytes for part in manifest.parts))
-    typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
     typer.echo(f"{directory.path / manifest.spec.folder}: {parts}{there}, {size}")
+    peak, of_workers = map(format_bytes, manifest.peak_bytes)
+    workers = f", {of_workers} in its largest worker" if manifest.peak_bytes[1] else ""
+    typer.echo(f"memory at the most: {peak} in this process{workers}, libraries and files included")
+
+
+def _show_increment(manifest: Manifest) -> None:
+    rows = f"{manifest.rows:,} rows of {len(manifest.inputs):,} inputs in all"
+    if manifest.increment is None:
+        typer.echo(f"nothing is new ({manifest.seconds:.1f} s); {rows}")
+        return
+    from junctor.runs.increments import lines_of
+
+    last = manifest.increments[-1]
+    answered = [each for each in manifest.inputs if each.increment == last.number]
+    told = f": {show_statuses(last.statuses)}" if answered else ""
+    typer.echo(f"{last.rows:,} rows of {len(answered):,} inputs in {manifest.seconds:.1f} s{told}")
+    lines = lines_of(last, manifest.inputs)
+    for line in lines[:MOST_LINES]:
+        typer.echo(f"  {line}")
+    if len(lines) > MOST_LINES:
+        typer.echo(f"  and {len(lines) - MOST_LINES:,} more: see `junctor status --all`")
+    typer.echo(rows)
+
+
+def show_statuses(statuses: Mapping[str, int]) -> str:
+    """Return the rows of each status in words, without those of no rows."""
+    return ", ".join(f"{count:,} {name}" for name, count in statuses.items() if count or name == "ok") or "none"
 
 
 def duration(seconds: float | None) -> str:

@@ -8,7 +8,8 @@
 | 3    | network, evidence or settings cannot be used             |
 | 5    | the work does not fit the memory or disk that is allowed |
 | 6    | no run directory, scheduler or worker can be used        |
-| 130  | interrupted                                              |
+| 130  | interrupted (Ctrl-C)                                     |
+| 143  | terminated (SIGTERM)                                     |
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from junctor.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from junctor.model.errors import InputError, JunctorError, RunError
-
-# As shells have it: 128 and the number of SIGINT.
-INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
@@ -40,14 +39,15 @@ class Commands(TyperGroup):
             where = f"{error.filename}: " if error.filename else ""
             code = RunError.exit_code if error.filename is None else InputError.exit_code
             raise _exit(f"{where}{error.strerror or error}", code) from error
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as wish:
             # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
-            raise interrupted() from None
+            raise interrupted(wish) from None
 
 
-def interrupted(advice: str | None = None) -> typer.Exit:
-    """Say that the user stopped it, and return the exit to raise."""
-    return _exit(f"interrupted: {advice}" if advice else "interrupted", INTERRUPTED)
+def interrupted(wish: KeyboardInterrupt, advice: str | None = None) -> typer.Exit:
+    """Say that the user, or a service manager, stopped it, and return the exit to raise."""
+    what, code = ("terminated", TERMINATED) if isinstance(wish, Terminated) else ("interrupted", INTERRUPTED)
+    return _exit(f"{what}: {advice}" if advice else what, code)
 
 
 def _exit(message: str, code: int) -> typer.Exit:

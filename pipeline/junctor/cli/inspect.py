@@ -111,7 +111,9 @@ def inspect(
     if json:
         typer.echo(json_module.dumps(record, indent=2))
     else:
-        _print(network, evidence, record)
+        from junctor.runtime.remote import shown
+
+        _print(shown(network), None if evidence is None else shown(evidence), record)
 
 
 def _workers_like(router: Router, workers: int) -> WorkerPool:
@@ -185,6 +187,7 @@ def _questions(engine: Engine) -> int | None:
 
 def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
     from junctor.engine.forecast import forecast
+    from junctor.runtime.machine import peak_memory
 
     router = engine.router
     routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
@@ -202,6 +205,8 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
         "measured_on": (router.costs if on_gpu else router.cpu_costs).device.name,
         "needed_bytes": max((route.memory.needed for route in routes), default=0),
         "planned_bytes": max((route.memory.projected for route in routes), default=0),
+        # What this process takes, which has read and planned as a run does, and propagated nothing.
+        "resident_bytes": peak_memory(),
         "fits": not refusals,
         "refused": refusals[0] if refusals else None,
         "plans": [_plan_facts(route, engine.network) for route in routes[:SHOWN]],
@@ -353,6 +358,10 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "
         f"{format_bytes(allowed)} allowed{fits}"
+    )
+    typer.echo(
+        f"              for propagation alone; a process takes {format_bytes(work['resident_bytes'])} beside it "
+        "(interpreter, Arrow, compiled code, network)"
     )
     if work["refused"] is not None:
         typer.echo(f"              {work['refused']}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,20 +11,32 @@ from junctor.model.errors import JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.remote import local_path
 
 NetworkFile = Annotated[
     str,
     typer.Argument(
         metavar="NETWORK",
-        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, our Parquet; any .gz.",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, Parquet; .gz; a URL.",
     ),
 ]
 EvidenceFile = Annotated[
     str,
-    typer.Argument(metavar="EVIDENCE", help="Evidence, one row a case: CSV, Parquet (file or folder), Arrow or .evid."),
+    typer.Argument(
+        metavar="EVIDENCE",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, or its URL.",
+    ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
+PartOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="3/16",
+        help="Answer only this share of the run, beside others with the same OUTPUT; then `junctor finalise OUTPUT`.",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
 Targets = Annotated[
     str | None,
@@ -50,6 +61,23 @@ Probabilities = Annotated[
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers to compute with.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
+]
+Incremental = Annotated[
+    bool,
+    typer.Option(
+        "--incremental", help="Answer only files that are new or changed since the last run, and commit them."
+    ),
+]
+Backfill = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backfill",
+        metavar="COLUMN=FIRST..LAST",
+        help="With --incremental: answer these partitions again; repeatable.",
+    ),
+]
+DropRemoved = Annotated[
+    bool, typer.Option("--drop-removed", help="With --incremental: remove the answers to files that are gone.")
 ]
 Workers = Annotated[
     int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
@@ -157,7 +185,7 @@ def compute_options(
         "threads": threads,
         "device": device,
         "device_memory": memory_size(device_memory, "--device-memory"),
-        "spill_dir": None if spill is None else Path(spill),
+        "spill_dir": None if spill is None else local_path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
     }
     # Zero is a size: only what was not given is left to the defaults.

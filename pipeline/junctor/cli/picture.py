@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor.model.errors import InputError
+from junctor.runtime.remote import local_path
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -47,7 +47,7 @@ def draw_tree(tree: JunctionTree, network: Network, path: str) -> None:
     axes.set_title(f"{network.name}: {len(places):,} cliques")
     axes.set_axis_off()
     try:
-        figure.savefig(Path(path), dpi=150)
+        figure.savefig(local_path(path), dpi=150)
     except ValueError as error:
         raise InputError(f"cannot draw to {path}: {error}") from error
 

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 def run(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://."
+        ),
+    ],
     targets: cli.Targets = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     answers: cli.AnswersOption = "posteriors",
@@ -50,6 +55,9 @@ def run(
     compression: cli.CompressionOption = "zstd",
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
     overwrite: cli.Overwrite = False,
+    incremental: cli.Incremental = False,
+    backfill: cli.Backfill = None,
+    drop_removed: cli.DropRemoved = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
     memory: Annotated[
@@ -61,6 +69,7 @@ def run(
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
     part_size: cli.PartSize = None,
+    part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
@@ -81,6 +90,7 @@ def run(
     _refuse_idle(method, sampling)
     if partition_rows is not None and part_size is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
+    _refuse_misplaced(incremental, tuple(backfill or ()), drop_removed, csv)
     job = Job(
         network=network,
         evidence=evidence,
@@ -101,10 +111,18 @@ def run(
         output_format=output_format,
         layout=layout,
         compression=compression,
+        incremental=incremental,
+        backfill=tuple(backfill or ()),
+        drop_removed=drop_removed,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
+    if part is not None:
+        if csv:
+            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint="--csv")
+        run_share_and_show(job, part, resources, prefect, quiet, json)
+        return
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 
 
@@ -125,6 +143,37 @@ def run_and_show(
     show_manifest(job.directory, manifest, as_json)
 
 
+def run_share_and_show(
+    job: Workload, part: str, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool
+) -> None:
+    """Do a share of `job`, without Prefect, and print what it did.
+
+    part: text such as 3/16.
+    prefect: as the user gave it.
+    Other arguments as of `run_and_show`.
+    """
+    import json
+
+    from junctor.cli.display import progress_display
+    from junctor.cli.failures import interrupted
+    from junctor.runs.share import Share, run_share
+
+    if prefect:
+        raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
+    share = Share.parse(part)
+    try:
+        with progress_display(quiet) as progress:
+            done = run_share(job, share, resources, progress)
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
+    if as_json:
+        typer.echo(json.dumps({"directory": str(job.directory.path), **done.to_record()}, indent=2))
+        return
+    there = f", {done.reused:,} of them there already" if done.reused else ""
+    typer.echo(f"part {share}: {done.partitions:,} of {done.all_partitions:,} partitions{there}")
+    typer.echo(f"{done.rows:,} rows in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}")
+
+
 def score(
     job: Workload, resources: Resources, prefect: bool | None, progress: Progress, flow: Callable[[], AsFlow] = _flow
 ) -> Manifest:
@@ -140,8 +189,10 @@ def score(
     from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
 
     configured = is_configured()
+    as_a_flow = configured if prefect is None else prefect
+    job.check_places(recorded=as_a_flow)
     try:
-        if not (configured if prefect is None else prefect):
+        if not as_a_flow:
             # Without Prefect, which takes seconds to import.
             from junctor.runs.run import run as run_plainly
 
@@ -152,8 +203,8 @@ def score(
         if server is not None:
             server.wait()
         return as_flow(job, resources, progress)
-    except KeyboardInterrupt:
-        raise interrupted("run the same command again to go on") from None
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
 
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:
@@ -161,6 +212,23 @@ def _refuse_idle(method: Method, sampling: Sampling) -> None:
     idle = [option.name for option in fields(sampling) if getattr(sampling, option.name) != option.default]
     if method == "exact" and idle:
         raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
+
+
+def _refuse_misplaced(incremental: bool, backfill: tuple[str, ...], drop_removed: bool, csv: bool) -> None:
+    """Raise BadParameter for options of incremental runs at others, and the other way round."""
+    from junctor.model.errors import EvidenceError
+    from junctor.runs.inputs import Backfill
+
+    if incremental and csv:
+        raise typer.BadParameter("one file of all answers does not grow: leave it out", param_hint="--csv")
+    if not incremental and (backfill or drop_removed):
+        hint = "--backfill" if backfill else "--drop-removed"
+        raise typer.BadParameter("it belongs to --incremental: add that", param_hint=hint)
+    try:
+        for text in backfill:
+            Backfill.parse(text)
+    except EvidenceError as error:
+        raise typer.BadParameter(str(error), param_hint="--backfill") from None
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

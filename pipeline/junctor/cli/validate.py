@@ -46,7 +46,10 @@ def validate(
     if json:
         typer.echo(json_module.dumps(report, indent=2))
     else:
-        _print(network, report["network"], evidence, report.get("evidence"))
+        from junctor.runtime.remote import shown
+
+        told = None if evidence is None else shown(evidence)
+        _print(shown(network), report["network"], told, report.get("evidence"))
     # After printing: a script gets the report as well as the exit code.
     if report.get("evidence", {}).get("invalid_rows"):
         raise typer.Exit(3)

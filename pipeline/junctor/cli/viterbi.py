@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.run import run_and_show
+from junctor.cli.run import run_and_show, run_share_and_show
 
 if TYPE_CHECKING:
     from junctor.cli.run import AsFlow
@@ -22,7 +22,9 @@ def viterbi(
         str,
         typer.Argument(metavar="SEQUENCES", help="Parquet (file or folder) or Arrow with a list column, one row each."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder.")
+    ],
     posteriors: Annotated[
         bool, typer.Option("--posteriors", help="Log-likelihoods and posteriors of the states instead of paths.")
     ] = False,
@@ -47,6 +49,7 @@ def viterbi(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Sequences in one part.")] = None,
+    part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
@@ -79,6 +82,9 @@ def viterbi(
     settings = load_settings()
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
+    if part is not None:
+        run_share_and_show(job, part, resources, prefect, quiet, json)
+        return
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 
 

@@ -19,6 +19,7 @@ from junctor_kernels.tables.views import view, whole
 from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place, nearest
 from junctor.model.network import Variable
+from junctor.runtime.remote import local_path
 
 FORMAT_VERSION = 1
 _INDEX = "cliques.json"
@@ -78,7 +79,7 @@ class CalibratedCliques:
 
         The index is written last: a folder that has one is whole.
         """
-        home = Path(folder)
+        home = local_path(folder)
         home.mkdir(parents=True, exist_ok=True)
         # Gone first: tables of two cases must not pass for those of one.
         (home / _INDEX).unlink(missing_ok=True)
@@ -119,7 +120,7 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
 
     Raises InputError where there is nothing whole of this format.
     """
-    home = Path(folder)
+    home = local_path(folder)
     try:
         index = json.loads((home / _INDEX).read_text())
     except (OSError, ValueError) as error:
@@ -132,9 +133,19 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
         tuple(Variable(name, tuple(states)) for name, states in index["variables"].items()),
         tuple(tuple(scope) for scope in index["cliques"]),
         # Mapped, not read: a question needs one table.
-        lambda i: np.load(home / f"clique-{i}.npy", mmap_mode="r"),
+        lambda i: _table_in(home / f"clique-{i}.npy"),
         _ALGEBRAS[index["numbers"]],
         -math.inf if log_evidence is None else log_evidence,
         # Indices of earlier versions have none.
         index.get("reason", NO_PROBABILITY),
     )
+
+
+def _table_in(path: Path) -> npt.NDArray[Any]:
+    """Return a table of numbers, mapped; raises InputError for anything else."""
+    try:
+        # Never objects: they would be pickled, and a pickle is code.
+        table: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return table
+    except (OSError, ValueError) as error:
+        raise InputError(f"found no table of numbers ({error})", Place(str(path))) from None

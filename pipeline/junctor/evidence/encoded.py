@@ -12,7 +12,6 @@ import base64
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
 from junctor.runtime.files import aside
+from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 2
 # Parquet, one column a variable: directories of earlier runs have it.
@@ -37,7 +37,7 @@ _STATES = "states"
 _KEPT = "kept"
 
 
-def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
+def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | RemotePath) -> None:
     """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is complete."""
     columns = dict(_columns(partition))
     metadata = {
@@ -53,18 +53,18 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -
             table = table.append_column(field.with_name(f"{_KEPT}{i}"), column)
     # Read once or twice and then never again: cheap to write and to read comes before small.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with aside(Path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
+    with aside(location(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
         writer.write_table(table)
 
 
-def read_partition(path: str | os.PathLike[str], kept: bool = False) -> EncodedPartition:
+def read_partition(path: str | os.PathLike[str] | RemotePath, kept: bool = False) -> EncodedPartition:
     """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else.
 
     path: of the partition.
     kept: whether the kept columns are read as well.
     """
     try:
-        with pa.OSFile(str(path)) as file:
+        with _opened(location(path)) as file:
             if file.read(6) != b"ARROW1":
                 return _read_parquet(path)
             file.seek(0)
@@ -81,7 +81,14 @@ def read_partition(path: str | os.PathLike[str], kept: bool = False) -> EncodedP
         raise RunError(f"{path}: cannot be read as encoded evidence ({error}): start the run anew") from error
 
 
-def _read_arrow(file: pa.NativeFile, path: str | os.PathLike[str], kept: bool) -> tuple[dict[str, Any], pa.Table]:
+def _opened(path: AnyPath) -> pa.NativeFile:
+    # All of an object is wanted, which is one request.
+    return pa.BufferReader(path.read_bytes()) if isinstance(path, RemotePath) else arrow_file(path)
+
+
+def _read_arrow(
+    file: pa.NativeFile, path: str | os.PathLike[str] | RemotePath, kept: bool
+) -> tuple[dict[str, Any], pa.Table]:
     # Workers read partitions concurrently; threads in each of them would only compete.
     options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.ipc.open_file(file, options=options) as reader:
@@ -94,11 +101,11 @@ def _read_arrow(file: pa.NativeFile, path: str | os.PathLike[str], kept: bool) -
         return metadata, reader.read_all()
 
 
-def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
+def _read_parquet(path: str | os.PathLike[str] | RemotePath) -> EncodedPartition:
     """Read the encoded evidence of an earlier version: `s7` has the states of variable 7, null where unobserved."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(parquet_source(location(path))) as file:
         metadata = _metadata(file.schema_arrow, path, _PARQUET_VERSION)
         table = file.read(use_threads=False)
     # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
@@ -114,7 +121,7 @@ def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
     )
 
 
-def _metadata(schema: pa.Schema, path: str | os.PathLike[str], expected: int) -> dict[str, Any]:
+def _metadata(schema: pa.Schema, path: str | os.PathLike[str] | RemotePath, expected: int) -> dict[str, Any]:
     metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
     if (version := metadata.get("format_version")) != expected:
         raise RunError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from junctor.evidence.files import open_bytes
 from junctor.evidence.layout import NO_COLUMNS
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.remote import AnyPath
 
 Integers = npt.NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class EvidSource:
     kept_schema: pa.Schema = NO_COLUMNS
 
     @classmethod
-    def read(cls, path: Path, network: Network, strict: bool) -> EvidSource:
+    def read(cls, path: AnyPath, network: Network, strict: bool) -> EvidSource:
         """Read a file; raises EvidenceError with line and column."""
         with open_bytes(path) as file:
             text = _Text(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))

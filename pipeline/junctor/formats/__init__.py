@@ -12,13 +12,13 @@ import os
 import re
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import Network, Reading
 from junctor.runtime.cache import LARGEST_SHARE, user_cache
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 EXTENSIONS = {
     "bif": (".bif",),
@@ -45,7 +45,7 @@ logger = logging.getLogger("junctor")
 
 
 def read_network(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     format: str | None = None,
     *,
     normalize: bool = False,
@@ -53,14 +53,14 @@ def read_network(
 ) -> Network:
     """Read a network file.
 
-    path: file, possibly gzipped.
+    path: file or URL, possibly gzipped.
     format: a key of EXTENSIONS or an extension; None for the format of the extension, else of the content.
     normalize: divide every row of a conditional table by its sum, as in tables of counts or percentages.
     ignore_decisions: leave out decisions and utilities of an influence diagram where no chance node depends on them.
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
     holds no valid network.
     """
-    path = Path(path)
+    path = location(path)
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen == "parquet":
         from junctor.formats import store
@@ -71,7 +71,9 @@ def read_network(
     return _kept_or_read(chosen or _format_of_content(data, path), data, path, Reading(normalize, ignore_decisions))
 
 
-def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
+def write_network(
+    network: Network, path: str | os.PathLike[str] | RemotePath, format: str | None = None
+) -> tuple[str, ...]:
     """Write a network file atomically and return warnings about information that the format cannot keep.
 
     network: the network to write.
@@ -79,7 +81,7 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     format: a name of WRITABLE or an extension; None for the format of the extension.
     Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
     """
-    path = Path(path)
+    path = location(path)
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen not in WRITABLE:
         what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
@@ -92,7 +94,7 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     return _losses(network, chosen)
 
 
-def _kept_or_read(format: str, data: bytes, path: Path, reading: Reading) -> Network:
+def _kept_or_read(format: str, data: bytes, path: AnyPath, reading: Reading) -> Network:
     """Return the network in a file, as it was kept by an earlier reader of the same bytes, or read anew."""
     cache = user_cache()
     if format == "parquet" or len(data) < LEAST_KEPT or len(data) > LARGEST_SHARE * cache.limit:
@@ -112,7 +114,7 @@ def _kept_or_read(format: str, data: bytes, path: Path, reading: Reading) -> Net
     return network
 
 
-def _read(format: str, data: bytes, path: Path, reading: Reading) -> Network:
+def _read(format: str, data: bytes, path: AnyPath, reading: Reading) -> Network:
     # XML and Parquet say themselves how their bytes are text; Netica's may be binary.
     content = decode(data, str(path)) if format in _TEXTS else data
     if format == "parquet":
@@ -170,7 +172,7 @@ def _named_format(format: str | None) -> str | None:
     raise ModelError(f"unknown format {format!r}{nearest(name, EXTENSIONS)}, expected one of {', '.join(EXTENSIONS)}")
 
 
-def _format_of_extension(path: Path) -> str | None:
+def _format_of_extension(path: AnyPath) -> str | None:
     # Only the last extension counts: names of files may have dots.
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -194,7 +196,7 @@ _SIGNS = {
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|%[^\n]*|#[^\n]*", re.S)
 
 
-def _format_of_content(data: bytes, path: Path) -> str:
+def _format_of_content(data: bytes, path: AnyPath) -> str:
     if data.startswith(_PARQUET_MAGIC):
         return "parquet"
     # Latin-1 decodes any bytes, and all signs are ASCII; what it makes of a UTF-8 byte order mark is taken off.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from junctor.formats.files import publish, read_bytes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Kind, Network, build_network
 from junctor.runtime.arrow import in_one_piece, number_array, numbers_of, string_array, string_list_array
+from junctor.runtime.remote import AnyPath, location
 
 FORMAT = "junctor-network"
 # Files of networks with auxiliary variables have version 2, all others stay readable for older Junctors.
@@ -58,9 +58,9 @@ _SPARE_BYTES = 2**26
 _MAX_EXPANSION = 1000
 
 
-def write(network: Network, path: str | Path) -> None:
+def write(network: Network, path: str | AnyPath) -> None:
     """Write `network` to `path`, whole or not at all; raises ModelError if it cannot be written."""
-    publish(Path(path), to_bytes(network))
+    publish(location(path), to_bytes(network))
 
 
 def to_bytes(network: Network) -> bytes:
@@ -164,14 +164,14 @@ def rows_of(count: int, columns: dict[str, pa.Array]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 
 
-def read(source: str | Path | bytes, file: str | None = None) -> Network:
+def read(source: str | AnyPath | bytes, file: str | None = None) -> Network:
     """Read a network from a path or from the content of a file, whose name is then `file`.
 
     Raises ModelError if the file is no network, is damaged or was rewritten by another tool, has a newer
     `format_version`, would expand to far more memory than its size, or holds no valid network.
     """
-    data = source if isinstance(source, bytes) else read_bytes(Path(source), MAX_BYTES)
-    place = Place(file if isinstance(source, bytes) else str(source))
+    data = source if isinstance(source, bytes) else read_bytes(location(source), MAX_BYTES)
+    place = Place(file if isinstance(source, bytes) else str(location(source)))
     # First of all: the seal keeps damaged metadata away from Arrow.
     _check_seal(data, place)
     try:

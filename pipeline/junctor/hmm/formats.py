@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
 from junctor.runtime.files import aside
+from junctor.runtime.remote import AnyPath, RemotePath, location, parquet_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,14 +39,14 @@ _METADATA = b"junctor.hmm"
 _KEYS = {"start", "transition", "emission", "states", "symbols"}
 
 
-def read_model(path: str | os.PathLike[str], format: str | None = None) -> HiddenMarkovModel:
+def read_model(path: str | os.PathLike[str] | RemotePath, format: str | None = None) -> HiddenMarkovModel:
     """Read a model: Parquet or JSON by its name, anything else as a two-slice network (`junctor.hmm.slices`).
 
     path: file.
     format: "parquet", "json", or a format of networks; None for the format of the name.
     Raises ModelError with the place of the error.
     """
-    source = Path(path)
+    source = location(path)
     name = source.name.lower()
     if format == "json" or (format is None and name.endswith((".json", ".json.gz"))):
         return _from_json(source)
@@ -59,9 +59,9 @@ def read_model(path: str | os.PathLike[str], format: str | None = None) -> Hidde
     return from_slices(read_network(source, format), Place(str(source)))
 
 
-def write_model(model: HiddenMarkovModel, path: str | os.PathLike[str]) -> None:
+def write_model(model: HiddenMarkovModel, path: str | os.PathLike[str] | RemotePath) -> None:
     """Write a model as Parquet or, where the name ends in `.json` or `.json.gz`, as JSON; whole or not at all."""
-    target = Path(path)
+    target = location(path)
     with aside(target) as temporary:
         if target.name.lower().endswith((".json", ".json.gz")):
             text = json.dumps(_record(model)).encode()
@@ -87,7 +87,7 @@ def _record(model: HiddenMarkovModel) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _from_json(source: Path) -> HiddenMarkovModel:
+def _from_json(source: AnyPath) -> HiddenMarkovModel:
     place = Place(str(source))
     try:
         data = source.read_bytes()
@@ -122,12 +122,12 @@ def _sparse_of_lists(to: Any, probability: Any, place: Place) -> SparseMatrix:
     return SparseMatrix(np.cumsum([0, *lengths]), columns.astype(np.int32), values)
 
 
-def _is_model(source: Path) -> bool:
+def _is_model(source: AnyPath) -> bool:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        return _METADATA in (parquet.read_schema(source).metadata or {})
+        return _METADATA in (parquet.read_schema(parquet_source(source)).metadata or {})
     except (OSError, pa.ArrowException):
         return False  # the reader of networks reports the error
 
@@ -158,13 +158,13 @@ def _table(model: HiddenMarkovModel) -> pa.Table:
     return pa.table(columns, metadata={_METADATA: json.dumps(facts).encode()})
 
 
-def _from_parquet(source: Path) -> HiddenMarkovModel:
+def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
     import pyarrow as pa
     from pyarrow import parquet
 
     place = Place(str(source))
     try:
-        table = parquet.read_table(source, use_threads=False)
+        table = parquet.read_table(parquet_source(source), use_threads=False)
         facts = json.loads(table.schema.metadata[_METADATA])
         if facts.get("format_version") != FORMAT_VERSION:
             raise ModelError(f"found format_version {facts.get('format_version')!r}, expected {FORMAT_VERSION}", place)

@@ -28,6 +28,7 @@ from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import explained
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +93,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
     @property
     def home(self) -> SequenceDirectory:
         """The run directory."""
-        return SequenceDirectory(Path(self.directory))
+        return SequenceDirectory(self.directory)
 
     def read(self) -> EncodedSequences:
         """Return the encoded sequences."""
@@ -115,7 +116,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         # The caller then waits for the writers and tries again with all of the memory.
         if reserved > WAITING_SHARE * options.memory:
             raise BudgetError(f"{self}: little memory beside answers that are written")
-        engine = engine_for(str(self.home.network), self.spec, replace(options, memory=options.memory - reserved))
+        engine = engine_for(self.home.network, self.spec, replace(options, memory=options.memory - reserved))
         return answers_table(engine.answer(inputs.batch), inputs.case_ids, engine.model)
 
     def write(self, answers: pa.Table, path: Path) -> None:
@@ -161,12 +162,17 @@ class SequenceJob(Workload):
     @property
     def directory(self) -> SequenceDirectory:
         """The run directory."""
-        return SequenceDirectory(Path(self.output).absolute())
+        return SequenceDirectory(location(self.output).absolute())
+
+    @property
+    def places(self) -> tuple[str, str, str]:
+        """Model, sequences and output, as they were given."""
+        return self.model, self.sequences, self.output
 
     @property
     def title(self) -> str:
         """The sequences and the model, in Markdown."""
-        return f"`{self.sequences}` on `{self.model}`"
+        return f"`{shown(self.sequences)}` on `{shown(self.model)}`"
 
     def read_model(self) -> HiddenMarkovModel:
         """Return the model; raises InputError."""
@@ -235,23 +241,23 @@ class SequenceJob(Workload):
 
     def _spec_and_model(self) -> tuple[SequenceSpec, HiddenMarkovModel]:
         spec = self.directory.read_spec()
-        return spec, model_for(str(self.directory.network), spec.model_digest)
+        return spec, model_for(self.directory.network, spec.model_digest)
 
 
-def _rows_of(path: Path) -> int:
+def _rows_of(path: AnyPath) -> int:
     """Return the sequences of an encoded partition."""
     from pyarrow import parquet
 
-    with explained(path), parquet.ParquetFile(path) as file:
+    with explained(path), parquet.ParquetFile(parquet_source(path)) as file:
         rows: int = file.metadata.num_rows
         return rows
 
 
-def _steps_of(path: Path, states: int) -> int:
+def _steps_of(path: AnyPath, states: int) -> int:
     """Return the steps of an encoded partition, from the metadata of its columns."""
     from pyarrow import parquet
 
-    with explained(path), parquet.ParquetFile(path) as file:
+    with explained(path), parquet.ParquetFile(parquet_source(path)) as file:
         columns = [file.metadata.row_group(g).column(1) for g in range(file.metadata.num_row_groups)]
         values: int = sum(column.num_values for column in columns)
         return values // states if "likelihoods" in file.schema_arrow.names else values
@@ -264,7 +270,7 @@ def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:
 
 
 @lru_cache(maxsize=1)
-def model_for(path: str, digest: str) -> HiddenMarkovModel:
+def model_for(path: AnyPath, digest: str) -> HiddenMarkovModel:
     """Return the model of a run, kept for its next partition in this process."""
     from junctor.hmm.formats import read_model
 
@@ -275,6 +281,6 @@ def model_for(path: str, digest: str) -> HiddenMarkovModel:
 
 
 @lru_cache(maxsize=1)
-def engine_for(path: str, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
+def engine_for(path: AnyPath, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
     """Return an engine, kept for the next partition of the same run in this process."""
     return SequenceEngine(model_for(path, spec.model_digest), spec.query, spec.precision, options)

@@ -28,6 +28,7 @@ from junctor.runs.results import (
 )
 from junctor.runs.score_tables import schema_of
 from junctor.runtime.arrow import columns_of_lists, in_one_piece
+from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a record batch in Arrow files: whoever reads batch by batch holds no whole part.
 BATCH_ROWS = 65_536
@@ -85,6 +86,9 @@ class _Columns:
     def of(cls, schema: pa.Schema, files: AnswerFiles) -> _Columns:
         lists = column_names(schema)
         numbers = {*lists, *numbers_of_scores(schema)}
+        if files.layout == "columns":
+            numbers.update(column for columns in lists.values() for column in columns)
+            schema = schema_in_columns(schema, lists)
         # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a
         # column, to try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no
         # query either. Nor do those of scores, which would take a sixth of their time.
@@ -188,7 +192,7 @@ def refuse_other_types(kept: pa.Schema, files: AnswerFiles) -> None:
             ) from error
 
 
-def read_facts(path: Path) -> tuple[int, dict[str, int]]:
+def read_facts(path: AnyPath) -> tuple[int, dict[str, int]]:
     """Return the rows of a part, and those of each status, without reading them.
 
     Raises ArrowInvalid, KeyError or TypeError for a damaged file.
@@ -197,32 +201,32 @@ def read_facts(path: Path) -> tuple[int, dict[str, int]]:
     return sum(statuses.values()), statuses
 
 
-def batches_of(path: Path, rows: int) -> Iterator[pa.Table]:
+def batches_of(path: AnyPath, rows: int) -> Iterator[pa.Table]:
     """Yield the rows of a part in tables of at most `rows`, with the metadata of the part."""
     from pyarrow import parquet
 
     if path.suffix == ".arrow":
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        with arrow_file(path) as source, pa.ipc.open_file(source) as file:
             for i in range(file.num_record_batches):
                 table = pa.Table.from_batches([file.get_batch(i)])
                 for first in range(0, table.num_rows, rows):
                     yield table.slice(first, rows)
     else:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(parquet_source(path)) as file:
             for batch in file.iter_batches(batch_size=rows):
                 yield pa.Table.from_batches([batch], file.schema_arrow)
 
 
-def empty_answers(parts: Sequence[Path]) -> pa.Table:
+def empty_answers(parts: Sequence[AnyPath]) -> pa.Table:
     """Return a table without rows, of the columns of some parts."""
     return _schema_of(parts[0]).empty_table()
 
 
-def _schema_of(path: Path) -> pa.Schema:
+def _schema_of(path: AnyPath) -> pa.Schema:
     from pyarrow import parquet
 
     if path.suffix == ".arrow":
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        with arrow_file(path) as source, pa.ipc.open_file(source) as file:
             return file.schema
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(parquet_source(path)) as file:
         return file.schema_arrow

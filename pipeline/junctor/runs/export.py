@@ -10,11 +10,22 @@ import pyarrow as pa
 from pyarrow import csv
 
 from junctor.runs.answer_files import batches_of, column_names, empty_answers, in_columns
+from junctor.runtime.files import aside
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath
 
 BATCH_ROWS = 8192
 
 
-def write_csv(parts: Sequence[Path], path: Path) -> None:
+def export_csv(path: AnyPath, parts: Sequence[AnyPath], progress: Progress) -> None:
+    """Write the answers in `parts` to the CSV file `path` of a run, unless it is there."""
+    if not path.exists():
+        progress.stage("writing CSV")
+        with aside(path) as temporary:
+            write_csv(parts, temporary)
+
+
+def write_csv(parts: Sequence[AnyPath], path: Path) -> None:
     """Write the answers in `parts`, in that order, to one CSV file with a column `variable=state` for each number.
 
     Explanations have one column a variable with the name of the state. Lists of scores (`--top`) have a column for each

@@ -11,19 +11,21 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
-from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
+from junctor.runs.increments import IncrementDirectory, IncrementTask
+from junctor.runs.new_inputs import Growth
+from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.files import aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, RemotePath, location, shown
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
@@ -52,7 +54,7 @@ class InputPart:
 
     rows: int
     bytes: int
-    write: Callable[[Path], None]
+    write: Callable[[AnyPath], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,25 @@ class Workload(ABC):
 
     @property
     @abstractmethod
+    def places(self) -> tuple[str, str, str]:
+        """Model, inputs and output, as they were given."""
+
+    @property
+    @abstractmethod
     def title(self) -> str:
         """The inputs and the model, in Markdown."""
+
+    def check_places(self, recorded: bool = False) -> None:
+        """Raise InputError for URLs that cannot be used, before any work.
+
+        recorded: whether others keep a record of the places, in which there must be no credentials.
+        """
+        for path in map(location, self.places):
+            if recorded and isinstance(path, RemotePath) and path.has_credentials:
+                raise InputError(
+                    f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
+                    "environment or a profile, or use --no-prefect"
+                )
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -125,11 +144,27 @@ class Workload(ABC):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
 
-    def task(self, part: int, spec: Any, counts: Ingested, compute: ComputeOptions) -> PartitionTask[Any]:
-        """Return the task of a worker for one partition."""
-        return self.task_class(str(self.directory.path), part, spec, counts, compute)
+    @property
+    def growth(self) -> Growth | None:
+        """The inputs if they grow and only what is new is answered; None if all of them are."""
+        return None
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
+    def task(
+        self, directory: Directory[Any], part: int, spec: Any, counts: Ingested, compute: ComputeOptions
+    ) -> PartitionTask[Any]:
+        """Return the task of a worker for one partition.
+
+        directory: of the run.
+        part: number of the partition.
+        spec: of the run.
+        counts: that plans are made for.
+        compute: options of the worker.
+        """
+        if isinstance(directory, IncrementDirectory):
+            return IncrementTask(directory.path, part, spec, counts, compute, directory.stem_of(part))
+        return self.task_class(directory.path, part, spec, counts, compute)
+
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
 
 
@@ -137,9 +172,9 @@ class Workload(ABC):
 class Job(Workload):
     """A run of rows of evidence; paths as they were given.
 
-    network: file of it.
-    evidence: file or folder of it.
-    output: run directory.
+    network: file of it, or its URL.
+    evidence: file or folder of it, or its URL.
+    output: run directory, or its URL.
     query: for every row.
     partition_rows: cases in one part; None for a number by the width of the answers.
     part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
@@ -152,6 +187,9 @@ class Job(Workload):
     csv: whether one CSV file is written as well.
     network_format, evidence_format: None for the formats by name or content of the files.
     normalize, ignore_decisions: as of `read_network`.
+    incremental: whether only what is new since the last run is answered.
+    backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
+    drop_removed: whether answers to files that are gone are removed.
     """
 
     network: str
@@ -173,6 +211,9 @@ class Job(Workload):
     output_format: OutputFormat = "parquet"
     layout: Layout = "lists"
     compression: Compression = "zstd"
+    incremental: bool = False
+    backfill: tuple[str, ...] = ()
+    drop_removed: bool = False
 
     words = Words("network", "evidence", "propagating")
     task_class = PartTask
@@ -180,12 +221,23 @@ class Job(Workload):
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""
-        return RunDirectory(Path(self.output).absolute())
+        return (IncrementDirectory if self.incremental else RunDirectory)(location(self.output).absolute())
+
+    @property
+    def growth(self) -> Growth | None:
+        """The evidence if it grows."""
+        growth = Growth(self.evidence, self.evidence_format, self.backfill, self.drop_removed)
+        return growth if self.incremental else None
+
+    @property
+    def places(self) -> tuple[str, str, str]:
+        """Network, evidence and output, as they were given."""
+        return self.network, self.evidence, self.output
 
     @property
     def title(self) -> str:
         """The evidence and the network, in Markdown."""
-        return f"`{self.evidence}` on `{self.network}`"
+        return f"`{shown(self.evidence)}` on `{shown(self.network)}`"
 
     def read_model(self) -> Network:
         """Return the network; raises InputError, also if it does not suit the query."""
@@ -195,6 +247,12 @@ class Job(Workload):
         files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
+        if self.incremental and self.csv:
+            raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
+        if (self.backfill or self.drop_removed) and not self.incremental:
+            raise EvidenceError(
+                "found partitions to answer again, or answers to drop, in a run that is not incremental"
+            )
         network = read_network(
             self.network, self.network_format, normalize=self.normalize, ignore_decisions=self.ignore_decisions
         )
@@ -219,7 +277,8 @@ class Job(Workload):
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
         return RunSpec(
             network_digest=model.digest,
-            evidence_digest=digest_of(self.evidence),
+            # Evidence that grows is no part of the question.
+            evidence_digest="" if self.incremental else digest_of(self.evidence),
             query=self.query.kind,
             targets=self.query.targets,
             precision=self.query.precision,
@@ -237,6 +296,7 @@ class Job(Workload):
             answers=self.query.answers,
             top=self.query.top,
             probabilities=self.query.probabilities,
+            incremental=self.incremental,
         )
 
     def keep_model(self, model: Network) -> None:
@@ -250,20 +310,21 @@ class Job(Workload):
             write_json(self.directory.speeds, local_cost_models().to_record())
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
+        # Read again, it would take longer than a few rows.
+        network_for(self.directory.network, model.digest, model)
 
     def input_parts(self, threads: int) -> Iterator[InputPart]:
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
         from junctor.evidence.read import open_evidence
-        from junctor.formats import read_network
         from junctor.runs.answer_files import refuse_other_types
 
         # The network of the directory, not of the job: an earlier call may have begun with it.
         spec = self.directory.read_spec()
         source = open_evidence(
             self.evidence,
-            read_network(self.directory.network),
+            network_for(self.directory.network, spec.network_digest),
             case_id=spec.case_id,
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,
@@ -295,19 +356,19 @@ class Job(Workload):
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
+        directory = self.directory
+        if isinstance(directory, IncrementDirectory):
+            return directory.rows_in(parts)
         # All but the last one are of one size, so that no file has to be opened.
-        counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
+        counts, size = directory.counts(), directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
-        path = self.directory.csv(self.directory.read_spec().folder)
-        if self.csv and not path.exists():
-            from junctor.runs.export import write_csv
+        if self.csv:
+            from junctor.runs.export import export_csv
 
-            progress.stage("writing CSV")
-            with aside(path) as temporary:
-                write_csv(parts, temporary)
+            export_csv(self.directory.csv(self.directory.read_spec().folder), parts, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +415,7 @@ class _PlannedRun:
         from junctor.sampling.auto import AutoEngine, explain
 
         rows, options = self.directory.counts().rows, self._options(allowed_memory(self.resources.compute), "cpu")
-        engine = sampler_for(self.directory, self.spec, rows, options)
+        engine = sampler_for(self.directory, self.spec, self.directory.expected(self.spec).rows, options)
         if isinstance(engine, AutoEngine):
             explain(engine, next(self._batches()))
         return RunEstimate(engine.least, engine.seconds(rows))
@@ -366,7 +427,7 @@ class _PlannedRun:
 
     def _engine(self, memory: int, device: DeviceChoice) -> Engine:
         """Return an engine that shares its plans with the one that later answers in this process."""
-        engine = engine_for(self.directory, self.spec, self.directory.counts().rows)
+        engine = engine_for(self.directory, self.spec, self.directory.expected(self.spec).rows)
         return engine.with_options(self._options(memory, device))
 
     def _batches(self) -> Iterator[EvidenceBatch]:
