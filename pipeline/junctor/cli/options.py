@@ -18,8 +18,7 @@ NetworkFile = Annotated[
     str,
     typer.Argument(
         metavar="NETWORK",
-        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, our Parquet; any .gz; "
-        "a file, or its URL (s3://, ...).",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, Parquet; .gz; a URL.",
     ),
 ]
 EvidenceFile = Annotated[
