@@ -213,7 +213,7 @@ def test_file_urls_are_local_paths(local: Job) -> None:
 def test_an_interrupted_run_goes_on(job: Job, bucket: Bucket, local: Job) -> None:
     run(local, HERE)
     whole = parts_of(local.output) | parts_of(local.output, "evidence")
-    del whole["out/evidence/done.json"]
+    del whole["out/evidence/done.json"], whole["out/evidence/checksums.json"]
     for lost in (["manifest.json"], ["manifest.json", "posteriors/part-00002.parquet"], ["evidence/done.json"]):
         run(job, HERE)
         for name in lost:
@@ -223,26 +223,44 @@ def test_an_interrupted_run_goes_on(job: Job, bucket: Bucket, local: Job) -> Non
         assert {key: data for key, data in bucket.objects("out").items() if "part-" in key} == whole
 
 
-def test_damaged_and_missing_objects_are_told(job: Job, bucket: Bucket) -> None:
+def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    def parts() -> dict[str, bytes]:
+        return {key: data for key, data in bucket.objects("out").items() if "part-" in key}
+
     run(job, HERE)
-    bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
-    bucket.put("out/posteriors/part-00001.parquet", bucket.get("out/posteriors/part-00001.parquet")[:-100])
-    with pytest.raises(RunError, match=r"s3://.*part-00001.parquet: damaged") as caught:
+    whole = parts()
+    part, rows = "out/posteriors/part-00001.parquet", "out/evidence/part-00001.arrow"
+    for name, data in ((part, whole[part][:-100]), (rows, b""), (rows, b"PAR1 no"), (rows, None)):
+        bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
+        bucket.server.request("DELETE", f"/{bucket.name}/{part}")
+        if data is None:
+            bucket.server.request("DELETE", f"/{bucket.name}/{name}")
+        else:
+            bucket.put(name, data)
+        caplog.clear()
         run(job, HERE)
-    message(caught)
-    bucket.server.request("DELETE", f"/{bucket.name}/out/posteriors/part-00001.parquet")
-    for data in (b"", b"PAR1 no"):
-        bucket.put("out/evidence/part-00001.arrow", data)
-        with pytest.raises(RunError, match="cannot be read as encoded evidence") as caught:
-            run(job, HERE)
-        message(caught)
-    bucket.server.request("DELETE", f"/{bucket.name}/out/evidence/part-00001.arrow")
-    with pytest.raises(RunError, match=r"part-00001.arrow.*no such object") as caught:
-        run(job, HERE)
+        assert f"s3://{bucket.name}/{name}" in caplog.text
+        assert "made again" in caplog.text
+        assert parts() == whole
     bucket.put("out/run.json", b"{")
     with pytest.raises(RunError, match="not JSON") as caught:
         run(job, HERE)
     message(caught)
+
+
+def test_a_run_in_a_store_is_verified(job: Job, bucket: Bucket) -> None:
+    run(job, HERE)
+    place = f"s3://{bucket.name}/out"
+    assert junctor_cli("verify", place).exit_code == 0
+    whole = bucket.get("out/posteriors/part-00001.parquet")
+    bucket.put("out/posteriors/part-00001.parquet", whole[:100] + b"x" + whole[101:])
+    damaged = junctor_cli("verify", place)
+    assert damaged.exit_code == 6
+    assert "damaged posteriors/part-00001.parquet" in damaged.output
+    bucket.put("out/posteriors/part-00001.parquet", whole[:-100])
+    run(job, HERE)
+    assert bucket.get("out/posteriors/part-00001.parquet") == whole
+    assert junctor_cli("verify", place).exit_code == 0
 
 
 def test_missing_and_denied_inputs_are_told(job: Job, bucket: Bucket) -> None:

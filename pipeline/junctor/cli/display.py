@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from junctor_kernels.cpu.compilation import compilation
 
+from junctor.cli.deployed import deployed
+from junctor.cli.lines import LineFormatter, is_json, say
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runtime.progress import Progress, Silence
@@ -37,12 +39,14 @@ MOST_LINES = 20
 @contextmanager
 def progress_display(quiet: bool = False) -> Iterator[Progress]:
     """Show progress while the body runs: bars on a terminal, else a line now and then, or nothing."""
-    _log_to_stderr()
+    # Prefect shows the log of a deployed run.
+    if deployed.get() is None:
+        _log_to_stderr()
     compilation.listener = None if quiet else _tell_compilation
     if quiet:
         yield Silence()
     # Bars overwrite themselves, which makes a mess of a log file.
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and not is_json():
         with _bars() as bars:
             yield _BarProgress(bars)
     else:
@@ -52,7 +56,7 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
 
 
 def _tell_compilation() -> None:
-    typer.echo("compiling for this machine, once (`junctor warmup` does it beforehand)", err=True)
+    say("compilation", "compiling for this machine, once (`junctor warmup` does it beforehand)")
 
 
 def _clock() -> float:
@@ -65,7 +69,7 @@ def _log_to_stderr() -> None:
     logger = logging.getLogger("junctor")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(LineFormatter("%(levelname)s: %(message)s"))
         logger.addHandler(handler)
 
 
@@ -168,7 +172,7 @@ class LineProgress:
         self._started = self._shown = self._clock()
         of = f" {rows:,} rows" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
-        typer.echo(f"{name}{of}{there}", err=True)
+        say("stage", f"{name}{of}{there}", stage=name, rows=rows, done=done)
 
     def advance(self, rows: int) -> None:
         """Count rows, and say how far it is, if it is time."""
@@ -190,7 +194,8 @@ class LineProgress:
         far = f"{self._done:,} rows, " if self._done else ""
         if self._rows:
             far = f"{self._done:,} of {self._rows:,} rows ({self._done / self._rows:.0%}), "
-        typer.echo(f"{self._name}: {far}{self._speed(now)}{self._passes}", err=True)
+        message = f"{self._name}: {far}{self._speed(now)}{self._passes}"
+        say("progress", message, stage=self._name, rows=self._rows, done=self._done)
 
     def _speed(self, now: float) -> str:
         """Return seconds left and rows a second, or only the seconds so far where nothing tells."""

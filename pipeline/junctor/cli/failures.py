@@ -8,6 +8,7 @@
 | 3    | network, evidence or settings cannot be used             |
 | 5    | the work does not fit the memory or disk that is allowed |
 | 6    | no run directory, scheduler or worker can be used        |
+| 7    | done, but a threshold of --fail-if is crossed            |
 | 130  | interrupted (Ctrl-C)                                     |
 | 143  | terminated (SIGTERM)                                     |
 """
@@ -19,6 +20,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from junctor.cli.lines import is_json, say
 from junctor.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from junctor.model.errors import InputError, JunctorError, RunError
 
@@ -35,13 +37,19 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise  # whoever read our output has seen enough; Typer ends quietly
         except OSError as error:
-            # An error without a file is one of a socket: scheduler and workers.
-            where = f"{error.filename}: " if error.filename else ""
-            code = RunError.exit_code if error.filename is None else InputError.exit_code
-            raise _exit(f"{where}{error.strerror or error}", code) from error
+            ours = of_system(error)
+            raise _exit(str(ours), ours.exit_code) from error
         except KeyboardInterrupt as wish:
             # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
             raise interrupted(wish) from None
+
+
+def of_system(error: OSError) -> JunctorError:
+    """Return an error of the operating system as one of ours."""
+    if error.filename is not None:
+        return InputError(f"{error.filename}: {error.strerror or error}")
+    # An error without a file is one of a socket: scheduler and workers.
+    return RunError(error.strerror or str(error))
 
 
 def interrupted(wish: KeyboardInterrupt, advice: str | None = None) -> typer.Exit:
@@ -51,6 +59,9 @@ def interrupted(wish: KeyboardInterrupt, advice: str | None = None) -> typer.Exi
 
 
 def _exit(message: str, code: int) -> typer.Exit:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
+    if is_json():
+        say("error", message, level="error", exit_code=code)
+    else:
+        typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(message, err=True)
     return typer.Exit(code)

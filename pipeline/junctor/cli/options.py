@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from junctor.model.errors import JunctorError
+from junctor.cli.lines import LogFormat, set_log_format
+from junctor.model.errors import InputError, JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
@@ -107,10 +108,34 @@ InsecureScheduler = Annotated[
     bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
 ]
 UsePrefect = Annotated[
-    bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
+    bool | None,
+    typer.Option("--prefect/--no-prefect", help="Show it on the page of a Prefect server; yes if one is configured."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+# Holds from here on, for errors that are found before a command begins too.
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        callback=set_log_format,
+        help="Progress and messages on stderr as text, or a JSON document a line.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Report = Annotated[
+    bool | None, typer.Option("--report/--no-report", help="Write a page on the run, report.html; yes as a flow.")
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        metavar="CONDITION",
+        help="End as failed (code 7) where it holds: 'impossible > 1%', 'drift(xray) > 0.2', ...; repeatable.",
+    ),
+]
+Rejects = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Rows that are not ok, with reasons: .csv or .parquet.")
+]
 NetworkFormat = Annotated[
     str | None,
     typer.Option(
@@ -191,6 +216,18 @@ def compute_options(
     # Zero is a size: only what was not given is left to the defaults.
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(defaults or ComputeOptions(), **chosen)  # type: ignore[arg-type]
+
+
+def thresholds(texts: list[str] | None) -> tuple[str, ...]:
+    """Return the conditions of --fail-if; raises BadParameter for those that cannot be read."""
+    if not texts:
+        return ()
+    from junctor.runs.thresholds import parse_threshold
+
+    try:
+        return tuple(parse_threshold(text).text for text in texts)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="--fail-if") from None
 
 
 def memory_size(text: str | None, option: str = "--memory") -> int | None:

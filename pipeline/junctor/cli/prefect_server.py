@@ -48,6 +48,15 @@ def is_configured() -> bool:
     return isinstance(profile, dict) and bool(profile.get("PREFECT_API_URL"))
 
 
+def configured_server() -> None:
+    """Raise RunError unless a Prefect server is configured."""
+    if not is_configured():
+        raise RunError(
+            "no Prefect server is configured: start one with `prefect server start`, and name it with "
+            "PREFECT_API_URL=http://127.0.0.1:4200/api, or with `prefect config set`"
+        )
+
+
 def embed(directory: AnyPath) -> Path:
     """Let the embedded server keep its files below `directory`, and leave the talking to us: errors are raised anyway.
 

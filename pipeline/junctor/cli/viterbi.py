@@ -10,7 +10,6 @@ from junctor.cli import options as cli
 from junctor.cli.run import run_and_show, run_share_and_show
 
 if TYPE_CHECKING:
-    from junctor.cli.run import AsFlow
     from junctor.hmm.engine import SequenceKind
 
 
@@ -23,7 +22,10 @@ def viterbi(
         typer.Argument(metavar="SEQUENCES", help="Parquet (file or folder) or Arrow with a list column, one row each."),
     ],
     output: Annotated[
-        str, typer.Option("--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder.")
+        str,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Directory for the answers, or its URL: s3://bucket/folder."
+        ),
     ],
     posteriors: Annotated[
         bool, typer.Option("--posteriors", help="Log-likelihoods and posteriors of the states instead of paths.")
@@ -38,6 +40,9 @@ def viterbi(
     sequences_format: Annotated[
         str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
     ] = None,
+    report: cli.Report = None,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
@@ -55,6 +60,7 @@ def viterbi(
     prefect: cli.UsePrefect = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
+    log_format: cli.LogFormatOption = "text",
 ) -> None:
     """Find the most probable path of every sequence in SEQUENCES through MODEL, into Parquet files.
 
@@ -78,6 +84,9 @@ def viterbi(
         overwrite=overwrite,
         model_format=model_format,
         sequences_format=sequences_format,
+        report=report,
+        fail_if=cli.thresholds(fail_if),
+        rejects=rejects,
     )
     settings = load_settings()
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
@@ -85,10 +94,4 @@ def viterbi(
     if part is not None:
         run_share_and_show(job, part, resources, prefect, quiet, json)
         return
-    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
-
-
-def _flow() -> AsFlow:
-    from junctor_flows.sequences import decode_as_flow
-
-    return decode_as_flow
+    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json)

@@ -19,10 +19,11 @@ import numpy as np
 from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
+from junctor.model.answers import STATUS_NAMES
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions, OutputFormat
 from junctor.model.query import Precision
-from junctor.runs.partition import PartitionTask
+from junctor.runs.partition import Answered, PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
@@ -108,16 +109,19 @@ class SequenceTask(PartitionTask[SequenceSpec]):
 
     def answer(
         self, inputs: EncodedSequences, options: ComputeOptions, reserved: int, workers: WorkerPool | None
-    ) -> pa.Table:
-        """Return the table of answers."""
+    ) -> Answered:
+        """Return the answers."""
         from junctor.hmm.results import answers_table
+        from junctor.runs.statistics import RowKeys, count_outcomes
 
         assert options.memory is not None
         # The caller then waits for the writers and tries again with all of the memory.
         if reserved > WAITING_SHARE * options.memory:
             raise BudgetError(f"{self}: little memory beside answers that are written")
         engine = engine_for(self.home.network, self.spec, replace(options, memory=options.memory - reserved))
-        return answers_table(engine.answer(inputs.batch), inputs.case_ids, engine.model)
+        answers, keys = engine.answer(inputs.batch), RowKeys(inputs.case_ids, inputs.first_row)
+        counted = partial(count_outcomes, answers.status, answers.reasons, answers.log_value, keys, STATUS_NAMES)
+        return Answered(answers_table(answers, inputs.case_ids, engine.model), counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -141,6 +145,7 @@ class SequenceJob(Workload):
     strict: whether the first invalid sequence ends the run.
     overwrite: whether a different run in `output` is replaced.
     model_format, sequences_format: None for the formats by name of the files.
+    report, fail_if, rejects: as of `junctor.runs.workload.Job`.
     """
 
     model: str
@@ -155,8 +160,12 @@ class SequenceJob(Workload):
     overwrite: bool = False
     model_format: str | None = None
     sequences_format: str | None = None
+    report: bool | None = None
+    fail_if: tuple[str, ...] = ()
+    rejects: str | None = None
 
     words = Words("model", "sequences", "decoding")
+    flow_name = "junctor-decode-sequences"
     task_class = SequenceTask
 
     @property
@@ -178,6 +187,8 @@ class SequenceJob(Workload):
         """Return the model; raises InputError."""
         from junctor.hmm.formats import read_model
 
+        logarithm = "log_probability" if self.query == "viterbi" else "log_likelihood"
+        self.refuse_checks(STATUS_NAMES, logarithm, lambda: ())
         return read_model(self.model, self.model_format)
 
     def spec_of(self, model: HiddenMarkovModel) -> SequenceSpec:

@@ -197,7 +197,7 @@ def read_facts(path: AnyPath) -> tuple[int, dict[str, int]]:
 
     Raises ArrowInvalid, KeyError or TypeError for a damaged file.
     """
-    statuses = statuses_of(_schema_of(path))
+    statuses = statuses_of(schema_of_part(path))
     return sum(statuses.values()), statuses
 
 
@@ -217,12 +217,31 @@ def batches_of(path: AnyPath, rows: int) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch], file.schema_arrow)
 
 
+def columns_in_batches(path: AnyPath, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """Yield some columns of a part in tables of at most `rows`; other columns are not read. One table at least."""
+    from pyarrow import parquet
+
+    if path.suffix == ".arrow":
+        schema = schema_of_part(path)
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in names])
+        with arrow_file(path) as source, pa.ipc.open_file(source, options=options) as file:
+            yield pa.Table.from_batches([], file.schema).select(list(names))
+            for i in range(file.num_record_batches):
+                yield pa.Table.from_batches([file.get_batch(i)]).select(list(names))
+    else:
+        with parquet.ParquetFile(parquet_source(path)) as file:
+            yield file.schema_arrow.empty_table().select(list(names))
+            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+                yield pa.Table.from_batches([batch]).select(list(names))
+
+
 def empty_answers(parts: Sequence[AnyPath]) -> pa.Table:
     """Return a table without rows, of the columns of some parts."""
-    return _schema_of(parts[0]).empty_table()
+    return schema_of_part(parts[0]).empty_table()
 
 
-def _schema_of(path: AnyPath) -> pa.Schema:
+def schema_of_part(path: AnyPath) -> pa.Schema:
+    """Return the schema of a part, without reading its rows."""
     from pyarrow import parquet
 
     if path.suffix == ".arrow":

@@ -40,14 +40,14 @@ def write_csv(parts: Sequence[AnyPath], path: Path) -> None:
 
 def _flat(table: pa.Table) -> pa.Table:
     table = in_columns(table) if column_names(table.schema) else table
-    return pa.table([_plain(column) for column in table.columns], table.column_names)
+    return pa.table([plain_column(column) for column in table.columns], table.column_names)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of a type that the writer of Arrow takes: it has neither dictionaries nor nested cells."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _plain(column.cast(kind.value_type))
+        return plain_column(column.cast(kind.value_type))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         # Text as a rule, which old tools do not declare.
         texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]

@@ -206,7 +206,9 @@ class IncrementDirectory(RunDirectory):
     def sweep(self, spec: RunSpec, parts: Sequence[Part]) -> None:
         """Remove the evidence of the increment, and all parts but those of the manifest."""
         with explained(self.path):
-            self._clear_folder(spec.folder, {self.path / part.file for part in parts})
+            named = {self.path / part.file for part in parts}
+            self._clear_folder(spec.folder, named)
+            self._clear_folder("statistics", {self.statistics(part) for part in named})
         self.forget()
 
     def forget(self) -> None:

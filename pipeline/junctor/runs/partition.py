@@ -5,6 +5,7 @@ Main functions: `propagate_partition`, for workers, and `propagate_here`, for on
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.results import AnswerTables
     from junctor.runs.score_tables import ScoreTables
+    from junctor.runs.statistics import Statistics
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -54,6 +56,14 @@ if TYPE_CHECKING:
 # of plans.
 WRITERS, MOST_WRITERS = 2, 64
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Answered:
+    """Answers to a partition: their table, and what counts them while they are written."""
+
+    table: pa.Table
+    count: Callable[[], Statistics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +108,8 @@ class PartitionTask(ABC, Generic[Spec]):
         return 0
 
     @abstractmethod
-    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> pa.Table:
-        """Return the table of answers.
+    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> Answered:
+        """Return the answers.
 
         inputs: result of `read`.
         options: of this process, with its memory and threads.
@@ -144,10 +154,11 @@ class PartTask(PartitionTask[RunSpec]):
 
     def answer(
         self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
-    ) -> pa.Table:
-        """Return the table of answers, exact or from samples."""
+    ) -> Answered:
+        """Return the answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
-        from junctor.runs.results import with_kept
+        from junctor.runs.results import status_names, with_kept
+        from junctor.runs.statistics import count, count_cells
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
@@ -159,7 +170,11 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        return with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
+        table = with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
+        # Now, because evidence is not in memory while answers wait to be written.
+        cells = count_cells(network, inputs.batch)
+        counted = partial(count, network, cells, answers, inputs.case_ids, inputs.first_row, status_names(query))
+        return Answered(table, counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -277,6 +292,13 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
+def write_statistics(path: AnyPath, statistics: Statistics) -> None:
+    """Write the statistics of a part, whole or not at all."""
+    with aside(path) as temporary:
+        # In one line: of wide networks there are many numbers.
+        temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
+
+
 def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | None = None) -> Part:
     """Return the record of a finished part from its metadata, without reading its rows.
 
@@ -307,7 +329,7 @@ class _Partition:
         self._all_gpus = all_gpus
         self._workers = workers
         self._inputs: Any = None
-        self._answers: pa.Table | None = None
+        self._answered: Answered | None = None
 
     def read(self) -> None:
         _refuse_strange_worker(self.task)
@@ -323,7 +345,7 @@ class _Partition:
             carried = task.carried_bytes(self._inputs)
             reserved = (waiting * (task.answer_bytes() + carried) if waiting else 0) + carried
             try:
-                self._answers = task.answer(self._inputs, options, reserved, self._workers)
+                self._answered = task.answer(self._inputs, options, reserved, self._workers)
             except MemoryError as error:
                 raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
         # Released now: the next partition is read while the answers are written.
@@ -357,14 +379,17 @@ class _Partition:
 
     def write(self) -> tuple[Part, StageTimings]:
         directory, spec, part = self.task.home, self.task.spec, self.task.part
+        assert self._answered is not None
         with self.stages.time("writing"):
             path = directory.answers_part(spec.folder, part, spec.output_format)
             directory.check_there()
+            # First: a part with its name always has its statistics.
+            write_statistics(directory.statistics(path), self._answered.count())
             with aside(path) as temporary:
-                self.task.write(self._answers, temporary)
+                self.task.write(self._answered.table, temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
-            self._answers = None
+            self._answered = None
             return read_part(directory, path, checksum), self.stages
 
 

@@ -31,9 +31,11 @@ from junctor.runtime.remote_lock import RemoteLock
 #   DIR/evidence/checksums.json         of these files
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
+#   DIR/statistics/part-00000.json      counts of one partition, written before its answers; earlier versions had none
 #   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
 #                                       rows and order; `.arrow` in that format
 #   DIR/manifest.json                   written last: the parts, their rows and their statuses
+#   DIR/report.html                     the page of the run, made of the manifest and the statistics
 #
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
 # Every file is written under another name, synced and renamed, so that a file with its name is whole. In a store an
@@ -46,7 +48,7 @@ KINDS = ("posteriors", "scores", "mpe", "viterbi")
 INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
 # Of increments: a key, which is no number, in place of `part`.
-_PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow)")
+_PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
 _UNFINISHED = re.compile(r"\..*\.tmp")
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
@@ -196,6 +198,16 @@ class Directory(Generic[Spec]):
         """The answers to one partition."""
         return self.path / kind / f"part-{part:05d}.{format}"
 
+    def statistics(self, part: AnyPath) -> AnyPath:
+        """Counts of one partition, written before its answers in `part`."""
+        _, name = self.name_of(part).split("/", 1)
+        return (self.path / "statistics" / name).with_suffix(".json")
+
+    @property
+    def report(self) -> AnyPath:
+        """The page of a finished run."""
+        return self.path / "report.html"
+
     def csv(self, kind: str) -> AnyPath:
         """The answers as one CSV file."""
         return self.path / f"{kind}.csv"
@@ -299,7 +311,7 @@ class Directory(Generic[Spec]):
         """Remove the unfinished files of killed processes; to be called where no other process writes."""
         if isinstance(self.path, RemotePath):
             return
-        for folder in (".", *INPUTS, *KINDS):
+        for folder in (".", *INPUTS, *KINDS, "statistics"):
             for stray in (self.path / folder).glob(".*.tmp"):
                 stray.unlink(missing_ok=True)
 
@@ -384,10 +396,10 @@ class Directory(Generic[Spec]):
         # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in (*INPUTS, *KINDS):
+        for folder in (*INPUTS, *KINDS, "statistics"):
             self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
-        for name in (*_MODELS, "speeds.json"):
+        for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
 

@@ -5,9 +5,10 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -90,8 +91,12 @@ class Workload(ABC):
 
     __slots__ = ()
     words: ClassVar[Words]
+    flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
     overwrite: bool
+    report: bool | None
+    fail_if: tuple[str, ...]
+    rejects: str | None
 
     @property
     @abstractmethod
@@ -119,6 +124,18 @@ class Workload(ABC):
                     f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
                     "environment or a profile, or use --no-prefect"
                 )
+
+    @property
+    def label(self) -> str:
+        """The title with the names of files alone, not Markdown."""
+        return re.sub(r"`([^`]*)`", lambda match: match[1].rstrip("/").rpartition("/")[2], self.title)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for, as far as it is not a default, for JSON."""
+        record = asdict(self)  # type: ignore[call-overload]
+        of_class = {each.name: each for each in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in record.items() if getattr(self, name) != _default(of_class[name])}
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -164,8 +181,32 @@ class Workload(ABC):
             return IncrementTask(directory.path, part, spec, counts, compute, directory.stem_of(part))
         return self.task_class(directory.path, part, spec, counts, compute)
 
+    @property
+    def kept(self) -> int:
+        """Columns of the inputs that are carried through to the answers."""
+        return 0
+
+    def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
+        """Raise InputError for thresholds and a file of rejects that are of no use, before any work.
+
+        statuses: of the answers.
+        logarithm: name of their column of logarithms.
+        columns: returns the names of the evidence columns.
+        """
+        from junctor.runs.thresholds import parse_threshold, refuse_unknown
+
+        refuse_unknown([parse_threshold(text) for text in self.fail_if], statuses, logarithm, columns)
+        if self.rejects is not None:
+            from junctor.runs.rejects import refuse_ending
+
+            refuse_ending(self.rejects)
+
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +227,13 @@ class Job(Workload):
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
     network_format, evidence_format: None for the formats by name or content of the files.
-    normalize, ignore_decisions: as of `read_network`.
     incremental: whether only what is new since the last run is answered.
     backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
     drop_removed: whether answers to files that are gone are removed.
+    normalize, ignore_decisions: as of `read_network`.
+    report: whether a page of the run is written; None where Prefect shows the run.
+    fail_if: thresholds, such as `impossible > 1%`; a run that crosses one fails at its end.
+    rejects: file for the rows that are not ok, `.csv` or `.parquet`.
     """
 
     network: str
@@ -214,8 +258,12 @@ class Job(Workload):
     incremental: bool = False
     backfill: tuple[str, ...] = ()
     drop_removed: bool = False
+    report: bool | None = None
+    fail_if: tuple[str, ...] = ()
+    rejects: str | None = None
 
     words = Words("network", "evidence", "propagating")
+    flow_name = "junctor-score-batch"
     task_class = PartTask
 
     @property
@@ -266,7 +314,24 @@ class Job(Workload):
             from junctor.sampling.tables import refuse
 
             refuse(network)
+        if self.fail_if or self.rejects:
+            from junctor.runs.results import status_names
+
+            logarithm = "log_evidence" if self.query.kind == "posteriors" else "log_probability"
+            self.refuse_checks(status_names(self.query), logarithm, lambda: self._evidence_columns(network))
         return network
+
+    @property
+    def kept(self) -> int:
+        """Columns of the evidence that are carried through."""
+        return len(self.keep)
+
+    def _evidence_columns(self, network: Network) -> list[str]:
+        from junctor.evidence.read import open_evidence
+
+        options = {"case_id": self.case_id, "ignore_extra": self.ignore_extra, "keep": self.keep}
+        source = open_evidence(self.evidence, network, **options, format=self.evidence_format)  # type: ignore[arg-type]
+        return [network.variables[v].name for v in source.columns]
 
     def spec_of(self, model: Network) -> RunSpec:
         """Return all that the answers depend on."""

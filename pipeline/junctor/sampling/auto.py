@@ -193,6 +193,8 @@ def as_sampled(answers: Answers) -> SampledAnswers:
         answers.log_value,
         answers.posteriors,
         reasons=answers.reasons,
+        ways=answers.ways,
+        climbed=answers.climbed,
         errors={v: np.zeros_like(table) for v, table in answers.posteriors.items()},
         log_error=np.zeros(rows),
         effective=np.full(rows, np.nan),
