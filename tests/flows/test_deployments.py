@@ -42,7 +42,17 @@ def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "jun
     evidence = folder / "patients"
     evidence.mkdir()
     write_rows(evidence / "1.csv", 1)
-    options = ("-o", "answers", "--incremental", "--memory", "1GiB", "--cron", "0 5 * * *", "--timezone", "Europe/Berlin")
+    options = (
+        "-o",
+        "answers",
+        "--incremental",
+        "--memory",
+        "1GiB",
+        "--cron",
+        "0 5 * * *",
+        "--timezone",
+        "Europe/Berlin",
+    )
     deployed(server, folder, ASIA, "patients", *options, "--name", "nightly", program=program)
     schedule = server.deployment("nightly")["schedules"][0]["schedule"]
     assert schedule["cron"] == "0 5 * * *"
