@@ -212,7 +212,7 @@ def test_file_urls_are_local_paths(local: Job) -> None:
 
 def test_an_interrupted_run_goes_on(job: Job, bucket: Bucket, local: Job) -> None:
     run(local, HERE)
-    whole = parts_of(local.output) | parts_of(local.output, "evidence")
+    whole = parts_of(local.output) | parts_of(local.output, "evidence") | parts_of(local.output, "statistics")
     del whole["out/evidence/done.json"], whole["out/evidence/checksums.json"]
     for lost in (["manifest.json"], ["manifest.json", "posteriors/part-00002.parquet"], ["evidence/done.json"]):
         run(job, HERE)
