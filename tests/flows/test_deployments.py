@@ -153,7 +153,7 @@ def test_parameters_are_checked_by_the_server(server: PrefectServer, tmp_path: P
     deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "checked")
     form = server.deployment("checked")["parameter_openapi_schema"]["properties"]
     assert form["query"]["enum"] == ["posteriors", "mpe"]
-    assert form["network"]["description"].startswith("Network: BIF")
+    assert form["network"]["description"].startswith("BIF, XMLBIF")
     with pytest.raises(AssertionError, match="'nonsense' is not one of"):
         server.begin("checked", query="nonsense")
     # The same name again is an update.

@@ -61,7 +61,14 @@ def test_a_run_is_on_the_page_and_has_the_same_answers(server: PrefectServer, tm
     assert found["state"]["message"].endswith("s: 23 ok, 1 invalid")
     assert found["parameters"] == {"network": ASIA, "evidence": evidence, "output": "out", "partition_rows": 10}
     tasks = [(task["name"], task["state"]["type"]) for task in server.tasks(found["id"])]
-    stages = ("reading the network", "reading the evidence", "planning", "propagating", "finishing")
+    stages = (
+        "reading the network",
+        "reading the evidence",
+        "planning",
+        "propagating",
+        "finishing",
+        "writing the report",
+    )
     assert sorted(tasks) == sorted((f"{stage}: evidence.csv on asia.bif", "COMPLETED") for stage in stages)
     artifacts = server.artifacts(found["id"])
     assert artifacts["evidence-csv-on-asia-bif-progress"] == 100.0
@@ -241,8 +248,10 @@ def test_an_embedded_server_of_a_run_in_a_store_keeps_its_files_in_the_cache(
 
 
 def test_a_reported_run_reads_and_writes_a_store(
-    server: PrefectServer, bucket: Bucket, tmp_path: Path, evidence: str
+    server: PrefectServer, bucket: Bucket, tmp_path: Path, evidence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setitem(server.environment, name, os.environ[name])
     bucket.put("asia.bif", Path(ASIA).read_bytes())
     bucket.put("evidence.csv", Path(evidence).read_bytes())
     places = [bucket.url("asia.bif"), bucket.url("evidence.csv"), "-o", bucket.url("out")]
