@@ -203,7 +203,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"variables": {"age": {"edges": [0, 1, 2], "labels": ["old"]}}}, "labels: found 1 labels, expected 2"),
     (
         {"variables": {"age": AGES | {"labels": ["child", "adult", "alt"]}}},
-        "labels: found 'alt', did you mean 'adult'.*, expected a state",
+        "labels: found 'alt', did you mean 'adult'",
     ),
     ({"variables": {"age": AGES | {"factor": 0}}}, "factor: found 0"),
     ({"variables": {"age": AGES | {"offset": float("inf")}}}, "offset: found inf, expected a number"),

@@ -109,6 +109,11 @@ def _shortest(column: pa.Array) -> Doubles:
     return _doubles(column.cast(pa.string()) if pa.types.is_float32(column.type) else column)
 
 
+def plain_cells(column: pa.Array) -> pa.Array:
+    """Return the cells without a dictionary, of a type that Arrow can factorise."""
+    return _plain(_decoded(column))
+
+
 def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:
     """Return the number of each row, float64 [rows], NaN for empty and bad cells, and the bad rows with reasons."""
     if not is_text(column.type):

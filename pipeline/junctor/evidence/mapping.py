@@ -207,12 +207,12 @@ class _Reader:
         ignored = frozenset(self.texts("ignore", content.get("ignore", [])))
         columns = self.table("columns", content.get("columns", {}))
         for column, target in columns.items():
-            self.target(f"columns.{_key(column)}", target)
+            self.target(f"columns.{toml_key(column)}", target)
             if column in ignored:
-                self.fail(f"columns.{_key(column)}", f"found {column!r} in ignore as well", "it in one of them")
+                self.fail(f"columns.{toml_key(column)}", f"found {column!r} in ignore as well", "it in one of them")
         variables = {}
         for name, entry in self.table("variables", content.get("variables", {})).items():
-            key = f"variables.{_key(name)}"
+            key = f"variables.{toml_key(name)}"
             if name not in self.network.index:
                 self.fail(key, f"found {name!r}{nearest(name, self.network.index)}", "a variable of the network")
             at = self.network.index[name]
@@ -225,7 +225,7 @@ class _Reader:
         self.known_keys(f"{key}.", entry, _KEYS)
         meant: dict[str, int] = {}
         for text, state in self.table(f"{key}.states", entry.get("states", {})).items():
-            meant[text.strip()] = self.state(f"{key}.states.{_key(text)}", variable, state)
+            meant[text.strip()] = self.state(f"{key}.states.{toml_key(text)}", variable, state)
         for text in self.texts(f"{key}.missing", entry.get("missing", []), numbers=True):
             if text.strip() in meant:
                 self.fail(f"{key}.missing", f"found {text!r}, which is a state in {key}.states", "it in one of them")
@@ -292,7 +292,9 @@ class _Reader:
     def known_keys(self, prefix: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
         for name in table:
             if name not in known:
-                self.fail(f"{prefix}{_key(name)}", f"found an unknown key{nearest(name, known)}", f"{', '.join(known)}")
+                self.fail(
+                    f"{prefix}{toml_key(name)}", f"found an unknown key{nearest(name, known)}", f"{', '.join(known)}"
+                )
 
     def table(self, key: str, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -340,7 +342,8 @@ def _number_in(cell: Cell) -> float | None:
     return None if cell is None or isinstance(cell, bool) or cell != cell else float(cell)
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """Return a key as TOML writes it, in quotes where it needs them."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
