@@ -102,4 +102,5 @@ def test_map_writes_a_file_that_run_takes() -> None:
     printed = junctor_cli("map", ASIA, "evidence.csv")
     assert printed.stdout == Path("proposed.toml").read_text()
     record = json.loads(junctor_cli("map", ASIA, "evidence.csv", "--json").stdout)
-    assert record["content"]["ignore"] == ["who"]
+    assert record["mapping"] == printed.stdout
+    assert [each["covered"] for each in record["columns"]] == [1, 1, 1]

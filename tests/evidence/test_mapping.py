@@ -99,6 +99,19 @@ def test_texts_stand_beside_numbers() -> None:
     assert ages(column.dictionary_encode(), states={"grown": "adult"}) == (found, invalid)
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_any_type_of_text_is_binned(kind: pa.DataType) -> None:
+    cells = ["5", None, "zz", "1e999", "old", "+70"] * 3
+    column = pa.array(cells, kind) if kind != pa.binary() else pa.array(cells, pa.string()).cast(kind)
+    for piece, first in ((column, 0), (column.slice(6, 6), 0)):
+        found, invalid = ages(piece)
+        assert found == [0, -1, -1, -1, 2, 2] * (len(piece) // 6)
+        assert sorted(invalid)[:2] == [first + 2, first + 3]
+        assert "unknown state 'zz'" in invalid[2]
+
+
 def test_a_float_of_four_bytes_is_its_shortest_digits() -> None:
     entry = {"edges": [0, 0.7, 1], "labels": ["child", "adult"]}
     for kind in (pa.float32(), pa.float64()):

@@ -45,7 +45,10 @@ def propose_mapping(
         with aside(target) as temporary:
             temporary.write_text(proposal.to_toml(), encoding="utf-8")
     if json:
-        typer.echo(writer.dumps(asdict(proposal) | {"guesses": sorted(proposal.guesses)}, indent=2))
+        # As TOML: JSON has no infinite edges.
+        columns = [asdict(each) | {"covered": each.covered} for each in proposal.columns]
+        record = {"mapping": proposal.to_toml(), "columns": columns, "unobserved": proposal.unobserved}
+        typer.echo(writer.dumps(record, indent=2))
         return
     if target is None:
         typer.echo(proposal.to_toml(), nl=False)

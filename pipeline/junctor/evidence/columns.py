@@ -100,7 +100,7 @@ def _explained(values: pa.Array, rows: Integers, indices: Integers, cells: State
     """Return bad rows with reasons; indices: of the cell of each row among `values`."""
     if not explain or not rows.size:
         return [(row, "") for row in rows.tolist()]
-    distinct, which = _factorised(values.take(pa.array(indices[rows])))
+    distinct, which = _factorised(_plain(values).take(pa.array(indices[rows])))
     return _named(rows, which, lambda at: cells.reason(distinct[at]))
 
 

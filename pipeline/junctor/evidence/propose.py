@@ -373,7 +373,7 @@ def _covered(
         known[at] += int((codes != UNOBSERVED).sum())
         missing[at] += int((codes == UNOBSERVED).sum()) - wrong.size
         if wrong.size:
-            for pair in pc.value_counts(plain_cells(array.take(pa.array(wrong)))).to_pylist():
+            for pair in pc.value_counts(plain_cells(array).take(pa.array(wrong))).to_pylist():
                 if str(pair["values"]) in unknown[at] or len(unknown[at]) < MOST_CELLS:
                     unknown[at][str(pair["values"])] += pair["counts"]
     return {
