@@ -44,6 +44,7 @@ from junctor.runtime.machine import allowed_memory, compute_options
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.evidence.mapping import MappingSource
     from junctor.model.answers import Answers
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
@@ -79,6 +80,7 @@ def posteriors(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    mapping: MappingSource | None = None,
     method: Method = "exact",
     sampler: Sampler = "epis-bn",
     samples: int | None = None,
@@ -105,6 +107,7 @@ def posteriors(
     disk: bytes of files there, None for half of what is free.
     case_id, ignore_extra, strict: as for evidence files.
     keep: names of columns of the evidence that are carried through, after `case_id`.
+    mapping: what columns and cells mean: a mapping file, or a dictionary of the same content.
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
@@ -122,7 +125,7 @@ def posteriors(
     sampling = method, sampler, samples, error, seed, stages
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
 
 
 def most_probable(
@@ -138,6 +141,7 @@ def most_probable(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    mapping: MappingSource | None = None,
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -146,7 +150,7 @@ def most_probable(
     `reason`.
     """
     question = _question("mpe", targets, precision, (memory, threads, device))
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
 
 
 class Model:
@@ -187,6 +191,7 @@ class Model:
         ignore_extra: bool = False,
         strict: bool = False,
         keep: Sequence[str] = (),
+        mapping: MappingSource | None = None,
         method: Method = "exact",
         sampler: Sampler = "epis-bn",
         samples: int | None = None,
@@ -202,7 +207,7 @@ class Model:
         sampling = method, sampler, samples, error, seed, stages
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
 
     def most_probable(
         self,
@@ -217,10 +222,11 @@ class Model:
         ignore_extra: bool = False,
         strict: bool = False,
         keep: Sequence[str] = (),
+        mapping: MappingSource | None = None,
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         question = _question("mpe", targets, precision, (memory, threads, device))
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
 
 
 def _question(
@@ -286,11 +292,12 @@ class _Prepared:
         extra: bool,
         strict: bool,
         keep: Sequence[str] = (),
+        mapping: MappingSource | None = None,
     ) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
+        """Return the answers to a table of evidence; other arguments as of `posteriors`."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence, case_id, extra, strict, keep)
+            table = answerer.answer(evidence, case_id, extra, strict, keep, mapping)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -332,27 +339,41 @@ class _Answerer:
         self._sampler: SamplingEngine | AutoEngine | None = None
 
     def answer(
-        self, evidence: Any, case_id: str | None, extra: bool, strict: bool, keep: Sequence[str] = ()
+        self,
+        evidence: Any,
+        case_id: str | None,
+        extra: bool,
+        strict: bool,
+        keep: Sequence[str] = (),
+        mapping: MappingSource | None = None,
     ) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
+        """Return the answers to a table of evidence; other arguments as of `posteriors`."""
         if keep:
             from junctor.runs.answer_files import refuse_taken_names
 
             # A name alone would otherwise pass for a sequence of letters.
             keep = (keep,) if isinstance(keep, str) else tuple(keep)
             refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
-        few = None if keep else self._encoder.encode(evidence, case_id)
+        few = None if keep or mapping is not None else self._encoder.encode(evidence, case_id)
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
         from junctor.evidence.encode import as_arrow, encode_table
+        from junctor.evidence.mapping import read_mapping
 
-        table = as_arrow(evidence)
+        table, meaning = as_arrow(evidence), read_mapping(mapping, self._network)
         results = []
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
             encoded = encode_table(
-                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, keep=keep, first_row=first
+                piece,
+                self._network,
+                case_id=case_id,
+                ignore_extra=extra,
+                strict=strict,
+                keep=keep,
+                first_row=first,
+                mapping=meaning,
             )
             answers = self._answer(encoded.batch, first, table.num_rows)
             results.append(with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept))

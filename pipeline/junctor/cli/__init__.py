@@ -16,6 +16,7 @@ from junctor.cli.deploy import deploy
 from junctor.cli.failures import Commands
 from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
+from junctor.cli.map import propose_mapping
 from junctor.cli.report import report
 from junctor.cli.run import run
 from junctor.cli.serve import serve
@@ -39,6 +40,7 @@ app = typer.Typer(
 _RUNS = (run, report, finalise, status, verify, deploy, serve)
 for command in (*_RUNS, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
+app.command("map")(propose_mapping)
 
 
 def _show_version(asked: bool) -> None:

@@ -157,6 +157,14 @@ Keep = Annotated[
     list[str] | None,
     typer.Option("--keep", metavar="COLUMN", help="Evidence column to carry through to the answers; repeatable."),
 ]
+MappingFile = Annotated[
+    str | None,
+    typer.Option(
+        "--mapping",
+        metavar="FILE",
+        help="TOML file: what columns and cells of EVIDENCE mean (`junctor map`).",
+    ),
+]
 OutputFormatOption = Annotated[
     OutputFormat, typer.Option("--output-format", help="Format of the answers; Arrow is written 2.5 times as fast.")
 ]

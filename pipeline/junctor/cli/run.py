@@ -49,6 +49,7 @@ def run(
     ignore_extra: cli.IgnoreExtra = False,
     strict: cli.Strict = False,
     keep: cli.Keep = None,
+    mapping: cli.MappingFile = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -124,6 +125,7 @@ def run(
         report=report,
         fail_if=cli.thresholds(fail_if),
         rejects=rejects,
+        mapping=mapping,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from junctor.evidence.batch import UNOBSERVED, SoftEvidence
+from junctor.evidence.mapping import MappedCells
 from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
 from junctor.runtime.arrow import numbers_of
 
@@ -62,6 +63,55 @@ def encode_states(column: pa.Array, cells: StateCells, explain: bool = True) -> 
         codes[rows] = UNOBSERVED
         bad = _named(rows, indices[rows], lambda at: cells.reason(distinct[at]) if explain else "")
     return codes, bad
+
+
+def encode_binned(column: pa.Array, cells: MappedCells, explain: bool = True) -> tuple[npt.NDArray[np.int32], Bad]:
+    """Return what `encode_states` does, of a variable whose numbers are put into bins; no number is read in Python."""
+    if pa.types.is_dictionary(column.type):
+        lookup, unknown = encode_binned(column.dictionary, cells, False)
+        wrong = np.zeros(len(lookup) + 1, dtype=np.bool_)
+        wrong[[row for row, _ in unknown]] = True
+        indices = _indices(column.indices)
+        codes = np.append(lookup, np.int32(UNOBSERVED))[indices]
+        return codes, _explained(column.dictionary, np.flatnonzero(wrong[indices]), indices, cells, explain)
+    assert cells.bins is not None
+    if pa.types.is_boolean(column.type):
+        return encode_states(column, cells, explain)
+    if not is_text(column.type):
+        codes = cells.bins.states(_shortest(column))
+    else:
+        texts = pc.utf8_trim_whitespace(_plain(column))
+        numeric = pc.match_substring_regex(texts, _NUMBER)
+        codes = cells.bins.states(_doubles(pc.if_else(numeric, texts, None)))
+        others = np.flatnonzero(~_booleans(pc.fill_null(numeric, True)))
+        if others.size:
+            codes[others] = _codes(texts.take(pa.array(others)), cells)
+    bad = np.flatnonzero(codes == UNKNOWN)
+    codes[bad] = UNOBSERVED
+    return codes, _explained(column, bad, np.arange(len(column)), cells, explain)
+
+
+def _codes(column: pa.Array, cells: StateCells) -> npt.NDArray[np.int32]:
+    distinct, indices = _factorised(column)
+    return np.array([*map(cells.code, distinct), UNOBSERVED], dtype=np.int32)[indices]
+
+
+def _explained(values: pa.Array, rows: Integers, indices: Integers, cells: StateCells, explain: bool) -> Bad:
+    """Return bad rows with reasons; indices: of the cell of each row among `values`."""
+    if not explain or not rows.size:
+        return [(row, "") for row in rows.tolist()]
+    distinct, which = _factorised(_plain(values).take(pa.array(indices[rows])))
+    return _named(rows, which, lambda at: cells.reason(distinct[at]))
+
+
+def _shortest(column: pa.Array) -> Doubles:
+    # 0.7 of four bytes is 0.7, and not below it.
+    return _doubles(column.cast(pa.string()) if pa.types.is_float32(column.type) else column)
+
+
+def plain_cells(column: pa.Array) -> pa.Array:
+    """Return the cells without a dictionary, of a type that Arrow can factorise."""
+    return _plain(_decoded(column))
 
 
 def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
-from junctor.evidence.columns import Bad, encode_entries, encode_lists, encode_states
+from junctor.evidence.columns import Bad, encode_binned, encode_entries, encode_lists, encode_states
 from junctor.evidence.layout import NO_COLUMNS, ColumnLayout, Role, read_layout
-from junctor.evidence.states import StateCells
+from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
@@ -67,6 +67,7 @@ def encode_table(
     keep: Sequence[str] = (),
     file: str | None = None,
     first_row: int = 0,
+    mapping: EvidenceMapping | None = None,
 ) -> EncodedPartition:
     """Encode a table in memory.
 
@@ -78,10 +79,15 @@ def encode_table(
     keep: names of columns to carry through.
     file: name for errors.
     first_row: number of the first row, from 0.
+    mapping: what names of columns and cells mean, None for the network's.
     Raises EvidenceError.
     """
-    layout = read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file)
-    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None)
+    if mapping is not None:
+        mapping.refuse_absent(table.schema.names, file)
+    layout = read_layout(
+        table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file, mapping=mapping
+    )
+    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping)
     parts, row = [], first_row
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     for batch in batches:
@@ -97,13 +103,19 @@ class Encoder:
     layout: the columns of the table.
     strict: whether the first invalid row is refused instead of marked.
     place: gives the place of a row of the file (from 0), for errors.
+    mapping: what cells mean, None for the network's names.
     """
 
     # A row is invalid where a cell names no state of its variable; where a likelihood has the wrong length, is missing
     # in part, negative, not finite or all zeros; or where a variable has both a state and a likelihood.
 
     def __init__(
-        self, network: Network, layout: ColumnLayout, strict: bool, place: Callable[[int], Place | None]
+        self,
+        network: Network,
+        layout: ColumnLayout,
+        strict: bool,
+        place: Callable[[int], Place | None],
+        mapping: EvidenceMapping | None = None,
     ) -> None:
         self._network = network
         self._case_id_type = layout.case_id_type
@@ -120,8 +132,13 @@ class Encoder:
             else:
                 self._sources.setdefault((column.role, column.variable), []).append(at)
         self._cells = {
-            variable: StateCells(network.variables[variable]) for role, variable in self._sources if role == "states"
+            variable: cells_of(network, variable, mapping) for role, variable in self._sources if role == "states"
         }
+
+    def binned(self, layout: ColumnLayout) -> list[int]:
+        """Return the positions of the columns whose numbers are put into bins: most of their cells differ."""
+        cells = {v for v, each in self._cells.items() if isinstance(each, MappedCells) and each.bins is not None}
+        return [column.position for column in layout.columns if column.role == "states" and column.variable in cells]
 
     def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
         """Encode a batch with exactly the columns of the layout; raises EvidenceError if strict and a row is invalid.
@@ -149,7 +166,11 @@ class Encoder:
         for (role, variable), at in self._sources.items():
             columns, names = [batch.column(i) for i in at], self._network.variables[variable].states
             if role == "states":
-                states[variable], errors = encode_states(columns[0], self._cells[variable], explain)
+                cells = self._cells[variable]
+                if isinstance(cells, MappedCells) and cells.bins is not None:
+                    states[variable], errors = encode_binned(columns[0], cells, explain)
+                else:
+                    states[variable], errors = encode_states(columns[0], cells, explain)
             elif role == "likelihood":
                 likelihoods[variable], errors = encode_lists(columns[0], names)
             else:

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn
 import pyarrow as pa
 
 from junctor.evidence.columns import is_list, is_number, is_text
+from junctor.evidence.mapping import EvidenceMapping
 from junctor.evidence.plain_cells import CASE_ID
 from junctor.evidence.states import StateCells
 from junctor.model.errors import EvidenceError, Place, nearest
@@ -80,6 +81,7 @@ def read_layout(
     keep: Sequence[str] = (),
     file: str | None,
     partition: int = 0,
+    mapping: EvidenceMapping | None = None,
 ) -> ColumnLayout:
     """Return the columns that are evidence, and those that are carried through.
 
@@ -90,11 +92,12 @@ def read_layout(
     keep: names of columns to carry through, which need not be of the network.
     file: name for errors.
     partition: number of the last columns that are names of folders; they may be case ids or kept, and are no evidence.
+    mapping: names that columns are read under, None for their own.
     Raises EvidenceError for unknown columns unless `ignore_extra`, two columns of the same content, cells of a wrong
     type, a likelihood without columns for all states, and a missing case-id or kept column.
     """
     place = Place(file) if file else None
-    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, schema.names, partition)
+    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, schema.names, partition, mapping)
     # First: a misspelt name is not to be told as an unknown column.
     kept = tuple(reader.position_of(name) for name in keep)
     # Checks of whole tables come after the roles of all columns: files list them in any order.
@@ -119,6 +122,7 @@ class _LayoutReader:
     place: Place | None
     names: Sequence[str]
     partition: int
+    mapping: EvidenceMapping | None
     cells: dict[int, StateCells] = field(default_factory=dict)
 
     def fail(self, message: str) -> NoReturn:
@@ -126,12 +130,15 @@ class _LayoutReader:
 
     def columns(self, types: Sequence[pa.DataType]) -> Iterator[Column]:
         for position, (raw, kind) in enumerate(zip(self.names, types, strict=True)):
-            # White space around a name is dropped unless the name with it is a variable's.
-            name = raw if raw in self.network.index else raw.strip()
+            read = raw if self.mapping is None else self.mapping.name_of(raw)
             if position >= len(self.names) - self.partition:
                 yield from self._folder_column(position, raw)
                 continue
-            column = self._column(position, name, kind) or self._entry(position, raw, kind)
+            if read is None:
+                continue
+            # White space around a name is dropped unless the name with it is a variable's.
+            name = read if read in self.network.index else read.strip()
+            column = self._column(position, name, kind) or self._entry(position, read, kind)
             if column is not None:
                 yield column
             # Some writers have the columns of folders in the files as well.

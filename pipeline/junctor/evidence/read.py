@@ -17,6 +17,7 @@ import pyarrow as pa
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
 from junctor.evidence.files import InputFiles, checked_format, explained, format_of, input_files, partition_columns
 from junctor.evidence.layout import ColumnLayout, read_layout
+from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 from junctor.runtime.remote import AnyPath, RemotePath, location
@@ -65,6 +66,7 @@ def open_evidence(
     keep: Sequence[str] = (),
     format: str | None = None,
     folder: AnyPath | None = None,
+    mapping: EvidenceMapping | MappingSource | None = None,
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
@@ -76,16 +78,23 @@ def open_evidence(
     keep: names of columns to carry through to the answers; cells of CSV are text.
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     folder: of which a single file is; names of its subfolders may be columns.
+    mapping: what columns and cells mean, its file, or the content of one.
     Raises EvidenceError.
     """
     source, format = location(path), checked_format(format)
+    if not isinstance(mapping, EvidenceMapping):
+        mapping = read_mapping(mapping, network)
     with explained(source):
         files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(path)
         if files.paths == (source,):
             format = format or format_of(source)
             if format == "evid":
-                return _open_evid(source, network, case_id, strict, keep)
+                return _open_evid(source, network, case_id, strict, keep, mapping)
         tables = [open_table(each, format or format_of(each), files.folder) for each in files.paths]
+        if mapping is not None and folder is None:
+            # Of evidence that grows, one file may lack what others have.
+            for table in tables:
+                mapping.refuse_absent(table.schema.names, str(table.path))
         layouts = [
             read_layout(
                 table.schema,
@@ -95,6 +104,7 @@ def open_evidence(
                 keep=keep,
                 file=str(table.path),
                 partition=table.partition,
+                mapping=mapping,
             )
             for table in tables
         ]
@@ -102,7 +112,9 @@ def open_evidence(
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     pairs = zip(tables, layouts, strict=True)
-    encoders = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
+    encoders = tuple(
+        (table, layout, Encoder(network, layout, strict, table.place_of, mapping)) for table, layout in pairs
+    )
     # The first file stands for all of them: they have equal columns and types of case ids.
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
 
@@ -199,6 +211,7 @@ class TableSource:
             row_in_file = 0
             # Their texts are mostly different; those of kept columns that are evidence too are not.
             plain = [column.position for column in layout.columns if column.role == "case_id"]
+            plain += encoder.binned(layout)
             plain += set(layout.kept).difference(column.position for column in layout.columns)
             batches = table.batches(layout.positions, sorted(plain), threads)
             while True:
@@ -248,13 +261,20 @@ def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: 
 
 
 def _open_evid(
-    path: AnyPath, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]
+    path: AnyPath,
+    network: Network,
+    case_id: str | None,
+    strict: bool,
+    keep: Sequence[str],
+    mapping: EvidenceMapping | None,
 ) -> EvidenceSource:
     from junctor.evidence.uai_evid import EvidSource
 
     if path.is_dir() or case_id is not None or keep:
         missing = "folders, only files" if path.is_dir() else "columns, so none for the case ids and none to keep"
         raise EvidenceError(f"UAI evidence has no {missing}", Place(str(path)))
+    if mapping is not None:
+        raise EvidenceError("UAI evidence has no columns, so none to map: leave out the mapping", Place(str(path)))
     return EvidSource.read(path, network, strict)
 
 

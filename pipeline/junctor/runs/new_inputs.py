@@ -51,12 +51,14 @@ class Growth:
     format: of its files, None for the formats by name or content.
     backfill: ranges of partitions to answer again, as texts.
     drop_removed: whether answers to inputs that are gone leave as well.
+    mapping: file of what columns and cells mean.
     """
 
     evidence: str
     format: str | None = None
     backfill: tuple[str, ...] = ()
     drop_removed: bool = False
+    mapping: str | None = None
 
 
 def ingest(
@@ -88,7 +90,7 @@ def ingest(
     if spec.strict and changes.broken:
         raise EvidenceError(next(iter(changes.broken.values())))
     progress.stage("reading the evidence")
-    encoding = _Encoding(directory, spec, files, columns, dict(changes.broken))
+    encoding = _Encoding(directory, spec, files, columns, growth.mapping, dict(changes.broken))
     threads = usable_cores()
     for rows in ahead(_write, encoding.partitions(changes, known, threads), threads, _Write.size, _AHEAD):
         progress.advance(rows)
@@ -177,6 +179,7 @@ class _Encoding:
     """The inputs of an increment while they are encoded, one after the other.
 
     columns: of the inputs so far.
+    mapping: file of what columns and cells mean.
     broken: path -> reason of inputs that cannot be read.
     encoded: the others.
     lacking: path -> columns that other inputs have.
@@ -186,6 +189,7 @@ class _Encoding:
     spec: RunSpec
     files: _Files
     columns: EvidenceColumns | None
+    mapping: str | None
     broken: dict[str, str]
     encoded: list[Encoded] = field(default_factory=list)
     lacking: dict[str, list[str]] = field(default_factory=dict)
@@ -241,6 +245,7 @@ class _Encoding:
             keep=self.spec.keep,
             format=self.files.format,
             folder=self.files.found.folder,
+            mapping=self.mapping,
         )
         refuse_other_types(source.kept_schema, self.spec.as_files())
         return source

@@ -85,6 +85,7 @@ class RunSpec:
     layout: Layout = field(default="lists", metadata=OPTIONAL)
     compression: Compression = field(default="zstd", metadata=OPTIONAL)
     incremental: bool = field(default=False, metadata=OPTIONAL)
+    mapping_digest: str | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:

@@ -223,6 +223,7 @@ class Job(Workload):
     output_format, layout, compression: of the answers, as in `AnswerFiles`.
     case_id: evidence column with the names of the cases.
     ignore_extra: whether columns that are not in the network are left out.
+    mapping: file of what columns and cells of the evidence mean.
     strict: whether the first invalid row ends the run.
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
@@ -261,6 +262,7 @@ class Job(Workload):
     report: bool | None = None
     fail_if: tuple[str, ...] = ()
     rejects: str | None = None
+    mapping: str | None = None
 
     words = Words("network", "evidence", "propagating")
     flow_name = "junctor-score-batch"
@@ -274,7 +276,7 @@ class Job(Workload):
     @property
     def growth(self) -> Growth | None:
         """The evidence if it grows."""
-        growth = Growth(self.evidence, self.evidence_format, self.backfill, self.drop_removed)
+        growth = Growth(self.evidence, self.evidence_format, self.backfill, self.drop_removed, self.mapping)
         return growth if self.incremental else None
 
     @property
@@ -329,16 +331,23 @@ class Job(Workload):
     def _evidence_columns(self, network: Network) -> list[str]:
         from junctor.evidence.read import open_evidence
 
-        options = {"case_id": self.case_id, "ignore_extra": self.ignore_extra, "keep": self.keep}
+        options = {
+            "case_id": self.case_id,
+            "ignore_extra": self.ignore_extra,
+            "keep": self.keep,
+            "mapping": self.mapping,
+        }
         source = open_evidence(self.evidence, network, **options, format=self.evidence_format)  # type: ignore[arg-type]
         return [network.variables[v].name for v in source.columns]
 
     def spec_of(self, model: Network) -> RunSpec:
         """Return all that the answers depend on."""
         # Options of sampling are left out of exact runs: they change no answer, and must not make another run of it.
+        from junctor.evidence.mapping import read_mapping
         from junctor.evidence.read import digest_of
         from junctor.runs.results import default_partition_rows
 
+        mapping = read_mapping(self.mapping, model)
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
         return RunSpec(
             network_digest=model.digest,
@@ -362,6 +371,7 @@ class Job(Workload):
             top=self.query.top,
             probabilities=self.query.probabilities,
             incremental=self.incremental,
+            mapping_digest=None if mapping is None else mapping.digest,
         )
 
     def keep_model(self, model: Network) -> None:
@@ -395,6 +405,7 @@ class Job(Workload):
             strict=spec.strict,
             keep=spec.keep,
             format=self.evidence_format,
+            mapping=self.mapping,
         )
         refuse_other_types(source.kept_schema, spec.as_files())
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)

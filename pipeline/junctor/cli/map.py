@@ -1,0 +1,75 @@
+"""`junctor map`: a mapping file, proposed from the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from junctor.cli import options as cli
+
+if TYPE_CHECKING:
+    from junctor.evidence.propose import Coverage, Proposal
+
+
+def propose_mapping(
+    network: cli.NetworkFile,
+    evidence: cli.EvidenceFile,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="The mapping file; printed if not given.")
+    ] = None,
+    case_id: cli.CaseId = None,
+    network_format: cli.NetworkFormat = None,
+    evidence_format: cli.EvidenceFormat = None,
+    json: cli.AsJson = False,
+) -> None:
+    """Propose a mapping file for EVIDENCE, and show how much of each column it covers.
+
+    Names are matched exactly, then without case and signs, then by likeness; numbers go into bins where the states of
+    NETWORK look like intervals. Check it, then give it to --mapping.
+    """
+    import json as writer
+    from dataclasses import asdict
+
+    from junctor.evidence.propose import propose
+    from junctor.formats import read_network
+    from junctor.model.errors import EvidenceError, Place
+    from junctor.runtime.files import aside
+    from junctor.runtime.remote import location
+
+    target = None if output is None else location(output)
+    if target is not None and target.exists():
+        raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", Place(output))
+    proposal = propose(read_network(network, network_format), evidence, case_id=case_id, format=evidence_format)
+    if target is not None:
+        with aside(target) as temporary:
+            temporary.write_text(proposal.to_toml(), encoding="utf-8")
+    if json:
+        # As TOML: JSON has no infinite edges.
+        columns = [asdict(each) | {"covered": each.covered} for each in proposal.columns]
+        record = {"mapping": proposal.to_toml(), "columns": columns, "unobserved": proposal.unobserved}
+        typer.echo(writer.dumps(record, indent=2))
+        return
+    if target is None:
+        typer.echo(proposal.to_toml(), nl=False)
+    _show(proposal, to_errors=target is None)
+
+
+def _show(proposal: Proposal, to_errors: bool) -> None:
+    """Print the coverage; to_errors: to the standard error, where the mapping itself goes to the output."""
+    lines = [("column", "variable", "match", "covered", "unknown cells")]
+    lines += [
+        (each.column, each.variable, each.how, f"{each.covered:.1%}" if each.rows else "", _unknown(each))
+        for each in proposal.columns
+    ]
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    for line in lines:
+        told = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo(told.rstrip(), err=to_errors)
+    if proposal.unobserved:
+        names = ", ".join(proposal.unobserved[:5]) + ", ..." * (len(proposal.unobserved) > 5)
+        typer.echo(f"{len(proposal.unobserved)} variables without a column: {names}", err=to_errors)
+
+
+def _unknown(each: Coverage) -> str:
+    return ", ".join(f"{cell[:20]!r} ({count:,})" for cell, count in each.unknown)
