@@ -79,6 +79,7 @@ def posteriors(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
     method: Method = "exact",
     sampler: Sampler = "epis-bn",
     samples: int | None = None,
@@ -105,6 +106,7 @@ def posteriors(
     disk: bytes of files there, None for half of what is free.
     case_id, ignore_extra, strict: as for evidence files.
     keep: names of columns of the evidence that are carried through, after `case_id`.
+    missing: texts that stand for no observation in any case, beside empty, `-`, `?`, `NA`, `N/A`, `None`, `null` ....
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
@@ -122,7 +124,7 @@ def posteriors(
     sampling = method, sampler, samples, error, seed, stages
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, missing)
 
 
 def most_probable(
@@ -138,6 +140,7 @@ def most_probable(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -146,7 +149,7 @@ def most_probable(
     `reason`.
     """
     question = _question("mpe", targets, precision, (memory, threads, device))
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, missing)
 
 
 class Model:
@@ -187,6 +190,7 @@ class Model:
         ignore_extra: bool = False,
         strict: bool = False,
         keep: Sequence[str] = (),
+        missing: Sequence[str] = (),
         method: Method = "exact",
         sampler: Sampler = "epis-bn",
         samples: int | None = None,
@@ -202,7 +206,7 @@ class Model:
         sampling = method, sampler, samples, error, seed, stages
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, missing)
 
     def most_probable(
         self,
@@ -217,10 +221,11 @@ class Model:
         ignore_extra: bool = False,
         strict: bool = False,
         keep: Sequence[str] = (),
+        missing: Sequence[str] = (),
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         question = _question("mpe", targets, precision, (memory, threads, device))
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, missing)
 
 
 def _question(
@@ -286,11 +291,12 @@ class _Prepared:
         extra: bool,
         strict: bool,
         keep: Sequence[str] = (),
+        missing: Sequence[str] = (),
     ) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
+        """Return the answers to a table of evidence; what follows it: as of `encode_table`."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence, case_id, extra, strict, keep)
+            table = answerer.answer(evidence, case_id, extra, strict, keep, missing)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -332,16 +338,24 @@ class _Answerer:
         self._sampler: SamplingEngine | AutoEngine | None = None
 
     def answer(
-        self, evidence: Any, case_id: str | None, extra: bool, strict: bool, keep: Sequence[str] = ()
+        self,
+        evidence: Any,
+        case_id: str | None,
+        extra: bool,
+        strict: bool,
+        keep: Sequence[str] = (),
+        missing: Sequence[str] = (),
     ) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
+        """Return the answers to a table of evidence; what follows it: as of `encode_table`."""
+        # A name alone would otherwise pass for a sequence of letters.
+        missing = (missing,) if isinstance(missing, str) else tuple(missing)
         if keep:
             from junctor.runs.answer_files import refuse_taken_names
 
             # A name alone would otherwise pass for a sequence of letters.
             keep = (keep,) if isinstance(keep, str) else tuple(keep)
             refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
-        few = None if keep else self._encoder.encode(evidence, case_id)
+        few = None if keep or missing else self._encoder.encode(evidence, case_id)
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
@@ -352,7 +366,14 @@ class _Answerer:
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
             encoded = encode_table(
-                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, keep=keep, first_row=first
+                piece,
+                self._network,
+                case_id=case_id,
+                ignore_extra=extra,
+                strict=strict,
+                keep=keep,
+                missing=missing,
+                first_row=first,
             )
             answers = self._answer(encoded.batch, first, table.num_rows)
             results.append(with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept))

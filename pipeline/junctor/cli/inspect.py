@@ -60,6 +60,7 @@ def inspect(
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
+    missing: cli.Missing = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -98,7 +99,13 @@ def inspect(
     }
     if evidence is not None:
         source = open_evidence(
-            evidence, model, case_id=case_id, ignore_extra=ignore_extra, keep=keep or (), format=evidence_format
+            evidence,
+            model,
+            case_id=case_id,
+            ignore_extra=ignore_extra,
+            keep=keep or (),
+            missing=missing or (),
+            format=evidence_format,
         )
         # A sample: reading a whole file would take as long as answering it.
         first = next(iter(source.partitions(SAMPLE_ROWS)), None)

@@ -30,6 +30,14 @@ EvidenceFile = Annotated[
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--missing",
+        metavar="TEXT",
+        help="Cells that observe nothing, in any case, beside empty, -, ?, NA, N/A, NaN, None, NULL; repeatable.",
+    ),
+]
 PartOfRun = Annotated[
     str | None,
     typer.Option(

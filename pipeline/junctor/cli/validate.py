@@ -26,6 +26,7 @@ def validate(
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
+    missing: cli.Missing = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -40,7 +41,13 @@ def validate(
     report: dict[str, Any] = {"network": network_facts(model)}
     if evidence is not None:
         source = open_evidence(
-            evidence, model, case_id=case_id, ignore_extra=ignore_extra, keep=keep or (), format=evidence_format
+            evidence,
+            model,
+            case_id=case_id,
+            ignore_extra=ignore_extra,
+            keep=keep or (),
+            missing=missing or (),
+            format=evidence_format,
         )
         report["evidence"] = _evidence_facts(source)
     if json:

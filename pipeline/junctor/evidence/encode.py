@@ -65,6 +65,7 @@ def encode_table(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
     file: str | None = None,
     first_row: int = 0,
 ) -> EncodedPartition:
@@ -76,12 +77,13 @@ def encode_table(
     ignore_extra: whether columns that are no evidence are left out instead of refused.
     strict: whether the first invalid row is refused instead of marked.
     keep: names of columns to carry through.
+    missing: texts that stand for no observation, beside the usual ones.
     file: name for errors.
     first_row: number of the first row, from 0.
     Raises EvidenceError.
     """
     layout = read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file)
-    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None)
+    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, missing)
     parts, row = [], first_row
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     for batch in batches:
@@ -97,15 +99,22 @@ class Encoder:
     layout: the columns of the table.
     strict: whether the first invalid row is refused instead of marked.
     place: gives the place of a row of the file (from 0), for errors.
+    missing: texts that stand for no observation, beside the usual ones.
     """
 
     # A row is invalid where a cell names no state of its variable; where a likelihood has the wrong length, is missing
     # in part, negative, not finite or all zeros; or where a variable has both a state and a likelihood.
 
     def __init__(
-        self, network: Network, layout: ColumnLayout, strict: bool, place: Callable[[int], Place | None]
+        self,
+        network: Network,
+        layout: ColumnLayout,
+        strict: bool,
+        place: Callable[[int], Place | None],
+        missing: Sequence[str] = (),
     ) -> None:
         self._network = network
+        self._missing = tuple(missing)
         self._case_id_type = layout.case_id_type
         self._strict = strict
         self._place = place
@@ -120,7 +129,9 @@ class Encoder:
             else:
                 self._sources.setdefault((column.role, column.variable), []).append(at)
         self._cells = {
-            variable: StateCells(network.variables[variable]) for role, variable in self._sources if role == "states"
+            variable: StateCells(network.variables[variable], missing=self._missing)
+            for role, variable in self._sources
+            if role == "states"
         }
 
     def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
@@ -153,7 +164,7 @@ class Encoder:
             elif role == "likelihood":
                 likelihoods[variable], errors = encode_lists(columns[0], names)
             else:
-                likelihoods[variable], errors = encode_entries(columns, names)
+                likelihoods[variable], errors = encode_entries(columns, names, self._missing)
             bad.setdefault(variable, []).extend(errors)
         # Only now: the check compares whole columns of both kinds.
         for variable in states.keys() & likelihoods.keys():

@@ -63,6 +63,7 @@ def open_evidence(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
     format: str | None = None,
     folder: AnyPath | None = None,
 ) -> EvidenceSource:
@@ -74,6 +75,7 @@ def open_evidence(
     ignore_extra: whether columns that are not of the network are left out.
     strict: whether invalid rows are refused instead of marked.
     keep: names of columns to carry through to the answers; cells of CSV are text.
+    missing: texts that stand for no observation, beside the usual ones (`junctor.evidence.states`).
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     folder: of which a single file is; names of its subfolders may be columns.
     Raises EvidenceError.
@@ -102,7 +104,9 @@ def open_evidence(
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     pairs = zip(tables, layouts, strict=True)
-    encoders = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
+    encoders = tuple(
+        (table, layout, Encoder(network, layout, strict, table.place_of, missing)) for table, layout in pairs
+    )
     # The first file stands for all of them: they have equal columns and types of case ids.
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
 

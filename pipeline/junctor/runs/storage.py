@@ -85,6 +85,7 @@ class RunSpec:
     layout: Layout = field(default="lists", metadata=OPTIONAL)
     compression: Compression = field(default="zstd", metadata=OPTIONAL)
     incremental: bool = field(default=False, metadata=OPTIONAL)
+    missing: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -459,7 +460,7 @@ class RunDirectory(Directory[RunSpec]):
     def parse(record: dict[str, Any]) -> RunSpec:
         """Return the spec of a record."""
         # JSON has no tuples.
-        tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep")}
+        tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep", "missing")}
         targets = record["targets"]
         return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
 

@@ -223,6 +223,7 @@ class Job(Workload):
     output_format, layout, compression: of the answers, as in `AnswerFiles`.
     case_id: evidence column with the names of the cases.
     ignore_extra: whether columns that are not in the network are left out.
+    missing: texts that stand for no observation, beside the usual ones.
     strict: whether the first invalid row ends the run.
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
@@ -261,6 +262,7 @@ class Job(Workload):
     report: bool | None = None
     fail_if: tuple[str, ...] = ()
     rejects: str | None = None
+    missing: tuple[str, ...] = ()
 
     words = Words("network", "evidence", "propagating")
     flow_name = "junctor-score-batch"
@@ -337,6 +339,7 @@ class Job(Workload):
         """Return all that the answers depend on."""
         # Options of sampling are left out of exact runs: they change no answer, and must not make another run of it.
         from junctor.evidence.read import digest_of
+        from junctor.evidence.states import MISSING_TEXTS, missing_texts
         from junctor.runs.results import default_partition_rows
 
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
@@ -362,6 +365,8 @@ class Job(Workload):
             top=self.query.top,
             probabilities=self.query.probabilities,
             incremental=self.incremental,
+            # In one spelling: the order and the case of what was given change no row.
+            missing=tuple(sorted(missing_texts(self.missing) - MISSING_TEXTS)),
         )
 
     def keep_model(self, model: Network) -> None:
@@ -394,6 +399,7 @@ class Job(Workload):
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,
             keep=spec.keep,
+            missing=spec.missing,
             format=self.evidence_format,
         )
         refuse_other_types(source.kept_schema, spec.as_files())
