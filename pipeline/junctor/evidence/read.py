@@ -17,9 +17,10 @@ import pyarrow as pa
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
 from junctor.evidence.files import InputFiles, checked_format, explained, format_of, input_files, partition_columns
 from junctor.evidence.layout import ColumnLayout, read_layout
+from junctor.evidence.pipes import spooled
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
-from junctor.runtime.remote import AnyPath, RemotePath, location
+from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import ahead
 
 # Bytes of blocks that wait to be encoded.
@@ -69,7 +70,7 @@ def open_evidence(
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
-    path: file, or folder or glob of files of one table.
+    path: file, or folder or glob of files of one table; `-` or a pipe is read to its end.
     network: the network that names refer to.
     case_id: name of the column of case ids; by default `case_id`, and row numbers where there is none.
     ignore_extra: whether columns that are not of the network are left out.
@@ -80,9 +81,10 @@ def open_evidence(
     folder: of which a single file is; names of its subfolders may be columns.
     Raises EvidenceError.
     """
-    source, format = location(path), checked_format(format)
+    format = checked_format(format)
+    source = spooled(path)
     with explained(source):
-        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(path)
+        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(source)
         if files.paths == (source,):
             format = format or format_of(source)
             if format == "evid":
@@ -113,7 +115,7 @@ def open_evidence(
 
 def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
     """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read."""
-    files = input_files(path)
+    files = input_files(spooled(path))
     if files.folder is None:
         return _sha_of(files.paths[0]).hexdigest()
     sha = hashlib.sha256()
