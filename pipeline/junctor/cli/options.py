@@ -25,7 +25,7 @@ EvidenceFile = Annotated[
     str,
     typer.Argument(
         metavar="EVIDENCE",
-        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, or its URL; -: stdin.",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, a URL, or -.",
     ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
