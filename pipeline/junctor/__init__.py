@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from junctor.formats import read_network, write_network
     from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
     from junctor.model.network import Network
+    from junctor.runs.answers import answer_batches, named_columns, read_answers
 
 __all__ = [
     "BudgetError",
@@ -27,9 +28,12 @@ __all__ = [
     "ModelError",
     "Network",
     "RunError",
+    "answer_batches",
     "joint_posteriors",
     "most_probable",
+    "named_columns",
     "posteriors",
+    "read_answers",
     "read_network",
     "write_network",
 ]
@@ -37,10 +41,13 @@ __all__ = [
 # Imported at first use: the command line answers `--help` without NumPy and Arrow.
 _HOME = {
     "Model": "junctor.api",
+    "answer_batches": "junctor.runs.answers",
     "Network": "junctor.model.network",
     "joint_posteriors": "junctor.cliques.joint",
     "most_probable": "junctor.api",
+    "named_columns": "junctor.runs.answers",
     "posteriors": "junctor.api",
+    "read_answers": "junctor.runs.answers",
     "read_network": "junctor.formats",
     "write_network": "junctor.formats",
 }

@@ -81,6 +81,7 @@ def posteriors(
     strict: bool = False,
     keep: Sequence[str] = (),
     mapping: MappingSource | None = None,
+    missing: Sequence[str] = (),
     method: Method = "exact",
     sampler: Sampler = "epis-bn",
     samples: int | None = None,
@@ -108,6 +109,7 @@ def posteriors(
     case_id, ignore_extra, strict: as for evidence files.
     keep: names of columns of the evidence that are carried through, after `case_id`.
     mapping: what columns and cells mean: a mapping file, or a dictionary of the same content.
+    missing: texts that stand for no observation in any case, beside empty, `-`, `?`, `NA`, `N/A`, `None`, `null` ....
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
@@ -125,7 +127,7 @@ def posteriors(
     sampling = method, sampler, samples, error, seed, stages
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
 
 
 def most_probable(
@@ -142,6 +144,7 @@ def most_probable(
     strict: bool = False,
     keep: Sequence[str] = (),
     mapping: MappingSource | None = None,
+    missing: Sequence[str] = (),
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -150,7 +153,7 @@ def most_probable(
     `reason`.
     """
     question = _question("mpe", targets, precision, (memory, threads, device))
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
 
 
 class Model:
@@ -192,6 +195,7 @@ class Model:
         strict: bool = False,
         keep: Sequence[str] = (),
         mapping: MappingSource | None = None,
+        missing: Sequence[str] = (),
         method: Method = "exact",
         sampler: Sampler = "epis-bn",
         samples: int | None = None,
@@ -207,7 +211,7 @@ class Model:
         sampling = method, sampler, samples, error, seed, stages
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
 
     def most_probable(
         self,
@@ -223,10 +227,11 @@ class Model:
         strict: bool = False,
         keep: Sequence[str] = (),
         mapping: MappingSource | None = None,
+        missing: Sequence[str] = (),
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         question = _question("mpe", targets, precision, (memory, threads, device))
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
 
 
 def _question(
@@ -293,11 +298,12 @@ class _Prepared:
         strict: bool,
         keep: Sequence[str] = (),
         mapping: MappingSource | None = None,
+        missing: Sequence[str] = (),
     ) -> pa.Table:
         """Return the answers to a table of evidence; other arguments as of `posteriors`."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence, case_id, extra, strict, keep, mapping)
+            table = answerer.answer(evidence, case_id, extra, strict, keep, mapping, missing)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -346,15 +352,18 @@ class _Answerer:
         strict: bool,
         keep: Sequence[str] = (),
         mapping: MappingSource | None = None,
+        missing: Sequence[str] = (),
     ) -> pa.Table:
         """Return the answers to a table of evidence; other arguments as of `posteriors`."""
+        # A name alone would otherwise pass for a sequence of letters.
+        missing = (missing,) if isinstance(missing, str) else tuple(missing)
         if keep:
             from junctor.runs.answer_files import refuse_taken_names
 
             # A name alone would otherwise pass for a sequence of letters.
             keep = (keep,) if isinstance(keep, str) else tuple(keep)
             refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
-        few = None if keep or mapping is not None else self._encoder.encode(evidence, case_id)
+        few = None if keep or missing or mapping is not None else self._encoder.encode(evidence, case_id)
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
@@ -372,6 +381,7 @@ class _Answerer:
                 ignore_extra=extra,
                 strict=strict,
                 keep=keep,
+                missing=missing,
                 first_row=first,
                 mapping=meaning,
             )

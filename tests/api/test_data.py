@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from types import ModuleType
 
+import junctor
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -195,3 +196,11 @@ def test_make_writes_evidence(make: ModuleType, tmp_path: Path, suffix: str) -> 
 def test_make_says_what_is_wrong(make: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert make.main(["evidence", str(tmp_path / "none.bif"), "-o", str(tmp_path / "out.csv")]) == 3
     assert "error: " in capsys.readouterr().err
+
+
+def test_the_sample_of_evidence_is_that_of_the_readme() -> None:
+    readme = (DATA.parent / "README.md").read_text()
+    text = (DATA / "patients.csv").read_text()
+    assert f"```csv\n{text}```" in readme
+    table = junctor.posteriors(DATA / "asia.bif", pa.csv.read_csv(DATA / "patients.csv"), targets=["lung"])
+    assert table["status"].to_pylist() == ["ok", "ok", "invalid"]

@@ -301,6 +301,12 @@ def test_version_and_help() -> None:
         assert junctor_cli(command, "--help").exit_code == 0
 
 
+def test_the_options_of_a_run_are_in_panels() -> None:
+    text = junctor_cli("run", "--help").stdout
+    panels = ("Question", "Evidence", "Network", "Answers", "Sampling", "Checks and reports", "Resources")
+    assert all(f"─ {panel} ─" in text for panel in panels)
+
+
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys; from junctor.cli import app\n"

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.evidence_reference import (
@@ -224,7 +225,7 @@ def test_reasons_of_a_row_are_joined() -> None:
             "t.csv: the likelihood of 'grade' needs a column for each of its 3 states, missing: 'grade=mid', "
             "'grade=high'",
         ),
-        ({"smoke=yes": [1], "smoke=0": [1], "smoke=no": [1]}, {}, "'smoke=0' (number 2) says again what column"),
+        ({"smoke=yes": [1], "smoke= yes": [1], "smoke=no": [1]}, {}, "'smoke= yes' (number 2) says again what column"),
         ({"smoke": [[1, 1]], "smoke=yes": [1], "smoke=no": [1]}, {}, "'smoke=yes' (number 2) says again what column"),
         ({"smoke": [[1, 1]], " smoke": [1]}, {}, "column 'smoke' (number 2) says again what column 'smoke' (number 1)"),
         ({"smoke": [{"yes": 1}]}, {}, "column 'smoke': found cells of type struct<yes: int64>, expected text or num"),
@@ -364,3 +365,55 @@ def test_very_many_different_bad_cells() -> None:
 
 def test_the_states_of_the_reference_are_those_of_the_network() -> None:
     assert [list(variable.states) for variable in NETWORK.variables] == list(STATES.values())
+
+
+def test_the_index_of_a_pandas_frame_is_no_evidence() -> None:
+    frame = pd.DataFrame({"smoke": ["yes", None], "grade": ["low", "high"]}, index=["a", "b"])
+    table = pa.Table.from_pandas(frame)
+    assert table.schema.names[-1] == "__index_level_0__"
+    encoded = encode_table(table, NETWORK)
+    assert encoded.batch.states.keys() == {0, 1}
+    assert encoded.case_ids.to_pylist() == [0, 1]
+    named = encode_table(table, NETWORK, case_id="__index_level_0__")
+    assert named.case_ids.to_pylist() == ["a", "b"]
+    assert encode_table(table, NETWORK, keep=["__index_level_0__"]).kept.column(0).to_pylist() == ["a", "b"]
+    # Without metadata as well: tools in between drop them.
+    assert encode_table(table.replace_schema_metadata(), NETWORK).batch.states.keys() == {0, 1}
+
+
+def test_a_named_index_is_no_evidence_unless_it_is_a_variable() -> None:
+    frame = pd.DataFrame({"smoke": ["yes", "no"], "patient": ["p", "q"], "grade": ["low", "high"]})
+    table = pa.Table.from_pandas(frame.set_index(["patient", "grade"]))
+    assert encode_table(table, NETWORK).batch.states.keys() == {0, 1}
+    assert encode_table(table, NETWORK, case_id="patient").case_ids.to_pylist() == ["p", "q"]
+    with pytest.raises(EvidenceError, match="unknown column 'patient'"):
+        encode_table(table.replace_schema_metadata(), NETWORK)
+
+
+@pytest.mark.parametrize(
+    "metadata", [b"", b"[]", b"{", b'{"index_columns": 7}', b'{"index_columns": [["x"]]}', b"\xff"]
+)
+def test_damaged_metadata_of_pandas_name_no_index(metadata: bytes) -> None:
+    table = pa.table({"smoke": ["yes"], "patient": ["p"]}).replace_schema_metadata({b"pandas": metadata})
+    with pytest.raises(EvidenceError, match="unknown column 'patient'"):
+        encode_table(table, NETWORK)
+
+
+def test_further_missing_texts_of_all_columns() -> None:
+    table = pa.table(
+        {"smoke": ["yes", "Refused"], "number": [1, -9], "grade=low": [1, -9], "grade=mid": [2, -9]}
+    ).append_column("grade=high", pa.array(["3", "REFUSED"]))
+    encoded = encode_table(table, NETWORK, missing=["refused", "-9"])
+    assert not encoded.batch.invalid
+    assert states(encoded, "smoke") == [0, UNOBSERVED]
+    assert states(encoded, "number") == [0, UNOBSERVED]
+    assert encoded.batch.likelihoods[1].rows.tolist() == [0]
+    assert len(encode_table(table, NETWORK).batch.invalid) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_tables_with_an_arrow_stream(rows: int) -> None:
+    # The types of polars: views of texts, categories with unsigned indices.
+    grades = pa.array(["low", "high"] * rows).dictionary_encode().cast(pa.dictionary(pa.uint32(), pa.string()))
+    table = pa.table({"smoke": pa.array(["yes", None] * rows, pa.string_view()), "grade": grades})
+    assert_same(encode(Stream(table)), encode(table.cast(pa.schema([("smoke", pa.string()), ("grade", pa.string())]))))

@@ -111,7 +111,7 @@ def _assert_partitions(parts: list[EncodedPartition], expected: EncodedPartition
         '\n\n"smoke",grade\nyes,2\nno,\n',
         ' smoke , grade \n yes , 2\n"no ",\n',
         "smoke,grade\n\nyes,2\n\n\nno,\n\n",
-        "smoke,grade\nyes,high\n1,null\n",
+        "smoke,grade\nyes,high\nno,null\n",
         '"smoke","grade"\n"yes","high"\n"no",""\n',
     ],
 )

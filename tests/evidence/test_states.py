@@ -21,13 +21,18 @@ from junctor.model.network import Variable
         (("yes", "no"), float("nan"), UNOBSERVED),
         (("yes", "no"), Decimal("NaN"), UNOBSERVED),
         *[(("yes", "no"), text, UNOBSERVED) for text in ("", "  ", "NA", "?", " ? ", "null", "NaN", "nan")],
+        *[(("yes", "no"), text, UNOBSERVED) for text in ("-", "na", "n/a", "N/A", "#N/A", "<NA>", "NULL", "None")],
+        *[(("yes", "no"), text, UNKNOWN) for text in ("--", "missing", "n.a.")],
+        (("none", "mild"), "none", 0),
+        (("none", "mild"), "None", UNKNOWN),  # the state, or a missing cell?
+        (("none", "mild"), "NA", UNOBSERVED),
         (("NA", "?"), "NA", 0),  # a name wins over the mark of a missing cell
         (("NA", "?"), " ? ", 1),
-        (("yes", "no"), 1, 1),
-        (("yes", "no"), 1.0, 1),
-        (("yes", "no"), Decimal("1.00"), 1),
-        (("yes", "no"), "1", 1),
-        (("yes", "no"), "1.0", 1),
+        (("off", "on"), 1, 1),
+        (("off", "on"), 1.0, 1),
+        (("off", "on"), Decimal("1.00"), 1),
+        (("off", "on"), "1", 1),
+        (("off", "on"), "1.0", 1),
         (("yes", "no"), "01", UNKNOWN),
         (("yes", "no"), "+1", UNKNOWN),
         (("yes", "no"), 2, UNKNOWN),
@@ -51,7 +56,14 @@ from junctor.model.network import Variable
         (("01", "02"), "01", 0),
         (("01", "02"), 1, UNKNOWN),
         (("0-5", "5-9"), 1, 1),  # not numbers
-        (("no", "yes"), True, UNKNOWN),
+        *[(("no", "yes"), cell, 1) for cell in (True, "True", 1, 1.0, "1", Decimal(1))],
+        *[(("Yes", "NO"), cell, 0) for cell in (True, "TRUE")],
+        *[(("Yes", "NO"), cell, 1) for cell in (False, "false")],
+        # Index 0 is what is true: neither reading is safe.
+        *[(states, cell, UNKNOWN) for states in (("yes", "no"), ("True", "False")) for cell in (0, 1, 1.0, "1", "0.0")],
+        *[(("false", "true"), cell, 0) for cell in (False, 0, "0")],
+        (("yes", "no", "unknown"), True, UNKNOWN),
+        (("yes", "no", "unknown"), 1, 1),
         (("false", "true"), True, 1),
         (("FALSE", "TRUE"), False, 0),
         (("FALSE", "TRUE"), "True", 1),
@@ -68,6 +80,20 @@ def test_reason_names_what_was_found_the_nearest_states_and_all_of_them() -> Non
     reason = StateCells(Variable("smoke", ("yes", "no"))).reason("yess")
     assert reason == "unknown state 'yess', did you mean 'yes'?; states are yes, no"
     assert StateCells(Variable("smoke", ("yes", "no"))).reason(7) == "unknown state 7; states are yes, no"
+
+
+def test_a_number_of_two_meanings_is_explained() -> None:
+    reason = StateCells(Variable("smoke", ("yes", "no"))).reason(1)
+    assert reason == "1 may mean 'yes', or 'no' by its index: give the state by name"
+    reason = StateCells(Variable("smoke", ("True", "False"))).reason("0")
+    assert reason == "'0' may mean 'False', or 'True' by its index: give the state by name"
+
+
+def test_further_missing_texts() -> None:
+    cells = StateCells(Variable("x", ("off", "on", "Refused")), missing=(" Not asked ", "-9", "1", "refused"))
+    given = ["NOT ASKED", "-9", -9, -9.0, "-9.0", Decimal("-9"), 1, "null", "Refused", "refused", 0, "nope"]
+    u = UNOBSERVED
+    assert [cells.code(cell) for cell in given] == [u, u, u, u, u, u, u, u, 2, UNKNOWN, 0, UNKNOWN]
 
 
 def test_reasons_stay_short() -> None:

@@ -23,12 +23,35 @@ STATES = {
     "one": ["only"],
     "x=y": ["0.5", "01"],
 }
+MISSING = {"", "-", "?", "na", "n/a", "#n/a", "<na>", "nan", "none", "null"}
 ROLES = ("text", "integers", "floats", "booleans", "lists", "null")
 TEXTS = (
-    *("yes", "no", " yes ", "low", "high", "1", "2", "3", "01", "1.0", "0", "NA", "?", "", "null", "x", " x ", "a=b"),
+    *(
+        "yes",
+        "no",
+        " yes ",
+        "low",
+        "high",
+        "1",
+        "2",
+        "3",
+        "01",
+        "1.0",
+        "0",
+        "NA",
+        "na",
+        "-",
+        "None",
+        "?",
+        "",
+        "null",
+        "x",
+        " x ",
+        "a=b",
+    ),
     *("true", "False", "TRUE", "only", "0.5", "yess", "-1", "7", '"', "a,b", "line\nbreak", "é", "nan", "+1", "1_0"),
 )
-NUMBERS = ["0", "1", "0.5", " 2 ", "1e-3", "0.0", "-1", "", "NA", "?", "abc", "1_0", "nan", "1e999"]
+NUMBERS = ["0", "1", "0.5", " 2 ", "1e-3", "0.0", "-1", "", "NA", "n/a", "-", "?", "abc", "1_0", "nan", "1e999"]
 
 
 def small_network(states: dict[str, list[str]] | None = None) -> Network:
@@ -124,15 +147,18 @@ def _read_state(cell: Any, names: list[str]) -> str | None:
             if name in names:
                 return name
     text = text.strip()
-    if isinstance(cell, str) and text in ("", "NA", "?", "null", "NaN", "nan"):
+    if isinstance(cell, str) and text.lower() in MISSING - {name.strip().lower() for name in names}:
         return None
     if text.lower() in ("true", "false"):
-        return next((name for name in names if name.lower() == text.lower()), "unknown")
+        meant = {"true": "yes", "false": "no"}[text.lower()] if names == ["yes", "no"] else text.lower()
+        return next((name for name in names if name.lower() == meant), "unknown")
     if text.removesuffix(".0") not in [str(i) for i in range(10)]:
         return "unknown"
     whole = text.removesuffix(".0")
     if whole in names:
         return whole
+    if names in (["yes", "no"], ["TRUE", "FALSE"]):
+        return "unknown"
     has_numbers = any(name.strip().replace(".", "").isdigit() for name in names)
     return names[int(whole)] if not has_numbers and int(whole) < len(names) else "unknown"
 
@@ -150,7 +176,7 @@ def _read_entries(
     cells: list[str], name: str, states: dict[str, int], soft: dict[str, list[float]], bad: set[str]
 ) -> None:
     texts = [cell.strip() for cell in cells]
-    missing = [text in ("", "NA", "?", "null", "NaN", "nan") for text in texts]
+    missing = [text.lower() in MISSING for text in texts]
     if all(missing):
         return
     readable = not any(missing) and "abc" not in texts and "1_0" not in texts

@@ -107,3 +107,16 @@ def test_normalized_rows_are_shares_of_their_sums(rows: list[list[int]]) -> None
     for shares, row in zip(table.tolist(), rows, strict=True):
         # A row that sums to 1 is taken as written.
         assert shares == [n / sum(row) for n in row]
+
+
+def test_a_notebook_shows_a_network_with_all_texts_escaped() -> None:
+    drafts = [DraftVariable("<b>a", ["<script>x</script>", "&"], Place("here"))]
+    drafts += [DraftVariable(f"x{i}", [f"s{j}" for j in range(100)], Place("here")) for i in range(30)]
+    shown = build_network('<img src="x">', "markov", drafts, [])._repr_html_()
+    assert "<img" not in shown
+    assert "<script" not in shown
+    assert "<b>" not in shown
+    assert "&lt;b&gt;a" in shown
+    assert "&lt;script&gt;x&lt;/script&gt;, &amp;" in shown
+    assert "<p>and 6 more</p>" in shown
+    assert len(shown) < 10_000

@@ -222,3 +222,12 @@ def _depths(tree: JunctionTree) -> list[int]:
         parent = tree.cliques[i].parent
         depth[i] = 0 if parent is None else depth[parent] + 1
     return list(depth.values())
+
+
+def test_a_notebook_shows_a_plan() -> None:
+    plan = compile_plan(
+        Shape((2, 2, 2), ((0,), (0, 1), (1, 2)), True), Pattern(frozenset([2]), frozenset()), None, False, rows=1
+    )
+    shown = plan._repr_html_()
+    assert f"<td>{plan.case_operations:,}</td>" in shown
+    assert "<td>variables with evidence</td><td>1</td>" in shown

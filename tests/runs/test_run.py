@@ -462,3 +462,19 @@ def test_memory_of_the_process_is_not_that_of_the_plan(job: Job, workers: int) -
     assert own > 64 << 20
     assert (of_workers > 64 << 20) or not workers
     assert steps.read_manifest(job.directory).peak_bytes == (own, of_workers)
+
+
+def test_missing_texts_belong_to_the_identity_of_a_run(tmp_path: Path) -> None:
+    evidence = tmp_path / "rows.csv"
+    evidence.write_text("smoke\nyes\nrefused\n")
+    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
+    plain = Job(asia, str(evidence), str(tmp_path / "out"))
+    job = replace(plain, missing=(" Refused", "NA", "-9"))
+    model = job.read_model()
+    assert job.spec_of(model).missing == ("-9", "refused")
+    # What is missing anyway makes no other run.
+    assert replace(plain, missing=("null",)).spec_of(model) == plain.spec_of(model)
+    run(job, Resources(workers=0))
+    assert parquet.read_table(tmp_path / "out" / "posteriors")["status"].to_pylist() == ["ok", "ok"]
+    with pytest.raises(RunError, match="missing"):
+        run(plain, Resources(workers=0))

@@ -61,6 +61,7 @@ def inspect(
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
     mapping: cli.MappingFile = None,
+    missing: cli.Missing = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -104,6 +105,7 @@ def inspect(
             case_id=case_id,
             ignore_extra=ignore_extra,
             keep=keep or (),
+            missing=missing or (),
             format=evidence_format,
             mapping=mapping,
         )

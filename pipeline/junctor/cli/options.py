@@ -14,6 +14,11 @@ from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Pre
 from junctor.planning.budget import parse_bytes
 from junctor.runtime.remote import local_path
 
+# Panels of the help.
+QUESTION, EVIDENCE, NETWORK, OUTPUT = "Question", "Evidence", "Network", "Answers"
+SAMPLING, CHECKS, GROWTH = "Sampling", "Checks and reports", "Evidence that grows"
+RESOURCES, DISPLAY = "Resources", "Progress and messages"
+
 NetworkFile = Annotated[
     str,
     typer.Argument(
@@ -25,48 +30,83 @@ EvidenceFile = Annotated[
     str,
     typer.Argument(
         metavar="EVIDENCE",
-        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, or its URL.",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, a URL, or -.",
     ),
 ]
-CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
-IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
+CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.", rich_help_panel=EVIDENCE)]
+IgnoreExtra = Annotated[
+    bool,
+    typer.Option("--ignore-extra", help="Pass over columns that are not in the network.", rich_help_panel=EVIDENCE),
+]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--missing",
+        metavar="TEXT",
+        help="Cells that observe nothing, in any case, beside empty, -, ?, NA, N/A, NaN, None, NULL; repeatable.",
+        rich_help_panel=EVIDENCE,
+    ),
+]
 PartOfRun = Annotated[
     str | None,
     typer.Option(
         "--part",
         metavar="3/16",
         help="Answer only this share of the run, beside others with the same OUTPUT; then `junctor finalise OUTPUT`.",
+        rich_help_panel=RESOURCES,
     ),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.", rich_help_panel=EVIDENCE)
+]
 Targets = Annotated[
     str | None,
-    typer.Option(help="Variables to answer, A,B,C, or patterns in quotes, such as 'DIAG_*'; all if not given."),
+    typer.Option(
+        help="Variables to answer, A,B,C, or patterns in quotes, such as 'DIAG_*'; all if not given.",
+        rich_help_panel=QUESTION,
+    ),
 ]
 AnswersOption = Annotated[
     AnswerKind,
     typer.Option(
-        "--answers", help="All posterior probabilities, or scores: most probable state, its probability and entropy."
+        "--answers",
+        help="All posterior probabilities, or scores: most probable state, its probability and entropy.",
+        rich_help_panel=QUESTION,
     ),
 ]
 Top = Annotated[
     int | None,
-    typer.Option(min=1, max=MOST_TOP, help="Lists of so many states in scores, the most probable first."),
+    typer.Option(
+        min=1,
+        max=MOST_TOP,
+        help="Lists of so many states in scores, the most probable first.",
+        rich_help_panel=QUESTION,
+    ),
 ]
 Probabilities = Annotated[
     list[str] | None,
     typer.Option(
-        "--probability", metavar="VARIABLE=STATE", help="A column of scores with this probability; repeatable."
+        "--probability",
+        metavar="VARIABLE=STATE",
+        help="A column of scores with this probability; repeatable.",
+        rich_help_panel=QUESTION,
     ),
 ]
-PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers to compute with.")]
+PrecisionOption = Annotated[
+    Precision, typer.Option("--precision", help="Numbers to compute with.", rich_help_panel=QUESTION)
+]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace a different run that lies in the output directory.", rich_help_panel=OUTPUT
+    ),
 ]
 Incremental = Annotated[
     bool,
     typer.Option(
-        "--incremental", help="Answer only files that are new or changed since the last run, and commit them."
+        "--incremental",
+        help="Answer only files that are new or changed since the last run, and commit them.",
+        rich_help_panel=GROWTH,
     ),
 ]
 Backfill = Annotated[
@@ -75,43 +115,72 @@ Backfill = Annotated[
         "--backfill",
         metavar="COLUMN=FIRST..LAST",
         help="With --incremental: answer these partitions again; repeatable.",
+        rich_help_panel=GROWTH,
     ),
 ]
 DropRemoved = Annotated[
-    bool, typer.Option("--drop-removed", help="With --incremental: remove the answers to files that are gone.")
+    bool,
+    typer.Option(
+        "--drop-removed", help="With --incremental: remove the answers to files that are gone.", rich_help_panel=GROWTH
+    ),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
+    int | None,
+    typer.Option(
+        min=0, help="Processes, as many as the work is worth; 0: this process itself.", rich_help_panel=RESOURCES
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of each process; its share of the cores if not given.")
+    int | None,
+    typer.Option(
+        min=1, help="Threads of each process; its share of the cores if not given.", rich_help_panel=RESOURCES
+    ),
 ]
 Device = Annotated[
-    DeviceChoice | None, typer.Option(help="CPU or GPU; auto: a GPU where there is one and the work is worth it.")
+    DeviceChoice | None,
+    typer.Option(
+        help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
+    ),
 ]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
         help="What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; 70 % of what is free. "
-        "On a CPU: what their tables may take of the memory."
+        "On a CPU: what their tables may take of the memory.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 Spill = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Folder for tables that exceed the memory; the temporary one if not given."),
+    typer.Option(
+        metavar="DIR",
+        help="Folder for tables that exceed the memory; the temporary one if not given.",
+        rich_help_panel=RESOURCES,
+    ),
 ]
 Disk = Annotated[
-    str | None, typer.Option(help="What such tables may take there, such as 200GiB; half of what is free if not given.")
+    str | None,
+    typer.Option(
+        help="What such tables may take there, such as 200GiB; half of what is free if not given.",
+        rich_help_panel=RESOURCES,
+    ),
 ]
-Scheduler = Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Dask scheduler whose workers do the work.", rich_help_panel=RESOURCES)
+]
 InsecureScheduler = Annotated[
-    bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
+    bool,
+    typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.", rich_help_panel=RESOURCES),
 ]
 UsePrefect = Annotated[
     bool | None,
-    typer.Option("--prefect/--no-prefect", help="Show it on the page of a Prefect server; yes if one is configured."),
+    typer.Option(
+        "--prefect/--no-prefect",
+        help="Show it on the page of a Prefect server; yes if one is configured.",
+        rich_help_panel=DISPLAY,
+    ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=DISPLAY)]
 # Holds from here on, for errors that are found before a command begins too.
 LogFormatOption = Annotated[
     LogFormat,
@@ -119,11 +188,15 @@ LogFormatOption = Annotated[
         "--log-format",
         callback=set_log_format,
         help="Progress and messages on stderr as text, or a JSON document a line.",
+        rich_help_panel=DISPLAY,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=DISPLAY)]
 Report = Annotated[
-    bool | None, typer.Option("--report/--no-report", help="Write a page on the run, report.html; yes as a flow.")
+    bool | None,
+    typer.Option(
+        "--report/--no-report", help="Write a page on the run, report.html; yes as a flow.", rich_help_panel=CHECKS
+    ),
 ]
 FailIf = Annotated[
     list[str] | None,
@@ -131,31 +204,51 @@ FailIf = Annotated[
         "--fail-if",
         metavar="CONDITION",
         help="End as failed (code 7) where it holds: 'impossible > 1%', 'drift(xray) > 0.2', ...; repeatable.",
+        rich_help_panel=CHECKS,
     ),
 ]
 Rejects = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Rows that are not ok, with reasons: .csv or .parquet.")
+    str | None,
+    typer.Option(metavar="FILE", help="Rows that are not ok, with reasons: .csv or .parquet.", rich_help_panel=CHECKS),
 ]
 NetworkFormat = Annotated[
     str | None,
     typer.Option(
         "--format",
         help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, parquet.",
+        rich_help_panel=NETWORK,
     ),
 ]
 Normalize = Annotated[
-    bool, typer.Option("--normalize", help="Divide the rows of NETWORK's tables by their sums: counts, percentages.")
+    bool,
+    typer.Option(
+        "--normalize",
+        help="Divide the rows of NETWORK's tables by their sums: counts, percentages.",
+        rich_help_panel=NETWORK,
+    ),
 ]
 IgnoreDecisions = Annotated[
     bool,
-    typer.Option("--ignore-decisions", help="Leave out decisions and utilities where no chance node depends on them."),
+    typer.Option(
+        "--ignore-decisions",
+        help="Leave out decisions and utilities where no chance node depends on them.",
+        rich_help_panel=NETWORK,
+    ),
 ]
 EvidenceFormat = Annotated[
-    str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")
+    str | None,
+    typer.Option(
+        help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.", rich_help_panel=EVIDENCE
+    ),
 ]
 Keep = Annotated[
     list[str] | None,
-    typer.Option("--keep", metavar="COLUMN", help="Evidence column to carry through to the answers; repeatable."),
+    typer.Option(
+        "--keep",
+        metavar="COLUMN",
+        help="Evidence column to carry through to the answers; repeatable.",
+        rich_help_panel=EVIDENCE,
+    ),
 ]
 MappingFile = Annotated[
     str | None,
@@ -166,37 +259,69 @@ MappingFile = Annotated[
     ),
 ]
 OutputFormatOption = Annotated[
-    OutputFormat, typer.Option("--output-format", help="Format of the answers; Arrow is written 2.5 times as fast.")
+    OutputFormat,
+    typer.Option(
+        "--output-format", help="Format of the answers; Arrow is written 2.5 times as fast.", rich_help_panel=OUTPUT
+    ),
 ]
 LayoutOption = Annotated[
-    Layout, typer.Option("--layout", help="Posteriors as one list a variable, or one column a state: 'variable=state'.")
+    Layout,
+    typer.Option(
+        "--layout",
+        help="Posteriors as one list a variable, or one column a state: 'variable=state'.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 CompressionOption = Annotated[
-    Compression, typer.Option("--compression", help="Of the answers: zstd is smallest, none is fastest.")
+    Compression,
+    typer.Option("--compression", help="Of the answers: zstd is smallest, none is fastest.", rich_help_panel=OUTPUT),
 ]
 PartSize = Annotated[
     str | None,
-    typer.Option(help="Answers in one part before compression, such as 512MiB, in place of --partition-rows."),
+    typer.Option(
+        help="Answers in one part before compression, such as 512MiB, in place of --partition-rows.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 MethodOption = Annotated[
     Method,
     typer.Option(
-        "--method", help="Exact answers, estimates by sampling, or auto: sampling where exact ones exceed the memory."
+        "--method",
+        help="Exact answers, estimates by sampling, or auto: sampling where exact ones exceed the memory.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 SamplerOption = Annotated[
-    Sampler, typer.Option("--sampler", help="EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting.")
+    Sampler,
+    typer.Option(
+        "--sampler", help="EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting.", rich_help_panel=SAMPLING
+    ),
 ]
 Samples = Annotated[
-    int | None, typer.Option(min=LEAST_SAMPLES, help="Samples of each row, learning included; 100,000 if not given.")
+    int | None,
+    typer.Option(
+        min=LEAST_SAMPLES,
+        help="Samples of each row, learning included; 100,000 if not given.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Error = Annotated[
-    float | None, typer.Option(help="Sample each row until no posterior has a larger standard error, such as 0.001.")
+    float | None,
+    typer.Option(
+        help="Sample each row until no posterior has a larger standard error, such as 0.001.", rich_help_panel=SAMPLING
+    ),
 ]
 StagesOption = Annotated[
-    Stages, typer.Option("--stages", help="Which samples count: those after learning, or all, by what they are worth.")
+    Stages,
+    typer.Option(
+        "--stages",
+        help="Which samples count: those after learning, or all, by what they are worth.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers; the same seed, the same answers.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Of the random numbers; the same seed, the same answers.", rich_help_panel=SAMPLING)
+]
 
 
 def compute_options(

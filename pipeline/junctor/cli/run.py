@@ -31,10 +31,13 @@ def run(
             "-o",
             metavar="DIR",
             help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://.",
+            rich_help_panel=cli.OUTPUT,
         ),
     ],
     targets: cli.Targets = None,
-    query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
+    query: Annotated[
+        QueryKind, typer.Option(help="Posterior marginals or most probable explanations.", rich_help_panel=cli.QUESTION)
+    ] = "posteriors",
     answers: cli.AnswersOption = "posteriors",
     top: cli.Top = None,
     probability: cli.Probabilities = None,
@@ -50,6 +53,7 @@ def run(
     strict: cli.Strict = False,
     keep: cli.Keep = None,
     mapping: cli.MappingFile = None,
+    missing: cli.Missing = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -57,7 +61,9 @@ def run(
     output_format: cli.OutputFormatOption = "parquet",
     layout: cli.LayoutOption = "lists",
     compression: cli.CompressionOption = "zstd",
-    csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Also write the answers as one CSV file.", rich_help_panel=cli.OUTPUT)
+    ] = False,
     report: cli.Report = None,
     fail_if: cli.FailIf = None,
     rejects: cli.Rejects = None,
@@ -68,13 +74,19 @@ def run(
     workers: cli.Workers = None,
     threads: cli.Threads = None,
     memory: Annotated[
-        str | None, typer.Option(help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.")
+        str | None,
+        typer.Option(
+            help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.",
+            rich_help_panel=cli.RESOURCES,
+        ),
     ] = None,
     device: cli.Device = None,
     device_memory: cli.DeviceMemory = None,
     spill: cli.Spill = None,
     disk: cli.Disk = None,
-    partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
+    partition_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows in one part.", rich_help_panel=cli.OUTPUT)
+    ] = None,
     part_size: cli.PartSize = None,
     part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
@@ -116,6 +128,7 @@ def run(
         evidence_format=evidence_format,
         part_bytes=cli.memory_size(part_size, "--part-size"),
         keep=tuple(keep or ()),
+        missing=tuple(missing or ()),
         output_format=output_format,
         layout=layout,
         compression=compression,

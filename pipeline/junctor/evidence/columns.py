@@ -6,6 +6,7 @@ cells, a handful among millions, are read in Python; the rest is NumPy. Errors a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from junctor.evidence.batch import UNOBSERVED, SoftEvidence
 from junctor.evidence.mapping import MappedCells
-from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
+from junctor.evidence.states import UNKNOWN, Cell, StateCells, missing_texts
 from junctor.runtime.arrow import numbers_of
 
 Bad = list[tuple[int, str]]
@@ -114,16 +115,21 @@ def plain_cells(column: pa.Array) -> pa.Array:
     return _plain(_decoded(column))
 
 
-def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:
-    """Return the number of each row, float64 [rows], NaN for empty and bad cells, and the bad rows with reasons."""
+def encode_numbers(column: pa.Array, missing: Sequence[str] = ()) -> tuple[Doubles, Bad]:
+    """Return the number of each row, float64 [rows], NaN for empty and bad cells, and the bad rows with reasons.
+
+    missing: texts that stand for no number, beside the usual ones.
+    """
     if not is_text(column.type):
-        return _doubles(_decoded(column)), []
+        numbers = _doubles(_decoded(column))
+        none = [float(text) for text in missing if re.fullmatch(_NUMBER, text.strip())]
+        return (np.where(np.isin(numbers, none), np.nan, numbers) if none else numbers), []
     distinct, indices = _factorised(column)
     texts = pc.utf8_trim_whitespace(pa.array(distinct, pa.large_string()))
-    numeric = pc.match_substring_regex(texts, _NUMBER)
-    missing = pc.is_in(texts, pa.array([*MISSING_TEXTS, None], pa.large_string()))
+    lacking = pc.is_in(pc.utf8_lower(texts), pa.array([*missing_texts(missing), None], pa.large_string()))
+    numeric = pc.and_not(pc.match_substring_regex(texts, _NUMBER), lacking)
     lookup = np.append(_doubles(pc.if_else(numeric, texts, None)), np.nan)
-    wrong = np.append(~_booleans(pc.or_(numeric, missing)), False)
+    wrong = np.append(~_booleans(pc.or_(numeric, lacking)), False)
     rows = np.flatnonzero(wrong[indices])
     bad = _named(rows, indices[rows], lambda at: f"found {_short(distinct[at])}, expected a number")
     return lookup[indices], bad
@@ -141,24 +147,31 @@ def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[SoftEvidence,
     return likelihood, bad + more
 
 
-def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[SoftEvidence, Bad]:
-    """Return the likelihoods of columns that hold one entry each, one column a state, and the bad rows with reasons."""
+def encode_entries(
+    columns: Sequence[pa.Array], states: Sequence[str], missing: Sequence[str] = ()
+) -> tuple[SoftEvidence, Bad]:
+    """Return the likelihoods of columns that hold one entry each, and the bad rows with reasons.
+
+    columns: one for each state.
+    states: their names.
+    missing: texts that stand for no number, beside the usual ones.
+    """
     values = np.empty((len(columns[0]), len(states)))
     unreadable = np.zeros(len(values), dtype=np.bool_)
     bad: Bad = []
     for state, column in enumerate(columns):
-        values[:, state], wrong = encode_numbers(column)
+        values[:, state], wrong = encode_numbers(column, missing)
         unreadable[[row for row, _ in wrong]] = True
         bad += [(row, f"likelihood of {states[state]!r}: {reason}") for row, reason in wrong]
-    missing = np.isnan(values)
+    absent = np.isnan(values)
     # A row without any entry has no likelihood. One with some but not all is bad: 0 and 1 are both plausible guesses.
-    partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1) & ~unreadable)
-    lacking = missing[partial].argmax(axis=1)
+    partial = np.flatnonzero(absent.any(axis=1) & ~absent.all(axis=1) & ~unreadable)
+    lacking = absent[partial].argmax(axis=1)
     bad += [
         (row, f"no likelihood of {states[state]!r}, but of other states")
         for row, state in zip(partial.tolist(), lacking.tolist(), strict=True)
     ]
-    whole = np.flatnonzero(~missing.any(axis=1))
+    whole = np.flatnonzero(~absent.any(axis=1))
     likelihood, more = checked_likelihood(whole, values[whole])
     return likelihood, bad + more
 

@@ -65,6 +65,7 @@ def encode_table(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
     file: str | None = None,
     first_row: int = 0,
     mapping: EvidenceMapping | None = None,
@@ -77,6 +78,7 @@ def encode_table(
     ignore_extra: whether columns that are no evidence are left out instead of refused.
     strict: whether the first invalid row is refused instead of marked.
     keep: names of columns to carry through.
+    missing: texts that stand for no observation, beside the usual ones.
     file: name for errors.
     first_row: number of the first row, from 0.
     mapping: what names of columns and cells mean, None for the network's.
@@ -87,7 +89,7 @@ def encode_table(
     layout = read_layout(
         table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file, mapping=mapping
     )
-    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping)
+    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping, missing)
     parts, row = [], first_row
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     for batch in batches:
@@ -104,6 +106,7 @@ class Encoder:
     strict: whether the first invalid row is refused instead of marked.
     place: gives the place of a row of the file (from 0), for errors.
     mapping: what cells mean, None for the network's names.
+    missing: texts that stand for no observation, beside the usual ones.
     """
 
     # A row is invalid where a cell names no state of its variable; where a likelihood has the wrong length, is missing
@@ -116,8 +119,10 @@ class Encoder:
         strict: bool,
         place: Callable[[int], Place | None],
         mapping: EvidenceMapping | None = None,
+        missing: Sequence[str] = (),
     ) -> None:
         self._network = network
+        self._missing = tuple(missing)
         self._case_id_type = layout.case_id_type
         self._strict = strict
         self._place = place
@@ -132,7 +137,9 @@ class Encoder:
             else:
                 self._sources.setdefault((column.role, column.variable), []).append(at)
         self._cells = {
-            variable: cells_of(network, variable, mapping) for role, variable in self._sources if role == "states"
+            variable: cells_of(network, variable, mapping, self._missing)
+            for role, variable in self._sources
+            if role == "states"
         }
 
     def binned(self, layout: ColumnLayout) -> list[int]:
@@ -174,7 +181,7 @@ class Encoder:
             elif role == "likelihood":
                 likelihoods[variable], errors = encode_lists(columns[0], names)
             else:
-                likelihoods[variable], errors = encode_entries(columns, names)
+                likelihoods[variable], errors = encode_entries(columns, names, self._missing)
             bad.setdefault(variable, []).extend(errors)
         # Only now: the check compares whole columns of both kinds.
         for variable in states.keys() & likelihoods.keys():

@@ -36,7 +36,7 @@ _ENDINGS = {
     ".evid": "evid",
 }
 # Arrow streams start with a continuation marker of four 0xFF bytes.
-_FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 # The other formats compress their columns themselves, and are read at any offset.
 _GZIPPED = {"csv", "tsv", "evid"}
 # Hive and Spark write null as this folder name.
@@ -85,7 +85,7 @@ def format_of(path: AnyPath) -> str:
     if format is None and not gzipped:
         with path.open("rb") as file:
             start = file.read(8)
-        format = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
+        format = next((name for first, name in FIRST_BYTES.items() if start.startswith(first)), None)
     if format is None or (gzipped and format not in _GZIPPED):
         raise EvidenceError(
             f"cannot tell the format from the ending {''.join(path.suffixes[-2:])!r}: expected one of "

@@ -5,6 +5,8 @@ Main function: `read_layout`; called by `junctor.evidence.read` and `junctor.evi
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
@@ -24,10 +26,13 @@ from junctor.model.network import Network
 # - A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
 #   column must have one for each of its states.
 # - A column from the name of a folder is no evidence; it may be the case id, or kept.
+# - The index of a pandas data frame, `__index_level_0__` or as the metadata of pandas name it, is left out, unless it
+#   has the name of a variable.
 # - A column that is kept is carried through as it is, and may be any of these, or a column that is no evidence.
 # - Anything else is refused, or left out with `ignore_extra`.
 Role = Literal["case_id", "states", "likelihood", "entry"]
 NO_COLUMNS = pa.schema([])
+_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,8 @@ def read_layout(
     type, a likelihood without columns for all states, and a missing case-id or kept column.
     """
     place = Place(file) if file else None
-    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, schema.names, partition, mapping)
+    names, indices = schema.names, _indices(schema)
+    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, names, partition, mapping, indices)
     # First: a misspelt name is not to be told as an unknown column.
     kept = tuple(reader.position_of(name) for name in keep)
     # Checks of whole tables come after the roles of all columns: files list them in any order.
@@ -123,6 +129,7 @@ class _LayoutReader:
     names: Sequence[str]
     partition: int
     mapping: EvidenceMapping | None
+    indices: frozenset[str]
     cells: dict[int, StateCells] = field(default_factory=dict)
 
     def fail(self, message: str) -> NoReturn:
@@ -142,7 +149,7 @@ class _LayoutReader:
             if column is not None:
                 yield column
             # Some writers have the columns of folders in the files as well.
-            elif not self.ignore_extra and not self.keep & {raw, name} and name not in self._folders:
+            elif not self.ignore_extra and not (self.keep | self.indices) & {raw, name} and name not in self._folders:
                 self._refuse_unknown(position, name)
 
     @property
@@ -262,6 +269,19 @@ class _LayoutReader:
                     f"the likelihood of {known.name!r} needs a column for each of its {known.cardinality} states, "
                     f"missing: {wanted}{', ...' if len(missing) > 5 else ''}"
                 )
+
+
+def _indices(schema: pa.Schema) -> frozenset[str]:
+    """Return the names of the columns that are the index of a pandas data frame."""
+    names = {name for name in schema.names if _INDEX.fullmatch(name)}
+    try:
+        described = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        # A range is described by a record, and has no column.
+        names.update(name for name in described["index_columns"] if isinstance(name, str))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        # Metadata decide nothing else: a column is then told as unknown.
+        pass
+    return frozenset(names)
 
 
 def _case_id_type(kind: pa.DataType, reader: _LayoutReader) -> pa.DataType:

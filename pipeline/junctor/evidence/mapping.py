@@ -140,8 +140,8 @@ class EvidenceMapping:
 class MappedCells(StateCells):
     """Reads the cells of one variable: texts of the mapping, then its bins, then the rules without it, then other."""
 
-    def __init__(self, variable: Variable, mapping: VariableMapping) -> None:
-        super().__init__(variable)
+    def __init__(self, variable: Variable, mapping: VariableMapping, missing: Sequence[str] = ()) -> None:
+        super().__init__(variable, missing=missing)
         self.bins = mapping.bins
         self._meant = mapping.meant
         self._other = mapping.other
@@ -166,11 +166,19 @@ class MappedCells(StateCells):
         return f"found {str(cell)[:40]}, expected a number from {edges[0]:g} to below {edges[-1]:g}{how}"
 
 
-def cells_of(network: Network, variable: int, mapping: EvidenceMapping | None) -> StateCells:
-    """Return the reader of the cells of a variable."""
+def cells_of(
+    network: Network, variable: int, mapping: EvidenceMapping | None, missing: Sequence[str] = ()
+) -> StateCells:
+    """Return the reader of the cells of a variable.
+
+    network: of the variable.
+    variable: its index.
+    mapping: what cells mean, None for the network's names.
+    missing: texts that stand for no observation, beside the usual ones.
+    """
     mapped = None if mapping is None else mapping.variables.get(variable)
     known = network.variables[variable]
-    return StateCells(known) if mapped is None else MappedCells(known, mapped)
+    return StateCells(known, missing=missing) if mapped is None else MappedCells(known, mapped, missing)
 
 
 def read_mapping(source: MappingSource | None, network: Network) -> EvidenceMapping | None:

@@ -18,9 +18,10 @@ from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
 from junctor.evidence.files import InputFiles, checked_format, explained, format_of, input_files, partition_columns
 from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
+from junctor.evidence.pipes import spooled
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
-from junctor.runtime.remote import AnyPath, RemotePath, location
+from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import ahead
 
 # Bytes of blocks that wait to be encoded.
@@ -64,28 +65,31 @@ def open_evidence(
     ignore_extra: bool = False,
     strict: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
     format: str | None = None,
     folder: AnyPath | None = None,
     mapping: EvidenceMapping | MappingSource | None = None,
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
-    path: file, or folder or glob of files of one table.
+    path: file, or folder or glob of files of one table; `-` or a pipe is read to its end.
     network: the network that names refer to.
     case_id: name of the column of case ids; by default `case_id`, and row numbers where there is none.
     ignore_extra: whether columns that are not of the network are left out.
     strict: whether invalid rows are refused instead of marked.
     keep: names of columns to carry through to the answers; cells of CSV are text.
+    missing: texts that stand for no observation, beside the usual ones (`junctor.evidence.states`).
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     folder: of which a single file is; names of its subfolders may be columns.
     mapping: what columns and cells mean, its file, or the content of one.
     Raises EvidenceError.
     """
-    source, format = location(path), checked_format(format)
+    format = checked_format(format)
+    source = spooled(path)
     if not isinstance(mapping, EvidenceMapping):
         mapping = read_mapping(mapping, network)
     with explained(source):
-        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(path)
+        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(source)
         if files.paths == (source,):
             format = format or format_of(source)
             if format == "evid":
@@ -113,7 +117,7 @@ def open_evidence(
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     pairs = zip(tables, layouts, strict=True)
     encoders = tuple(
-        (table, layout, Encoder(network, layout, strict, table.place_of, mapping)) for table, layout in pairs
+        (table, layout, Encoder(network, layout, strict, table.place_of, mapping, missing)) for table, layout in pairs
     )
     # The first file stands for all of them: they have equal columns and types of case ids.
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
@@ -121,7 +125,7 @@ def open_evidence(
 
 def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
     """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read."""
-    files = input_files(path)
+    files = input_files(spooled(path))
     if files.folder is None:
         return _sha_of(files.paths[0]).hexdigest()
     sha = hashlib.sha256()

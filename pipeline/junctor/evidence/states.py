@@ -6,7 +6,7 @@ Main class: StateCells, one for each observed variable; called by `junctor.evide
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import cached_property
 
@@ -14,7 +14,8 @@ from junctor.evidence.batch import UNOBSERVED
 from junctor.model.errors import nearest
 from junctor.model.network import Variable
 
-MISSING_TEXTS = ("", "NA", "?", "null", "NaN", "nan")
+# In lower case: cells are compared without case and surrounding white space.
+MISSING_TEXTS = frozenset(["", "-", "?", "na", "n/a", "#n/a", "<na>", "nan", "none", "null"])
 UNKNOWN = -2
 
 Cell = str | bool | int | float | Decimal | None
@@ -38,13 +39,17 @@ class StateCells:
     # Rules, in this order:
     # 1. The name of a state is that state, even if it is `NA` or `?`. Text is compared as it stands, then without
     #    surrounding white space; a number by its digits, an integral one (3.0) also as an integer.
-    # 2. Null, NaN and the texts empty, `NA`, `?`, `null`, `NaN` and `nan` are unobserved.
-    # 3. True and false, as booleans or as text in any case, are the state of that name in any case.
+    # 2. Null, NaN, the texts of MISSING_TEXTS and those of the caller are unobserved, in any case, but for one that is
+    #    a state's name in another case.
+    # 3. True and false, as booleans or as text in any case, are the state of that name in any case; of two states, yes
+    #    and no in any case, they are these.
     # 4. A whole number (3, 3.0, `3`, `3.0`, not `03`) is the index of a state from 0, but only if no state has a name
-    #    that looks like a number: otherwise numbers are names.
+    #    that looks like a number: otherwise numbers are names. Where the states are `yes, no` or `true, false` in this
+    #    order, 1 may be the second one or the true one, and is unknown.
     # 5. Anything else is unknown, and its row invalid.
-    def __init__(self, variable: Variable, noun: str = "state") -> None:
+    def __init__(self, variable: Variable, noun: str = "state", missing: Sequence[str] = ()) -> None:
         self._noun = noun
+        self._extra = missing
         self._states = variable.states
         self._codes = {name: code for code, name in enumerate(variable.states)}
         self._hints: dict[str, str] = {}
@@ -56,7 +61,19 @@ class StateCells:
 
     @cached_property
     def _truths(self) -> dict[str, int | None]:
+        folded = [name.strip().casefold() for name in self._states]
+        if sorted(folded) == ["no", "yes"]:
+            return {"true": folded.index("yes"), "false": folded.index("no")}
         return {truth: _only(self._states, truth) for truth in ("true", "false")}
+
+    @cached_property
+    def _is_reversed(self) -> bool:
+        """Whether 1 is the index of what is false."""
+        return len(self._states) == 2 and (self._truths["true"], self._truths["false"]) == (0, 1)
+
+    @cached_property
+    def _missing(self) -> frozenset[str]:
+        return missing_texts(self._extra).difference(name.strip().lower() for name in self._states)
 
     def code(self, cell: Cell) -> int:
         """Return the state that `cell` names, UNOBSERVED, or UNKNOWN."""
@@ -73,16 +90,21 @@ class StateCells:
 
     def _code_of_other(self, cell: Cell) -> int:
         text = str(cell).strip()
-        if isinstance(cell, str) and text in MISSING_TEXTS:
+        if text.lower() in self._missing or (self._extra and self._is_missing_number(cell)):
             return UNOBSERVED
         # `true` and `false` have at most five letters; longer cells need no case folding.
         truth = self._truths.get(text.casefold()) if len(text) <= 5 else None
         if truth is not None:
             return truth
         index = _integer(cell)
-        if index is not None and self._by_index and 0 <= index < len(self._states):
+        if index is not None and self._by_index and 0 <= index < len(self._states) and not self._is_reversed:
             return index
         return UNKNOWN
+
+    def _is_missing_number(self, cell: Cell) -> bool:
+        # -9.0 is `-9`: pandas makes floats of integers beside nulls.
+        integer = _integer(cell)
+        return integer is not None and str(integer) in self._missing
 
     def reason(self, cell: Cell) -> str:
         """Say what is wrong with a cell that is UNKNOWN, and what was expected."""
@@ -90,6 +112,11 @@ class StateCells:
         names = ", ".join(_short(name) for name in self._states[:_STATES_SHOWN])
         if len(self._states) > _STATES_SHOWN:
             names += f", ... ({len(self._states)} in all)"
+        integer = _integer(cell)
+        if integer in (0, 1) and self._by_index and self._is_reversed:
+            # The states are the true one and the false one, in this order.
+            first, second = self._states[1 - integer], self._states[integer]
+            return f"{shown} may mean {first!r}, or {second!r} by its index: give the {self._noun} by name"
         return f"unknown {self._noun} {shown}{self._hint(cell)}; {self._noun}s are {names}"
 
     def _hint(self, cell: Cell) -> str:
@@ -99,6 +126,11 @@ class StateCells:
         if cell not in self._hints and len(self._hints) < most_hints:
             self._hints[cell] = nearest(cell.strip(), self._states)
         return self._hints.get(cell, "")
+
+
+def missing_texts(more: Sequence[str] = ()) -> frozenset[str]:
+    """Return the texts that stand for no observation, in lower case: the usual ones, and `more`."""
+    return MISSING_TEXTS.union(text.strip().lower() for text in more)
 
 
 def _only(states: tuple[str, ...], truth: str) -> int | None:

@@ -16,6 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.model.errors import ModelError, Place, nearest
+from junctor.model.html import html_table
+
+# Variables, and states of each, that a notebook shows.
+_SHOWN = 25
 
 Kind = Literal["bayes", "markov"]
 
@@ -158,6 +162,12 @@ class Network:
 
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {self.kind}, {len(self.public)} variables, {len(self.factors)} factors)"
+
+    def _repr_html_(self) -> str:
+        shown = self.public[:_SHOWN]
+        # A few thousand states are not joined to be cut.
+        rows = [(variable.name, variable.cardinality, ", ".join(variable.states[:_SHOWN])) for variable in shown]
+        return html_table(repr(self), ("variable", "states", "names"), rows, len(self.public) - len(rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
+from junctor.model.html import html_table
 from junctor.planning.shape import Pattern, Shape
 
 # Collect: towards the roots; distribute: away from them; total: P(e) at a root; product: an intermediate result.
@@ -114,6 +115,19 @@ class Plan:
     traceback: tuple[int, ...]
     clique_entries: tuple[int, ...]
     criterion: str
+
+    def _repr_html_(self) -> str:
+        largest = max(self.clique_entries, default=0)
+        rows = [
+            ("variables", len(self.shape.cardinalities)),
+            ("variables with evidence", len(self.pattern.sliced | self.pattern.weighted)),
+            ("cliques", len(self.clique_entries)),
+            ("entries of the largest clique", f"{largest:,}"),
+            ("steps", len(self.steps)),
+            ("multiply-adds of a case", f"{self.case_operations:,}"),
+            ("elimination order", self.criterion),
+        ]
+        return html_table("Plan", ("", ""), rows)
 
     def work(self, step: Reduce) -> int:
         """Return the multiply-adds of one case of `step`: entries of the joint scope times operands."""

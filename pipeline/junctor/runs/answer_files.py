@@ -152,7 +152,11 @@ def column_names(schema: pa.Schema) -> dict[str, list[str]]:
     """
     states, ranked = list_states_of(schema), lists_of_scores(schema)
     labels = {name: [f"{name}={state}" for state in names] for name, names in states.items()}
-    labels |= {name: [f"{name}.{place + 1}" for place in range(schema.field(name).type.list_size)] for name in ranked}
+    labels |= {
+        name: [f"{name}.{place + 1}" for place in range(schema.field(name).type.list_size)]
+        for name in ranked
+        if name in schema.names
+    }
     lists = [field.name for field in schema if field.name in labels and pa.types.is_fixed_size_list(field.type)]
     free = free_names(set(schema.names) - set(lists))
     return {name: [free(label) for label in labels[name]] for name in lists}

@@ -243,6 +243,7 @@ class _Encoding:
             ignore_extra=self.spec.ignore_extra,
             strict=self.spec.strict,
             keep=self.spec.keep,
+            missing=self.spec.missing,
             format=self.files.format,
             folder=self.files.found.folder,
             mapping=self.mapping,

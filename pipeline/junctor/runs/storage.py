@@ -86,6 +86,7 @@ class RunSpec:
     compression: Compression = field(default="zstd", metadata=OPTIONAL)
     incremental: bool = field(default=False, metadata=OPTIONAL)
     mapping_digest: str | None = field(default=None, metadata=OPTIONAL)
+    missing: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -460,7 +461,7 @@ class RunDirectory(Directory[RunSpec]):
     def parse(record: dict[str, Any]) -> RunSpec:
         """Return the spec of a record."""
         # JSON has no tuples.
-        tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep")}
+        tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep", "missing")}
         targets = record["targets"]
         return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
 

@@ -224,6 +224,7 @@ class Job(Workload):
     case_id: evidence column with the names of the cases.
     ignore_extra: whether columns that are not in the network are left out.
     mapping: file of what columns and cells of the evidence mean.
+    missing: texts that stand for no observation, beside the usual ones.
     strict: whether the first invalid row ends the run.
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
@@ -263,6 +264,7 @@ class Job(Workload):
     fail_if: tuple[str, ...] = ()
     rejects: str | None = None
     mapping: str | None = None
+    missing: tuple[str, ...] = ()
 
     words = Words("network", "evidence", "propagating")
     flow_name = "junctor-score-batch"
@@ -345,6 +347,7 @@ class Job(Workload):
         # Options of sampling are left out of exact runs: they change no answer, and must not make another run of it.
         from junctor.evidence.mapping import read_mapping
         from junctor.evidence.read import digest_of
+        from junctor.evidence.states import MISSING_TEXTS, missing_texts
         from junctor.runs.results import default_partition_rows
 
         mapping = read_mapping(self.mapping, model)
@@ -372,6 +375,8 @@ class Job(Workload):
             probabilities=self.query.probabilities,
             incremental=self.incremental,
             mapping_digest=None if mapping is None else mapping.digest,
+            # In one spelling: the order and the case of what was given change no row.
+            missing=tuple(sorted(missing_texts(self.missing) - MISSING_TEXTS)),
         )
 
     def keep_model(self, model: Network) -> None:
@@ -404,6 +409,7 @@ class Job(Workload):
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,
             keep=spec.keep,
+            missing=spec.missing,
             format=self.evidence_format,
             mapping=self.mapping,
         )

@@ -1,0 +1,100 @@
+"""The answers of a finished run, read back by its manifest.
+
+Main functions: `read_answers`, `answer_batches`, `named_columns`; called by users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from junctor.model.errors import EvidenceError, RunError, nearest
+from junctor.runs.answer_files import columns_in_batches, in_columns, schema_of_part
+from junctor.runs.results import METADATA_KEY, PART_KEY
+from junctor.runtime.files import read_json
+from junctor.runtime.remote import AnyPath, RemotePath, location
+
+BATCH_ROWS = 65_536
+
+
+def read_answers(
+    output: str | os.PathLike[str] | RemotePath, columns: Sequence[str] | None = None, *, named: bool = False
+) -> pa.Table:
+    """Return the answers of a finished run as one table, in the order of its evidence.
+
+    output: run directory, or its URL; of an incremental run the inputs that its manifest names, in their order.
+    columns: names of those to read, in this order; None for all.
+    named: whether each list is told as one column of numbers a state, as by `named_columns`.
+    Raises RunError for a run that is not finished or lacks parts, EvidenceError for unknown columns.
+    """
+    batches = answer_batches(output, columns)
+    # There is one at the least, which has the schema.
+    table = pa.Table.from_batches(list(batches))
+    return named_columns(table) if named else table
+
+
+def answer_batches(
+    output: str | os.PathLike[str] | RemotePath, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Yield the answers of a finished run in batches, which hold one batch of one part at a time; one at the least.
+
+    output, columns: as of `read_answers`.
+    rows: of a batch, at the most.
+    Raises what `read_answers` raises.
+    """
+    if isinstance(columns, str):
+        columns = [columns]
+    parts = _parts(location(output).absolute())
+    with _explained(parts[0]):
+        schema = schema_of_part(parts[0])
+    names = schema.names if columns is None else list(columns)
+    for name in names:
+        if name not in schema.names:
+            raise EvidenceError(f"{output}: the answers have no column {name!r}{nearest(name, schema.names)}")
+    # Counts of one part say nothing of all of them.
+    facts = {key: value for key, value in (schema.metadata or {}).items() if key != PART_KEY}
+    picked = pa.schema([schema.field(name) for name in names], facts)
+    yield pa.RecordBatch.from_arrays([pa.array([], kind) for kind in picked.types], schema=picked)
+    for part in parts:
+        with _explained(part):
+            for table in columns_in_batches(part, names, rows):
+                for batch in table.cast(picked).to_batches(rows):
+                    if batch.num_rows:
+                        yield batch
+
+
+def named_columns(table: pa.Table) -> pa.Table:
+    """Return answers with a column `variable=state` of numbers for each state in place of each list.
+
+    table: of `posteriors`, `most_probable` or `read_answers`. `to_pandas()` and `polars.from_arrow` take the result.
+    Raises EvidenceError for other tables.
+    """
+    if METADATA_KEY not in (table.schema.metadata or {}):
+        raise EvidenceError("the table has no names of states in its metadata: expected answers of Junctor")
+    # Answers with `--layout columns` have them already.
+    return in_columns(table)
+
+
+@contextmanager
+def _explained(part: AnyPath) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, KeyError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"{part}: cannot be read ({told}): `junctor verify` tells which parts are damaged") from error
+
+
+def _parts(directory: AnyPath) -> list[AnyPath]:
+    record = read_json(directory / "manifest.json")
+    if record is None:
+        raise RunError(f"{directory}: no finished run here (manifest.json is missing)")
+    try:
+        files = [str(part["file"]) for part in record["parts"]]
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{directory}: manifest.json is not that of a run ({error})") from error
+    if not files:
+        raise RunError(f"{directory}: the run has no parts")
+    return [directory / file for file in files]

@@ -1,0 +1,97 @@
+"""Answers read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import junctor
+import pyarrow as pa
+import pytest
+from junctor.model.errors import EvidenceError, RunError
+from junctor.model.query import Query
+from junctor.runs.run import run
+from junctor.runs.workload import Job
+from junctor.runtime.dask_cluster import Resources
+
+ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
+ROWS = {"smoke": ["yes", None, "no", "what", "yes"], "xray": ["yes", "no", None, None, "no"]}
+
+
+def answered(folder: Path, **options: Any) -> str:
+    evidence = folder / "rows.csv"
+    lines = [",".join("" if cell is None else cell for cell in row) for row in zip(*ROWS.values(), strict=True)]
+    evidence.write_text("\n".join([",".join(ROWS), *lines]) + "\n")
+    output = str(folder / "out")
+    run(Job(ASIA, str(evidence), output, partition_rows=2, **options), Resources(workers=0))
+    return output
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_all_parts_in_order(tmp_path: Path, format: Any) -> None:
+    output = answered(tmp_path, output_format=format)
+    expected = junctor.posteriors(ASIA, ROWS, device="cpu")
+    table = junctor.read_answers(output)
+    assert table.to_pylist() == expected.to_pylist()
+    some = junctor.read_answers(Path(output), ["status", "lung"])
+    assert some.equals(table.select(["status", "lung"]))
+    batches = list(junctor.answer_batches(output, "lung", rows=1))
+    assert all(batch.num_rows <= 1 for batch in batches)
+    assert pa.Table.from_batches(batches)["lung"].to_pylist() == table["lung"].to_pylist()
+
+
+def test_named_columns(tmp_path: Path) -> None:
+    output = answered(tmp_path)
+    table = junctor.read_answers(output, ["case_id", "lung", "status"], named=True)
+    assert table.column_names == ["case_id", "lung=yes", "lung=no", "status"]
+    lists = junctor.read_answers(output)["lung"].to_pylist()
+    assert table["lung=yes"].to_pylist() == [None if cell is None else cell[0] for cell in lists]
+    assert table.to_pandas()["lung=no"][0] == lists[0][1]
+    direct = junctor.named_columns(junctor.posteriors(ASIA, ROWS, targets=["lung"], device="cpu"))
+    assert direct["lung=yes"].to_pylist() == table["lung=yes"].to_pylist()
+    with pytest.raises(EvidenceError, match="no names of states"):
+        junctor.named_columns(pa.table({"x": [1]}))
+
+
+@pytest.mark.parametrize(
+    "query", [Query("mpe"), Query(answers="scores"), Query(answers="scores", top=2)], ids=["mpe", "scores", "top"]
+)
+def test_other_answers(tmp_path: Path, query: Query) -> None:
+    output = answered(tmp_path, query=query)
+    whole = junctor.read_answers(output, named=True)
+    assert whole.num_rows == 5
+    few = junctor.read_answers(output, ["lung", "status"], named=True)
+    assert few["status"].to_pylist() == ["ok", "ok", "ok", "invalid", "ok"]
+    for name in few.column_names:
+        assert few[name].to_pylist() == whole[name].to_pylist()
+
+
+def test_named_columns_of_the_layout_in_columns(tmp_path: Path) -> None:
+    table = junctor.read_answers(answered(tmp_path, layout="columns"), named=True)
+    assert "lung=yes" in table.column_names
+
+
+def test_increments(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    job = Job(ASIA, str(folder), str(tmp_path / "out"), incremental=True)
+    for name in ("b", "a"):
+        (folder / f"{name}.csv").write_text(f"case_id,smoke\n{name},yes\n")
+        run(job, Resources(workers=0))
+    assert sorted(junctor.read_answers(job.output)["case_id"].to_pylist()) == ["a", "b"]
+
+
+def test_what_is_no_finished_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no finished run"):
+        junctor.read_answers(tmp_path)
+    output = answered(tmp_path)
+    with pytest.raises(EvidenceError, match="no column 'lungs', did you mean 'lung'"):
+        junctor.read_answers(output, ["lungs"])
+    (Path(output) / "posteriors" / "part-00001.parquet").unlink()
+    with pytest.raises(RunError, match=r"part-00001.*junctor verify"):
+        junctor.read_answers(output)
+    for record in ({}, {"parts": []}, {"parts": [1]}):
+        (Path(output) / "manifest.json").write_text(json.dumps(record))
+        with pytest.raises(RunError):
+            junctor.read_answers(output)
