@@ -95,7 +95,8 @@ def explained(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise EvidenceError("no such file or folder", place) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise EvidenceError(f"cannot be read: {_first_line(error)}", place) from error
+        said = error.strerror if isinstance(error, OSError) else None
+        raise EvidenceError(f"cannot be read: {said or _first_line(error)}", place) from error
     except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
         raise EvidenceError(f"damaged, or not of its format: {_first_line(error)}", place) from error
 

@@ -20,6 +20,7 @@ from junctor.evidence.files import open_bytes
 from junctor.evidence.layout import NO_COLUMNS
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.files import read_whole
 
 Integers = npt.NDArray[np.int64]
 
@@ -63,7 +64,7 @@ class EvidSource:
     def read(cls, path: Path, network: Network, strict: bool) -> EvidSource:
         """Read a file; raises EvidenceError with line and column."""
         with open_bytes(path) as file:
-            text = _Text(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))
+            text = _Text(read_whole(file).removeprefix(b"\xef\xbb\xbf"), str(path))
         numbers = text.numbers()
         cases = _read_cases(numbers, text, network)
         outside = np.flatnonzero(cases.variables >= len(network.variables))

@@ -1,4 +1,7 @@
-"""Files that are whole or absent, and errors of the file system in words for users. Main function: `aside`."""
+"""Files that are whole or absent, and errors of files in words for users.
+
+Main functions: `aside` for writing, `read_whole` and `refused` for reading.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from junctor.model.errors import RunError
+from junctor.model.errors import JunctorError, RunError
 
 # Errors of a full disk, and of a user's quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+# No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
+MAX_BYTES = 2**30
+_BLOCK = 2**20
 
 
 @contextmanager
@@ -49,6 +55,32 @@ def explained(path: Path) -> Iterator[None]:
                 f"{path}: no space left: free some and run the same command again, finished parts are kept"
             ) from error
         raise RunError(f"{path}: {error.strerror or error}: mend that, or name another --output") from error
+
+
+def read_whole(file: IO[bytes], limit: int | None = None) -> bytes:
+    """Return all of an open file; raises OSError beyond `limit` bytes, by default `MAX_BYTES`."""
+    limit = MAX_BYTES if limit is None else limit
+    chunks, total = [], 0
+    while chunk := file.read(_BLOCK):
+        chunks.append(chunk)
+        total += len(chunk)
+        if total > limit:
+            raise OSError(errno.EFBIG, f"the file holds more than the {limit:,} bytes that are allowed")
+    return b"".join(chunks)
+
+
+@contextmanager
+def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
+    """Context manager: whatever a damaged file makes its reader raise becomes `error_of` a line that says what."""
+    # Arrow, JSON and NumPy have no common type of error: OSError, ValueError, KeyError, RecursionError, those
+    # of a tokenizer and more occur.
+    try:
+        yield
+    except JunctorError:
+        raise
+    except Exception as error:
+        said = error.strerror if isinstance(error, OSError) else None
+        raise error_of(" ".join((said or str(error)).split())[:200] or type(error).__name__) from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
