@@ -380,6 +380,7 @@ print(dict(codes))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rows", [1, 100_000])
 def test_refused_tables_never_abort_the_process(tmp_path: Path, rows: int) -> None:
     paths = [tmp_path / f"{name}.csv" for name in REFUSED]
@@ -389,7 +390,7 @@ def test_refused_tables_never_abort_the_process(tmp_path: Path, rows: int) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{3: 500}", done.stderr[-300:]
     # The command line itself, and one process again and again.
-    for path in paths * 3:
+    for path in paths:
         command = [str(Path(sys.executable).with_name("junctor")), "run", ASIA, str(path), "-o", str(tmp_path / "out")]
         assert subprocess.run(command, capture_output=True, check=False).returncode == EvidenceError.exit_code
     for path in paths * 10:

@@ -197,7 +197,7 @@ class _Text:
         strange = re.search(rb"[^\s\d]|\d{10,}", self.data)
         if strange:
             before = self.data[: strange.start()]
-            start = strange.start() - len(re.search(rb"\S*$", before)[0])  # type: ignore[index]
+            start = strange.start() - len(re.search(rb"\S*\Z", before)[0])  # type: ignore[index]
             word = re.match(rb"\S{1,40}", self.data[start:])[0].decode(errors="replace")  # type: ignore[index]
             raise EvidenceError(
                 f"found {word!r}, expected numbers of variables and states: from 0, below a thousand million",

@@ -31,7 +31,7 @@ from junctor.runtime.arrow import (
     reason_array,
     string_array,
 )
-from junctor.runtime.files import aside
+from junctor.runtime.files import aside, refused
 
 # Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
 # without names), or for posteriors `posterior` (a list with one fixed-size list a step, one number a state);
@@ -92,7 +92,7 @@ def write_sequences(part: EncodedSequences, path: Path) -> None:
 
 def read_sequences(path: Path) -> EncodedSequences:
     """Read a file of `write_sequences`; raises RunError for anything else."""
-    try:
+    with refused(lambda said: RunError(f"{path}: cannot be read as encoded sequences ({said}): start the run anew")):
         table = parquet.read_table(path, use_threads=False)
         facts: dict[str, Any] = json.loads(table.schema.metadata[_ENCODED])
         if facts["format_version"] != FORMAT_VERSION:
@@ -103,13 +103,11 @@ def read_sequences(path: Path) -> EncodedSequences:
         lengths = numbers_of(lists.value_lengths(), 0) // facts["width"]
         values = numbers_of(lists.flatten(), 0)
         reasons = table.column("reason").to_pylist()
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read as encoded sequences ({error}): start the run anew") from error
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    symbols, likelihoods = (values, None) if name == "symbols" else (None, values.reshape(-1, facts["width"]))
-    invalid = {n: reason for n, reason in enumerate(reasons) if reason is not None}
-    batch = SequenceBatch(starts, symbols, likelihoods, invalid)
-    return EncodedSequences(batch, in_one_piece(table.column("case_id")).cast(kind), facts["first_row"])
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        symbols, likelihoods = (values, None) if name == "symbols" else (None, values.reshape(-1, facts["width"]))
+        invalid = {n: reason for n, reason in enumerate(reasons) if reason is not None}
+        batch = SequenceBatch(starts, symbols, likelihoods, invalid)
+        return EncodedSequences(batch, in_one_piece(table.column("case_id")).cast(kind), facts["first_row"])
 
 
 def _states(states: npt.NDArray[Any], model: HiddenMarkovModel) -> pa.Array:

@@ -126,7 +126,8 @@ class PartTask(PartitionTask[RunSpec]):
         """Return the encoded evidence."""
         from junctor.evidence.encoded import read_partition
 
-        return read_partition(self.home.evidence_part(self.part), kept=True)
+        network = network_for(str(self.home.network), self.spec.network_digest)
+        return read_partition(self.home.evidence_part(self.part), kept=True, cardinalities=network.cardinalities)
 
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
@@ -284,7 +285,7 @@ def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
     try:
         with explained(path):
             rows, statuses = read_facts(path)
-    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+    except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
     return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
 

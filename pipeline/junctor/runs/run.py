@@ -30,7 +30,7 @@ from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, s
 from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
-from junctor.runtime.files import explained, read_json, write_json
+from junctor.runtime.files import explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence, shows_passes
@@ -301,10 +301,8 @@ def read_manifest(directory: Directory[Any]) -> Manifest:
     record = read_json(directory.manifest)
     if record is None:
         raise RunError(f"{directory.path}: not finished (manifest.json is missing)")
-    try:
+    with refused(lambda said: RunError(f"{directory.manifest}: not a manifest ({said}): delete it and run again")):
         return manifest_of(record, directory.parse)
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{directory.manifest}: not a manifest ({error}): delete it and run again") from error
 
 
 def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) -> Manifest:

@@ -193,7 +193,22 @@ class Directory(Generic[Spec]):
     def read_ingested(self) -> Ingested | None:
         """Return the amount of encoded evidence, None while it is incomplete."""
         record = read_json(self.ingested)
-        return Ingested(**record) if record is not None else None
+        if record is None:
+            return None
+        rows, partitions = record.get("rows"), record.get("partitions")
+        # A partition has rows, unless it is the only one; to ask for more partitions than files would take for ever.
+        if (
+            type(rows) is not int
+            or type(partitions) is not int
+            or not 1 <= partitions <= max(1, rows)
+            or record.keys() != {"rows", "partitions"}
+            or partitions > max(len({*_parts_in(self.path / folder)}) for folder in (*_INPUTS, *_KINDS))
+        ):
+            raise RunError(
+                f"{self.ingested}: found {str(record)[:100]}, which is not the amount of the evidence here: start "
+                "afresh with --overwrite"
+            )
+        return Ingested(rows, partitions)
 
     def counts(self) -> Ingested:
         """Return the amount of encoded evidence; raises RunError while it is incomplete."""
@@ -300,7 +315,7 @@ class Directory(Generic[Spec]):
         try:
             spec: Spec = self.parse(record)
             return spec
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise RunError(
                 f"{path}: not a run, or one of another kind ({error}): name another directory with --output, or start "
                 "afresh with --overwrite"

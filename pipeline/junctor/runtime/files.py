@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
             record = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{path}: not JSON ({error}): start afresh with --overwrite") from error
     if not isinstance(record, dict):
         raise RunError(f"{path}: expected a JSON object: start afresh with --overwrite")
