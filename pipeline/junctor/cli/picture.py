@@ -24,7 +24,9 @@ def draw_tree(tree: JunctionTree, network: Network, path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("a picture needs matplotlib: pip install 'junctor[plots]'") from error
+        # Not by the name of the package, which is on no index.
+        advice = "pip install matplotlib, or '.[plots]' in a clone of junctor"
+        raise InputError(f"a picture needs matplotlib: {advice}") from error
     places = _places(tree)
     # A figure without pyplot needs no display and leaves no state behind.
     width, height = (max(place[i] for place in places) + 1 for i in (0, 1))

@@ -115,10 +115,13 @@ def run_and_show(
 ) -> None:
     """Do `job` and print what it did; arguments as of `score`."""
     from junctor.cli.display import progress_display, show_manifest
+    from junctor.cli.failures import all_invalid
 
     with progress_display(quiet) as progress:
         manifest = score(job, resources, prefect, progress, flow)
     show_manifest(job.directory, manifest, as_json)
+    if 0 < manifest.rows == manifest.statuses["invalid"]:
+        raise all_invalid(manifest.rows)
 
 
 def score(
@@ -174,4 +177,7 @@ def names_in(text: str) -> tuple[str, ...]:
         names = next(csv.reader([text], skipinitialspace=True)) or [""]
     except csv.Error as error:
         raise typer.BadParameter(f"found {text!r}, expected names like A,B,C ({error})") from None
-    return tuple(name.strip() for name in names)
+    names = [name.strip() for name in names]
+    if not all(names):
+        raise typer.BadParameter(f"found {text!r}, in which a name is empty; expected names like A,B,C")
+    return tuple(names)

@@ -127,9 +127,10 @@ def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     kind, token = block.tokens
     name, place = unquoted(token), source.place_of(token)
     if (spelt := " ".join(kind.split())) not in ("node", "discrete node"):
+        article = "an" if spelt.startswith("i") else "a"
         raise ModelError(
-            f"{name!r} is a {spelt.removesuffix(' node')} node, expected nothing but discrete chance nodes: this is no "
-            "discrete Bayesian network",
+            f"{name!r} is {article} {spelt.removesuffix(' node')} node, expected nothing but discrete chance nodes: "
+            "this is no discrete Bayesian network",
             source.place_of(kind),
         )
     listed = _attribute(source, block, "states")

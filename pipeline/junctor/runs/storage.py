@@ -6,6 +6,7 @@ Main classes: Directory and RunSpec, for the steps of a run.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
 
-from junctor.model.errors import RunError
+from junctor.model.errors import BudgetError, DeviceError, InputError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
@@ -37,6 +38,7 @@ FORMAT_VERSION = 1
 _KINDS = ("posteriors", "scores", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
+logger = logging.getLogger("junctor")
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
 
@@ -227,11 +229,29 @@ class Directory(Generic[Spec]):
         """Context manager: exclusive use of the directory; raises RunError while another process has it."""
         # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
         # are removed.
-        with self._lock():
+        there = self.path.exists()
+        with self._lock(), self._unmade_if_refused(there):
             for folder in (".", *_INPUTS, *_KINDS):
                 for stray in (self.path / folder).glob(".*.tmp"):
                     stray.unlink(missing_ok=True)
             yield
+
+    @contextmanager
+    def _unmade_if_refused(self, there: bool) -> Iterator[None]:
+        """Context manager: a directory that was not `there` before is removed where the run is refused."""
+        # Once the inputs are encoded, which may have taken hours, another call can use them, with more memory for one.
+        try:
+            yield
+        except (InputError, BudgetError, DeviceError):
+            if not there and not self.ingested.exists():
+                with suppress(OSError):
+                    self._clear()
+                for path in (*self.path.glob(".*.tmp"), self.path / ".lock"):
+                    path.unlink(missing_ok=True)
+                # Nobody else's files.
+                with suppress(OSError):
+                    self.path.rmdir()
+            raise
 
     def claim(self, spec: Spec, overwrite: bool = False) -> None:
         """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences."""
@@ -246,6 +266,7 @@ class Directory(Generic[Spec]):
                 # Files of other programs: never removed, and never mixed with a run.
                 if not replaced:
                     self._refuse_foreign_files()
+                    self._tell_foreign_files()
                 write_json(self.spec_file, spec_record(spec))
             elif there != spec:
                 raise RunError(_difference(self.path, there, spec))
@@ -285,6 +306,12 @@ class Directory(Generic[Spec]):
             if (self.path / name).exists():
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
+    def _tell_foreign_files(self) -> None:
+        names = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
+        if names:
+            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            logger.warning("%s has files of others (%s): they stay, and the answers lie beside them", self.path, some)
+
     def _clear(self) -> None:
         # The files of a run and nothing else: users may keep files of their own here. run.json marks the others as
         # ours, so it is removed last.
@@ -299,7 +326,7 @@ class Directory(Generic[Spec]):
                 (self.path / folder).rmdir()
         for name in (*_MODELS, "speeds.json"):
             (self.path / name).unlink(missing_ok=True)
-        self.spec_file.unlink()
+        self.spec_file.unlink(missing_ok=True)
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
