@@ -120,6 +120,7 @@ def read(path: Path, backend: str | None = None) -> list[Measured]:
         # Neither `read_table` nor `pa.array`: both load pandas where it is installed, for a quarter of a second.
         with pq.ParquetFile(path) as file:
             table, vectors = file.read(), ("work", "plan", "tree")
+        table.validate(full=True)
         wanted = [i for i, name in enumerate(table["backend"].to_pylist()) if backend in (None, name)]
         rows = table.take(number_array(np.array(wanted, np.int64))).to_pylist()
         return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]

@@ -72,6 +72,8 @@ def read_partition(
                 return _read_parquet(path)
             file.seek(0)
             metadata, table = _read_arrow(file, path, kept)
+        # Damaged files may have offsets out of range, which crash the process.
+        table.validate(full=True)
         names = [name for name in table.column_names if not name.startswith(_KEPT)]
         carried = table.drop_columns(names).rename_columns(metadata["kept"]) if kept and "kept" in metadata else None
         columns = {name: in_one_piece(table.column(name)) for name in names}
@@ -89,6 +91,8 @@ def _check(batch: EvidenceBatch, cardinalities: Sequence[int]) -> None:
     for variable in (*batch.states, *batch.likelihoods):
         if type(variable) is not int or not 0 <= variable < len(cardinalities):
             raise ValueError(f"there is no variable {variable!r}")
+    if not all(isinstance(reason, str) for reason in batch.invalid.values()):
+        raise ValueError("found reasons that are no text")
     for variable, states in batch.states.items():
         if states.min(initial=UNOBSERVED) < UNOBSERVED or states.max(initial=UNOBSERVED) >= cardinalities[variable]:
             raise ValueError(f"found states that variable {variable} has not")
@@ -117,6 +121,7 @@ def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
     with pq.ParquetFile(path) as file:
         metadata = _metadata(file.schema_arrow, path, _PARQUET_VERSION)
         table = file.read(use_threads=False)
+    table.validate(full=True)
     # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
     kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
     columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}

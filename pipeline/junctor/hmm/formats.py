@@ -131,7 +131,7 @@ def _is_model(source: Path) -> bool:
 
     try:
         return _METADATA in (parquet.read_schema(source).metadata or {})
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         return False  # the reader of networks reports the error
 
 
@@ -172,6 +172,8 @@ def _from_parquet(source: Path) -> HiddenMarkovModel:
             # A matrix of equal numbers is a small file as well.
             refuse_bomb(file.metadata, source.stat().st_size, place, MAX_BYTES)
             table = file.read(use_threads=False)
+        # Damaged files may have offsets out of range, which crash the process.
+        table.validate(full=True)
         facts = json.loads(table.schema.metadata[_METADATA])
         if facts.get("format_version") != FORMAT_VERSION:
             raise ModelError(f"found format_version {facts.get('format_version')!r}, expected {FORMAT_VERSION}", place)

@@ -312,4 +312,8 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
+    amounts = fields["rows"], fields["reused_parts"], *fields["statuses"].values()
+    amounts += tuple(count for part in parts for count in (part.rows, part.bytes, *part.statuses.values()))
+    if not all(type(count) is int for count in amounts) or not all(isinstance(part.file, str) for part in parts):
+        raise TypeError("a number or a name of another type")
     return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)

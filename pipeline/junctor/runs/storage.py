@@ -202,7 +202,7 @@ class Directory(Generic[Spec]):
         if (
             type(rows) is not int
             or type(partitions) is not int
-            or not 1 <= partitions <= max(1, rows)
+            or not 1 <= partitions <= max(1, rows) < 2**53
             or record.keys() != {"rows", "partitions"}
             or partitions > max(len({*_parts_in(self.path / folder)}) for folder in (*_INPUTS, *_KINDS))
         ):
@@ -307,7 +307,7 @@ class Directory(Generic[Spec]):
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
     def _tell_foreign_files(self) -> None:
-        names = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
+        names = sorted(path.name for path in self.path.glob("[!.]*"))
         if names:
             some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             logger.warning("%s has files of others (%s): they stay, and the answers lie beside them", self.path, some)
