@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
-from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
+from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
@@ -367,7 +367,9 @@ class _PlannedRun:
     def _batches(self) -> Iterator[EvidenceBatch]:
         from junctor.evidence.encoded import read_partition
 
-        return (read_partition(self.directory.evidence_part(i)).batch for i in self.pending)
+        sizes = network_for(str(self.directory.network), self.spec.network_digest).cardinalities
+        parts = (self.directory.evidence_part(i) for i in self.pending)
+        return (read_partition(part, cardinalities=sizes).batch for part in parts)
 
     def _pays(self, engine: Engine, workers: int, memory: int | None = None) -> bool:
         """Return True if the forecast of out-of-core rows is lower on all workers than in one process.
