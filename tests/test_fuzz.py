@@ -27,7 +27,7 @@ def results(mutants: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files(kind: str) -> None:
-    check(results(200)[kind])
+    check(results(150)[kind])
 
 
 @pytest.mark.slow
