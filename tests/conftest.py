@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.files import SHARED
+from helpers.stores import Bucket, FlakyProxy, S3Server
 from hypothesis import HealthCheck, settings
 
 # Tests find nothing of other runs, and leave nothing; those of the cache have one of their own.
@@ -38,3 +41,24 @@ def shared() -> Path:
     if not (SHARED / "networks").is_dir():
         pytest.skip(f"benchmark networks not found at {SHARED} (set BENCHMARK_NETWORKS)")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server in a process of its own."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed: no S3 server")
+    server = S3Server(tmp_path_factory.mktemp("s3") / "server.log")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket behind a proxy without faults yet; the environment of this process has its credentials."""
+    proxy = FlakyProxy(s3_server.port)
+    made = Bucket(s3_server, proxy, f"b{abs(hash(request.node.nodeid)):x}-{proxy.port}")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    proxy.stop()

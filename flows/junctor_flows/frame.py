@@ -1,168 +1,128 @@
-"""The frame of both flows: the steps of a run as Prefect tasks, its progress and summary as artifacts.
+"""The frame of both flows: a command of the command line as a Prefect flow, with its parameters.
 
-Main class: FlowSteps; main function: `run_flow`, called by the command line.
+Main functions: `takes_parameters_of`, a decorator, and `run_command`, the body of a flow.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any
-from uuid import UUID
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, TypeVar
 
-from junctor.model.errors import JunctorError, RunError
-from junctor.runs import run as steps
-from junctor.runs.workload import Workload
-from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.progress import Progress, Silence
-from prefect import State, task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
-from prefect.cache_policies import NO_CACHE
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.states import Failed
+import click
+import typer
+from junctor.cli.deployed import deployed
+from junctor.cli.failures import of_system
+from junctor.cli.parameters import Parameter, arguments, parameters_of, seconds_of
+from junctor.model.errors import EvidenceError, RunError
+from prefect import State, runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRunPolicy
+from prefect.context import FlowRunContext
+from prefect.states import Completed
+from prefect.utilities.timeout import timeout
+from pydantic import Field
 
-# The display of progress in addition to Prefect's, set by `run_flow`: a flow's own arguments have to be JSON.
-display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
+from junctor_flows.patience import bear_in_flow_run
+from junctor_flows.reporter import DEPLOYED_PATIENCE, Reporter
 
+# What a flow takes in addition to its command; `junctor deploy` has options of these names.
+OWN_PARAMETERS = (
+    Parameter("retries", "retries", int, 0, "Further attempts after a failure.", 0, None, False),
+    Parameter(
+        "retry_delay", "retry_delay", str, "1min", "Pause before another attempt, such as 1min.", None, None, False
+    ),
+    Parameter("timeout", "timeout", str | None, None, "Longest time of an attempt, such as 2h.", None, None, False),
+)
 
-class FlowSteps:
-    """The steps of a run as Prefect tasks, under names for rows or for sequences."""
-
-    # Dask works inside of one task: a Prefect task for each partition would cost more than the partition.
-
-    def __init__(self, ingest_model: str, ingest_inputs: str, propagate: str) -> None:
-        self._ingest_model = _in_task(ingest_model, steps.ingest_model)
-        self._ingest_inputs = _in_task(ingest_inputs, steps.ingest_inputs)
-        self._plan = _in_task("plan", steps.plan)
-        # Only here rows take long enough for an artifact of their progress.
-        self._propagate = _in_task(propagate, steps.propagate, lambda display: ProgressArtifact(display))
-        self._finalise = _in_task("finalise", steps.finalise)
-
-    def run(self, job: Workload, resources: Resources | None) -> Any:
-        """Run all steps; returns the manifest as a JSON record, or the state of a failed flow."""
-        resources = resources or Resources()
-        started = time.monotonic()
-        try:
-            steps.check_resources(resources)
-            with job.directory.locked():
-                self._ingest_model(job)
-                self._ingest_inputs(job)
-                estimate = self._plan(job, resources)
-                work = self._propagate(job, resources, estimate)
-                manifest = self._finalise(job, work, time.monotonic() - started)
-                text = summary(job.title, str(job.directory.path / manifest.spec.folder), manifest)
-                create_markdown_artifact(text, key="junctor-summary", description="What the run did")
-                return manifest.to_record()
-        except JunctorError as error:
-            return _failed(error)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _in_task(
-    name: str, step: Callable[..., Any], progress: Callable[[Progress], Progress] = lambda display: display
-) -> Any:
-    """Return a step as a Prefect task: errors of the user fail it in one line, other errors are tried again.
+def takes_parameters_of(command: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator that gives a function of `**given` the parameters of a command.
 
-    name: of the task.
-    step: its last argument is the progress.
-    progress: made from the display.
+    Types, bounds and defaults become the form on Prefect's page, and the help texts its descriptions.
     """
+    parameters = (*parameters_of(command), *OWN_PARAMETERS)
 
-    def attempt(*args: Any) -> Any:
-        try:
-            return step(*args, progress(display.get()))
-        except JunctorError as error:
-            return _failed(error)
+    def decorate(function: Function) -> Function:
+        # Types, not texts: Prefect evaluates them in other processes.
+        function.__signature__ = inspect.Signature([_in_signature(each) for each in parameters])  # type: ignore[attr-defined]
+        helps = "\n".join(f"    {each.name}: {each.help}" for each in parameters)
+        function.__doc__ = f"{function.__doc__}\n\nArgs:\n{helps}\n"
+        return function
 
-    as_task = task(
-        name=name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=1,
-        retry_delay_seconds=5,
-        retry_condition_fn=_is_unexpected,
-    )(attempt)
-    # Errors of a task are raised where it was called.
-    return lambda *args: as_task(*args, return_state=True).result()
+    return decorate
 
 
-def _is_unexpected(_task: object, _run: object, state: State[Any]) -> bool:
-    return not isinstance(state.data, JunctorError)
+def _in_signature(parameter: Parameter) -> inspect.Parameter:
+    kind: Any = Annotated[parameter.type, Field(ge=parameter.least, le=parameter.most)]
+    return inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=parameter.default, annotation=kind)
 
 
-def _failed(error: JunctorError) -> State[Any]:
-    """Return the state of a flow or task that ended with a user's error."""
-    return Failed(message=str(error), data=error)
+def run_name(inputs: str, model: str) -> str:
+    """Return the name of a flow run: inputs, model and the time that it is for."""
+    given = runtime.flow_run.parameters
+    names = (str(given[name]).rstrip("/").rpartition("/")[2] for name in (inputs, model))
+    return f"{' on '.join(names)}, {runtime.flow_run.scheduled_start_time:%Y-%m-%d %H:%M}"
 
 
-def run_flow(batch_flow: Any, job: Workload, resources: Resources, progress: Progress) -> steps.Manifest:
-    """Run a flow for the command line, with its progress and its errors there.
+def run_command(command: Callable[..., Any], given: Mapping[str, Any]) -> State[Any]:
+    """Run a command in a flow run; returns its last state, or raises what made it fail.
 
-    batch_flow: takes a job and resources, returns a manifest as a record.
-    job: rows or sequences.
-    resources: of the run.
-    progress: display in addition to Prefect's.
-    Raises RunError without a server.
+    given: parameters of the flow.
     """
-    token = display.set(progress)
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    _set_retries(context.flow_run, given["retries"], seconds_of(given["retry_delay"]))
+    reporter = Reporter("", DEPLOYED_PATIENCE, str(context.flow_run.id), _deployment_name())
+    token = deployed.set(reporter)
     try:
-        # A flow sleeps for its heartbeats to end, half a second as a rule, and whoever sits at a terminal sees it live.
-        with temporary_settings(set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            state = batch_flow(job, resources, return_state=True)
-    except Exception as error:
-        # Errors inside of the flow are in its state; this one is of Prefect itself.
-        raise RunError(f"Prefect could not run the flow ({error}): see to its server, or use --no-prefect") from error
+        with _time_limit(given["timeout"]):
+            command(**arguments(command, given))
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise of_system(error) from error
+    except click.UsageError as error:
+        raise EvidenceError(error.format_message()) from error
+    except typer.Exit as ended:
+        raise RunError("interrupted: run it again to go on") from ended
     finally:
-        display.reset(token)
-    return steps.manifest_of(state.result(), job.directory.parse)  # or raises what made it fail
+        deployed.reset(token)
+    return Completed(message=reporter.message)
 
 
-class ProgressArtifact:
-    """Progress as a Prefect artifact, at most once a second, in addition to another display."""
-
-    def __init__(self, display: Progress) -> None:
-        self.display = display
-        self.artifact: UUID | None = None
-        self.rows = 0
-        self.done = 0
-        self.shown = 0.0
-
-    def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
-        """Begin an artifact."""
-        self.display.stage(name, rows, done)
-        self.rows, self.done, self.shown = rows or 0, done, time.monotonic()
-        self.artifact = create_progress_artifact(self._percent(), key="junctor-progress", description=name)
-
-    def advance(self, rows: int) -> None:
-        """Update the artifact."""
-        self.display.advance(rows)
-        self.done += rows
-        # An update is a request to the server, which takes longer than a small partition.
-        now = time.monotonic()
-        if self.artifact is not None and (now - self.shown >= 1.0 or self.done >= self.rows):
-            self.shown = now
-            update_progress_artifact(self.artifact, self._percent())
-
-    def passes(self, done: int, of: int) -> None:
-        """Leave it to the other display."""
-        self.display.passes(done, of)
-
-    def _percent(self) -> float:
-        return 100.0 * self.done / self.rows if self.rows else 0.0
+def _set_retries(flow_run: Any, retries: int, delay: float) -> None:
+    # A deployment has no retries of its own in Prefect, a flow only those of its code; a run has.
+    with suppress(Exception), get_client(sync_client=True) as client:
+        policy = FlowRunPolicy(retries=retries, retry_delay=round(delay))
+        client.update_flow_run(flow_run.id, empirical_policy=policy)
 
 
-def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
-    """Return the summary of a run, in Markdown.
+def _deployment_name() -> str | None:
+    # Asked of the server, which may be away.
+    with suppress(Exception):
+        name = runtime.deployment.name
+        return None if name is None else str(name)
+    return None
 
-    inputs: title of the job.
-    output: folder of the answers.
-    manifest: of the run.
-    """
-    statuses = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
-    return (
-        f"# {manifest.rows:,} rows in {manifest.seconds:.1f} s\n\n"
-        f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
-        f"| status | rows |\n|---|---:|\n{statuses}\n\n"
-        f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
-        f"`{output}`\n"
-    )
+
+@contextmanager
+def _time_limit(limit: str | None) -> Iterator[None]:
+    """Context manager: raises TimeoutError in the body after so long; Prefect calls such a run timed out."""
+    if limit is None:
+        yield
+        return
+    try:
+        with timeout(seconds_of(limit), timeout_exc_type=TimeoutError):
+            yield
+    except TimeoutError as error:
+        raise TimeoutError(f"took longer than {limit}: the next attempt goes on where this one stopped") from error
+
+
+if "PREFECT__FLOW_RUN_ID" in os.environ:
+    bear_in_flow_run()

@@ -24,6 +24,8 @@ def main(descriptor: int) -> None:
         sys.stdin.read()
         server.should_exit = True
 
+    # Service managers send SIGTERM to all processes of a command: this one has to hear how the flow ended.
+    server.handle_exit = lambda *_: None
     threading.Thread(target=end_with_parent, daemon=True).start()
     server.run(sockets=[socket.socket(fileno=descriptor)])
     if not server.started:

@@ -198,7 +198,7 @@ def sample(network: Network, rows: int, seed: int = 0) -> npt.NDArray[np.int32]:
     for block, first in enumerate(range(0, rows, BLOCK_ROWS)):
         last = min(rows, first + BLOCK_ROWS)
         samples[:, first:last] = _sample_block(network, last - first, seed, block)
-    return samples.T
+    return samples[: len(network.public)].T
 
 
 def evidence_table(
@@ -270,7 +270,7 @@ class _Cells:
         self.seed = seed
         chosen = _observed_variables(network, observed, seed)
         self.count = len(chosen)
-        self.columns = list(range(len(network.variables))) if pattern == "random" and chosen else chosen
+        self.columns = list(range(len(network.public))) if pattern == "random" and chosen else chosen
 
     def record_batch(self, samples: npt.NDArray[np.int32], block: int, first_case: int) -> pa.RecordBatch:
         """Return samples, int32 [variables, rows], of one block as a record batch."""
@@ -304,8 +304,8 @@ def _observed_variables(network: Network, observed: float | Sequence[str], seed:
         return sorted({network.find(name) for name in observed})
     if not 0.0 <= observed <= 1.0:
         raise EvidenceError(f"found observed={observed!r}, expected a share from 0 to 1 or names of variables")
-    count = round(observed * len(network.variables))
-    return sorted(int(i) for i in _stream(seed, _CELLS).permutation(len(network.variables))[:count])
+    count = round(observed * len(network.public))
+    return sorted(int(i) for i in _stream(seed, _CELLS).permutation(len(network.public))[:count])
 
 
 def _sample_block(network: Network, rows: int, seed: int, block: int) -> npt.NDArray[np.int32]:

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.cli import prefect_server
 from junctor.cli.display import duration
 from junctor.generate import evidence_batches, grid, random_network
 from pyarrow import parquet
 from typer.testing import Result
-
-COMMAND = [sys.executable, "-c", "from junctor.cli import main; main()"]
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +211,7 @@ def test_inspect() -> None:
     assert record["evidence"]["rows"] == 3
     assert record["evidence"]["fits"]
     assert record["evidence"]["needed_bytes"] <= record["evidence"]["planned_bytes"]
+    assert record["evidence"]["resident_bytes"] > 64 << 20
     text = junctor_cli("inspect", ASIA, "evidence.csv", "--memory", "1kB").stdout
     assert "too much, it will be refused" in text
     assert inspected(ASIA, "--query", "mpe")["no_evidence"]["patterns"] == 1
@@ -344,7 +344,11 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, workers: str) -> None:
     parquet.write_table(pa.Table.from_batches([first]), "many.parquet")
     command = [*COMMAND, "run", "net.bif", "many.parquet", "-o", "out", "--no-prefect", "--workers", workers]
     with subprocess.Popen(
-        [*command, "--partition-rows", "500"], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--partition-rows", "500"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     ) as process:
         while not list(Path("out/posteriors").glob("part-*.parquet")) and process.poll() is None:
             time.sleep(0.05)

@@ -18,12 +18,13 @@ HEAVY = {
     "prefect",
     "pandas",
     "matplotlib",
+    "jinja2",
     "lark",
     "psutil",
 }
 COMMANDS = (
     *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi"),
-    *("tune", "warmup", "cache", "demo"),
+    *("tune", "warmup", "cache", "status", "demo", "deploy", "serve", "report"),
 )
 
 

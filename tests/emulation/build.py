@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
-# Gone when the process ends.
-_folders: list[TemporaryDirectory[str]] = []
+# Beside the bytecode of the tests: it stays from run to run, and all processes share it.
+KEPT = HERE / "__pycache__"
 
 
 def built(*parts: str, flags: tuple[str, ...] = ("-O1",)) -> ctypes.CDLL:
     """Return a library of some parts of a source, behind as much of CUDA as `cuda.h` has."""
-    _folders.append(TemporaryDirectory(prefix="junctor-emulated-"))
-    folder = Path(_folders[-1].name)
-    source, library = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text("\n".join([(HERE / "cuda.h").read_text(), *parts]))
+    text = "\n".join([(HERE / "cuda.h").read_text(), *parts])
     # Shared memory is static here, and static variables of templates would be one in all libraries of the process.
     command = ["g++", "-std=c++20", "-fno-gnu-unique", *flags, "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]
-    subprocess.run([*command, "-o", str(library), str(source)], check=True)
+    library = kept(".so", text, *command, _version())
+    if not library.exists():
+        with TemporaryDirectory(prefix="junctor-emulated-", dir=KEPT) as folder:
+            source, made = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+            source.write_text(text)
+            subprocess.run([*command, "-o", str(made), str(source)], check=True)
+            os.replace(made, library)
     return ctypes.CDLL(str(library))
+
+
+def kept(suffix: str, *parts: str) -> Path:
+    """Return the file for what is compiled of a source by a command: its name is their hash."""
+    KEPT.mkdir(exist_ok=True)
+    return KEPT / (sha256("\0".join(parts).encode()).hexdigest()[:32] + suffix)
+
+
+@cache
+def _version() -> str:
+    return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout

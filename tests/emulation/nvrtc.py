@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from emulation.build import kept
+
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
@@ -28,10 +30,15 @@ def compiler() -> ctypes.CDLL:
 
 
 def compiles(source: str, architecture: str) -> None:
+    """Check that a source compiles without warnings; what did so once is not compiled again."""
     nvrtc, program = compiler(), ctypes.c_void_p()
-    text = source.encode()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None) == 0
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-ftz=true"]
+    mark = kept(".compiled", source, repr(options), f"{major.value}.{minor.value}")
+    if mark.exists():
+        return
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     size = ctypes.c_size_t()
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -40,3 +47,4 @@ def compiles(source: str, architecture: str) -> None:
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     assert not failed, log.value.decode()
     assert b"warning" not in log.value, log.value.decode()
+    mark.touch()

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.delimited import DelimitedTable
 from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate, encode_table
+from junctor.evidence.files import input_files
 from junctor.evidence.read import digest_of, open_evidence
 from junctor.model.errors import EvidenceError
 
@@ -206,22 +207,80 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_columns(tmp_path: Path) -> None:
-    for name, ids in (("smoke=no", [3]), ("smoke=yes", [4, 5]), ("smoke=__HIVE_DEFAULT_PARTITION__", [1, 2])):
+    for name, ids in (("day=1", [3]), ("day=2", [4, 5]), ("day=__HIVE_DEFAULT_PARTITION__", [1, 2])):
         (tmp_path / "t" / name).mkdir(parents=True)
-        pq.write_table(as_arrow({"case_id": ids}), tmp_path / "t" / name / "0.parquet")
-    (part,) = read(tmp_path / "t")
-    assert dict(zip(part.case_ids.to_pylist(), part.batch.states[0].tolist(), strict=True)) == {
-        1: UNOBSERVED,
-        2: UNOBSERVED,
-        3: 1,
-        4: 0,
-        5: 0,
+        pq.write_table(as_arrow({"case_id": ids, "smoke": ["no"] * len(ids)}), tmp_path / "t" / name / "0.parquet")
+    (part,) = read(tmp_path / "t", keep=["day"])
+    assert part.kept is not None
+    assert dict(zip(part.case_ids.to_pylist(), part.kept["day"].to_pylist(), strict=True)) == {
+        1: None,
+        2: None,
+        3: "1",
+        4: "2",
+        5: "2",
     }
-    (tmp_path / "u" / "day=1").mkdir(parents=True)
-    pq.write_table(as_arrow({"smoke": ["no"]}), tmp_path / "u" / "day=1" / "0.parquet")
-    assert read(tmp_path / "u", ignore_extra=True)[0].batch.states[0].tolist() == [1]
-    with pytest.raises(EvidenceError, match="unknown column 'day'"):
-        read(tmp_path / "u")
+    assert read(tmp_path / "t", case_id="day", ignore_extra=True)[0].case_ids.to_pylist() == ["1", "2", "2", None, None]
+
+
+def test_folders_are_no_evidence(tmp_path: Path) -> None:
+    (tmp_path / "smoke=yes").mkdir()
+    path = tmp_path / "smoke=yes" / "a.csv"
+    path.write_text("grade\n1\n")
+    with pytest.raises(EvidenceError, match="'smoke' has the name of a variable, but folders are never"):
+        read(tmp_path)
+    assert list(read(tmp_path, ignore_extra=True)[0].batch.states) == [1]
+    path.write_text("smoke\nno\n")
+    assert read(tmp_path, ignore_extra=True)[0].batch.states[0].tolist() == [1]
+
+
+def test_a_column_may_stand_in_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "a.csv").write_text("smoke,day\nno,one\n")
+    assert read(tmp_path)[0].batch.states[0].tolist() == [1]
+    assert read(tmp_path, keep=["day"])[0].kept == pa.table({"day": ["1"]})
+
+
+def test_globs_are_one_table(tmp_path: Path) -> None:
+    for day in ("2", "1"):
+        for name in ("b.csv", "a.csv", "_c.csv", "d.txt"):
+            (tmp_path / f"day={day}" / ".x").mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"day={day}" / name).write_text(f"case_id,smoke\n{day}{name[0]},no\n")
+            (tmp_path / f"day={day}" / ".x" / name).write_text("")
+
+    def cases(glob: str) -> list[str]:
+        return [case for part in read(tmp_path / glob, keep=["day"]) for case in part.case_ids.to_pylist()]
+
+    assert cases("day=*/*.csv") == cases("**/*.csv") == ["1a", "1b", "2a", "2b"]
+    assert cases("day=[2]/?.csv") == cases("day=2/*.csv") == ["2a", "2b"]
+    (tmp_path / "day=1" / "d.txt").unlink()
+    assert cases("day=1*") == ["1a", "1b"]
+    (tmp_path / "[x]*.csv").write_text("smoke\nno\n")
+    assert read(tmp_path / "[x]*.csv")[0].batch.rows == 1
+    with pytest.raises(EvidenceError, match=r"day=3/\*.csv: no file has such a name"):
+        read(tmp_path / "day=3/*.csv")
+    assert digest_of(tmp_path / "day=1/*.csv") != digest_of(tmp_path / "day=2/*.csv")
+
+
+@pytest.mark.parametrize(
+    ("glob", "name", "covered"),
+    [
+        ("day=*/*.csv", "day=1/a.csv", True),
+        ("day=*/*.csv", "day=1/a.parquet", False),
+        ("day=*/*.csv", "a.csv", False),
+        ("day=1*", "day=12/x/a.csv", True),
+        ("day=1/*.csv", "day=2/a.csv", False),
+        ("**/*.csv", "a.csv", True),
+        ("**/*.csv", "x/y/a.csv", True),
+        ("**/y/*", "x/y/a.csv", True),
+        ("**/y/*", "x/a.csv", False),
+    ],
+)
+def test_globs_cover_names(tmp_path: Path, glob: str, name: str, covered: bool) -> None:
+    (tmp_path / "day=1" / "y").mkdir(parents=True)
+    (tmp_path / "day=1" / "y" / "z.csv").touch()
+    (tmp_path / "day=1" / "z.csv").touch()
+    assert input_files(tmp_path / glob).covers(name) == covered
+    assert input_files(tmp_path).covers(name)
 
 
 @pytest.mark.parametrize(

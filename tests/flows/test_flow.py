@@ -1,84 +1,222 @@
-"""The flow on an embedded Prefect server, which takes a while to start."""
+"""Runs of the command line on the page of a Prefect server, one that dies included; the embedded server."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from helpers.hmm_models import random_model
+from helpers.prefect_servers import BIN, PrefectServer
+from helpers.stores import Bucket
 from junctor.cli import prefect_server
-from junctor.model.errors import EvidenceError, RunError
-from junctor.model.query import Query
-from junctor.runs.run import run
+from junctor.cli.parameters import parameters_of, seconds_of, values
+from junctor.cli.run import run
+from junctor.cli.viterbi import viterbi
+from junctor.hmm import build_model, write_model
+from junctor.hmm.run import SequenceJob
+from junctor.runs.run import run as run_plainly
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.progress import Silence
+from junctor.runtime.remote import location
 from pyarrow import parquet
+from typer import BadParameter
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[None]:
-    import junctor_flows  # noqa: F401 - sets what the embedded server needs, before Prefect is imported
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+@pytest.fixture
+def evidence(tmp_path: Path) -> str:
+    path = tmp_path / "evidence.csv"
+    path.write_text("smoke,xray\nyes,no\n,yes\nno,\nperhaps,\n" + "yes,yes\n" * 20)
+    return str(path)
 
 
-def make_job(folder: Path, **changes: object) -> Job:
-    evidence = folder / "evidence.csv"
-    evidence.write_text("smoke,xray\nyes,no\n,yes\nno,\nperhaps,\n" + "yes,yes\n" * 20)
-    return Job(ASIA, str(evidence), str(folder / "out"), partition_rows=10, **changes)  # type: ignore[arg-type]
+def last_run(server: PrefectServer) -> Any:
+    return server.runs()[-1]
 
 
-def test_the_flow_answers_as_the_plain_run_does(server: None, tmp_path: Path) -> None:
-    from junctor_flows.batch import score_as_flow
-    from prefect.client.orchestration import get_client
-
-    job = make_job(tmp_path)
-    manifest = score_as_flow(job, Resources(workers=2), Silence())
-    assert manifest.statuses == {"ok": 23, "impossible": 0, "invalid": 1}
-    plain = Job(job.network, job.evidence, str(tmp_path / "plain"), partition_rows=10)
-    assert run(plain, Resources(workers=0)).parts == manifest.parts
-    found, expected = (parquet.read_table(each.directory.path / "posteriors") for each in (job, plain))
-    assert found.equals(expected)
-    with get_client(sync_client=True) as client:
-        artifacts = {artifact.key: artifact for artifact in client.read_latest_artifacts()}
-        names = sorted(task.name.rpartition("-")[0] for task in client.read_task_runs())
-    assert "24 rows" in str(artifacts["junctor-summary"].data)
-    assert artifacts["junctor-progress"].data == 100.0
-    assert names == ["finalise", "ingest evidence", "ingest network", "plan", "propagate"]
-    assert score_as_flow(job, Resources(), Silence()).reused_parts == 3
-
-
-def test_a_job_of_json_has_what_the_command_line_has() -> None:
-    from pydantic import TypeAdapter
-
-    record = {"network": "n.bif", "evidence": "e.csv", "output": "o", "keep": ["a", "b"], "layout": "columns"}
-    job = TypeAdapter(Job).validate_python({**record, "output_format": "arrow", "part_bytes": 1024})
-    assert job == Job("n.bif", "e.csv", "o", keep=("a", "b"), layout="columns", output_format="arrow", part_bytes=1024)
+def test_a_run_is_on_the_page_and_has_the_same_answers(server: PrefectServer, tmp_path: Path, evidence: str) -> None:
+    options = ("--partition-rows", "10", "--workers", "0", "--memory", "1GiB")
+    done = server.junctor("run", ASIA, evidence, "-o", "out", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plain = Job(ASIA, evidence, str(tmp_path / "plain"), partition_rows=10)
+    run_plainly(plain, Resources(workers=0))
+    assert parquet.read_table(tmp_path / "out" / "posteriors").equals(parquet.read_table(tmp_path / "plain/posteriors"))
+    found = server.ask("/flow_runs/filter", {"flow_runs": {"name": {"any_": ["evidence.csv on asia.bif"]}}})[0]
+    assert found["state"]["type"] == "COMPLETED"
+    assert found["state"]["message"].endswith("s: 23 ok, 1 invalid")
+    assert found["parameters"] == {"network": ASIA, "evidence": evidence, "output": "out", "partition_rows": 10}
+    tasks = [(task["name"], task["state"]["type"]) for task in server.tasks(found["id"])]
+    stages = ("reading the network", "reading the evidence", "planning", "propagating", "finishing")
+    assert sorted(tasks) == sorted((f"{stage}: evidence.csv on asia.bif", "COMPLETED") for stage in stages)
+    artifacts = server.artifacts(found["id"])
+    assert artifacts["evidence-csv-on-asia-bif-progress"] == 100.0
+    assert "24 rows" in artifacts["evidence-csv-on-asia-bif-summary"]
+    assert "propagating 24 rows: evidence.csv on asia.bif" in server.lines(found["id"])
 
 
-def test_a_users_error_is_ours_and_one_line(
-    server: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_a_users_error_is_ours_and_one_line(server: PrefectServer, tmp_path: Path, evidence: str) -> None:
+    done = server.junctor("run", ASIA, evidence, "-o", "out", "-q", "--targets", "lungs", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "did you mean 'lung'" in done.stderr
+    found = server.ask("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}})
+    assert any("did you mean 'lung'" in run["state"]["message"] for run in found)
+
+
+def test_a_reported_run_leaves_its_page_and_fails_by_a_threshold(
+    server: PrefectServer, tmp_path: Path, evidence: str
 ) -> None:
-    from junctor_flows.batch import score_as_flow
+    out = tmp_path / "out"
+    words = ["run", ASIA, evidence, "-o", "out", "-q", "--workers", "0"]
+    done = server.junctor(*words, "--fail-if", "invalid > 0", "--rejects", "bad.csv", cwd=tmp_path)
+    assert done.returncode == 7
+    assert "invalid > 0: found 1 of 24 rows, 4.17% (row 4)" in done.stderr
+    assert "1 threshold crossed" in (out / "report.html").read_text()
+    assert len((tmp_path / "bad.csv").read_text().splitlines()) == 2
+    found = server.ask("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}})
+    assert any("invalid > 0: found 1 of 24 rows" in run["state"]["message"] for run in found)
+    # The answers are there: the same command with another threshold is done at once.
+    (out / "report.html").unlink()
+    assert server.junctor(*words, "--fail-if", "invalid > 1", "--no-report", cwd=tmp_path).returncode == 0
+    assert not (out / "report.html").exists()
 
-    with pytest.raises(EvidenceError, match="did you mean 'lung'"):
-        score_as_flow(make_job(tmp_path, query=Query("posteriors", ("lungs",))), Resources(), Silence())
-    with pytest.raises(EvidenceError, match="perhaps"):
-        score_as_flow(make_job(tmp_path, strict=True), Resources(), Silence())
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="is a file"):
-        score_as_flow(Job(ASIA, ASIA, str(tmp_path / "file")), Resources(), Silence())
-    assert "Traceback" not in "".join(capfd.readouterr()) + caplog.text
+
+def begun(server: PrefectServer, folder: Path, long: list[str]) -> subprocess.Popen[str]:
+    """A command in a process of its own, some of whose parts are there."""
+    command = [str(BIN / "junctor"), "run", *long, "-o", str(folder / "out")]
+    process = subprocess.Popen(command, env=server.environment, cwd=folder, stderr=subprocess.PIPE, text=True)
+    server.until(lambda: len(list(folder.glob("out/posteriors/part-*.parquet"))) > 1 or process.poll() is not None, 120)
+    assert process.poll() is None
+    return process
+
+
+def test_a_server_that_is_killed_ends_no_run_and_hears_of_it_when_it_is_back(
+    mortal: PrefectServer, tmp_path: Path, long: list[str]
+) -> None:
+    process = begun(mortal, tmp_path, long)
+    mortal.kill()
+    time.sleep(4.0)
+    mortal.start()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert process.wait() == 0
+    assert said.count("does not answer") == 1
+    assert said.count("answers again") == 1
+    assert len(said) < 2_000
+    found = last_run(mortal)
+    assert found["state"]["type"] == "COMPLETED"
+    assert found["state"]["message"].startswith("16,000 rows")
+    assert {task["state"]["type"] for task in mortal.tasks(found["id"])} == {"COMPLETED"}
+    assert any("does not answer" in line for line in mortal.lines(found["id"]))
+
+
+@pytest.mark.slow
+def test_a_server_that_never_comes_back_costs_ten_seconds(
+    mortal: PrefectServer, tmp_path: Path, long: list[str]
+) -> None:
+    process = begun(mortal, tmp_path, long)
+    mortal.kill()
+    manifest = tmp_path / "out" / "manifest.json"
+    mortal.until(manifest.exists, 200)
+    finished = time.monotonic()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert process.wait() == 0
+    assert time.monotonic() - finished < 60
+    assert said.count("does not answer") == 1
+    assert said.count("was not told of the end") == 1
+    assert len(said) < 2_000
+
+
+def test_without_its_server_a_run_begins_all_the_same(tmp_path: Path, evidence: str) -> None:
+    server = PrefectServer(tmp_path / "prefect")
+    done = server.junctor("run", ASIA, evidence, "-o", "out", "-q", "--workers", "0", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.count("does not answer") == 1
+    done = server.junctor("deploy", ASIA, evidence, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 6
+    assert "does not answer" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_deployed_run_outlives_its_server(mortal: PrefectServer, tmp_path: Path, long: list[str]) -> None:
+    done = mortal.junctor("deploy", *long, "-o", "out", "--name", "long", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with mortal.serve(tmp_path):
+        id = mortal.begin("long")
+        mortal.until(lambda: list(tmp_path.glob("out/posteriors/part-*.parquet")), 120)
+        mortal.kill()
+        mortal.until((tmp_path / "out" / "manifest.json").exists, 200)
+        # Longer than Prefect's own runner bears.
+        time.sleep(30.0)
+        mortal.start()
+        assert mortal.ended(id, 120)["state"]["message"].startswith("16,000 rows")
+        assert {task["state"]["type"] for task in mortal.tasks(id)} == {"COMPLETED"}
+        said = (tmp_path / "process.log").read_text()
+        assert "Traceback" not in said
+        assert len(said) < 4_000
+        # And it is there for the next one.
+        assert mortal.ended(mortal.begin("long"), 120)["state"]["type"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("command", [run, viterbi])
+def test_parameters_of_flows_are_the_options_of_the_command(command: Callable[..., None]) -> None:
+    from junctor_flows.batch import score_batch
+    from junctor_flows.sequences import decode_sequences
+
+    batch_flow = {run: score_batch, viterbi: decode_sequences}[command]
+    info = CommandInfo(callback=command)
+    click = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+    options = {max(each.opts, key=len).lstrip("-").replace("-", "_").lower() for each in click.params} - {"help"}
+    of_terminals, own = {"prefect", "json", "quiet", "log_format"}, {"retries", "retry_delay", "timeout"}
+    assert of_terminals <= options
+    form = batch_flow.parameters.properties
+    assert set(form) == options - of_terminals | own
+    assert all(each["description"] for each in form.values())
+    assert form["precision"]["enum"] == ["double", "single", "log"]
+    # Nothing that only a text names: Prefect reads it in other processes.
+    assert not any(isinstance(each.annotation, str) for each in inspect.signature(batch_flow.fn).parameters.values())
+
+
+def test_values_that_differ_from_defaults_are_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    defaults = {each.argument: each.default for each in parameters_of(run)}
+    given = {**defaults, "network": "s3://bucket/n.bif", "evidence": "e.csv", "output": "o", "network_format": "bif"}
+    expected = {"network": "s3://bucket/n.bif", "evidence": str(tmp_path / "e.csv"), "output": str(tmp_path / "o")}
+    assert values(run, given) == {**expected, "format": "bif"}
+
+
+def test_times_have_units() -> None:
+    assert [seconds_of(text) for text in ("90s", "1.5min", "2h", "1 d")] == [90, 90, 7200, 86400]
+    for text in ("90", "", "h", "-1s", "0s", "inf h", "nan s", "2weeks"):
+        with pytest.raises(BadParameter, match="expected a number and a unit"):
+            seconds_of(text)
+
+
+@pytest.mark.parametrize("command", ["deploy", "serve"])
+def test_without_a_configured_server_nothing_is_deployed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    result = junctor_cli(command, *([ASIA, "e.csv", "-o", "out"] if command == "deploy" else []))
+    assert result.exit_code == 6
+    assert "no Prefect server is configured" in result.stderr
 
 
 def test_the_embedded_server_keeps_its_files_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +228,51 @@ def test_the_embedded_server_keeps_its_files_in_the_run(tmp_path: Path, monkeypa
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "DEBUG"
 
 
+def test_an_embedded_server_of_a_run_in_a_store_keeps_its_files_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home = prefect_server.embed(location("s3://bucket/out"))
+    assert os.environ.pop("PREFECT_HOME") == str(home)
+    assert home.is_dir()
+    assert home.is_relative_to(tmp_path / "junctor" / "prefect")
+
+
+def test_a_reported_run_reads_and_writes_a_store(
+    server: PrefectServer, bucket: Bucket, tmp_path: Path, evidence: str
+) -> None:
+    bucket.put("asia.bif", Path(ASIA).read_bytes())
+    bucket.put("evidence.csv", Path(evidence).read_bytes())
+    places = [bucket.url("asia.bif"), bucket.url("evidence.csv"), "-o", bucket.url("out")]
+    done = server.junctor("run", *places, "--workers", "0", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "out/manifest.json" in bucket.names("out")
+    # Prefect's server would keep what is in the URL.
+    secret = bucket.url("other").replace("s3://", "s3://AKIAEXAMPLE:s3cr3t@")
+    done = server.junctor("run", *places[:2], "-o", secret, "--workers", "0", "-q", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "would keep them" in done.stderr
+    assert "s3cr3t" not in done.stderr
+    assert not bucket.names("other")
+    done = server.junctor("deploy", *places[:2], "-o", secret, cwd=tmp_path)
+    assert done.returncode == 3
+    assert "s3cr3t" not in done.stderr
+
+
+def test_a_summary_says_what_is_new(tmp_path: Path) -> None:
+    from junctor_flows.reporter import summary
+
+    evidence = tmp_path / "in" / "date=2026-11-22" / "a.csv"
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text("smoke,xray\nyes,no\n")
+    job = Job(ASIA, str(tmp_path / "in"), str(tmp_path / "out"), incremental=True)
+    manifest = run_plainly(job, Resources(workers=0))
+    assert "Increment 1: 1 rows\n\n- new: date=2026-11-22/a.csv, 1 rows\n" in summary("", "", manifest)
+    assert "Nothing is new" in summary("", "", run_plainly(job, Resources(workers=0)))
+
+
 def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +280,8 @@ def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_u
     # Set here, so that what the server sets is forgotten afterwards.
     monkeypatch.setenv("PREFECT_API_URL", "")
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    # It takes three seconds to end, and more on a busy machine.
+    monkeypatch.setattr(prefect_server, "STOP_SECONDS", 60)
     kept = tmp_path / "cache" / "junctor" / f"prefect-{version('prefect')}.db"
     for name in ("first", "second"):
         monkeypatch.setenv("PREFECT_HOME", str(tmp_path / name))
@@ -112,11 +297,10 @@ def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_u
         assert (tmp_path / name / "server.log").read_text() == ""
 
 
-def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_one_line(tmp_path: Path, evidence: str) -> None:
     # Prefect takes a server that ends while it starts for one whose port was taken, and would start another for ever.
-    job = make_job(tmp_path)
     command = "from junctor.cli import main; main()"
-    args = [sys.executable, "-c", command, "run", job.network, job.evidence, "-o", job.output, "--prefect", "-q"]
+    args = [sys.executable, "-c", command, "run", ASIA, evidence, "-o", str(tmp_path / "out"), "--prefect", "-q"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{tmp_path}/nowhere/prefect.db"
     done = subprocess.run(args, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
@@ -125,17 +309,39 @@ def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     assert "--no-prefect" in done.stderr
 
 
-def test_the_flow_makes_scores(server: None, tmp_path: Path) -> None:
-    from junctor_flows.batch import score_as_flow, score_batch
+def test_the_flow_makes_scores_of_sampled_and_other_rows(server: PrefectServer, tmp_path: Path, evidence: str) -> None:
+    # As Python calls it; parameters as on the command line.
+    code = (
+        "from junctor_flows.batch import score_batch\n"
+        f"score_batch(network={ASIA!r}, evidence={evidence!r}, output='out', targets='l*', answers='scores', top=2, "
+        "probability=['tub=yes'], workers=0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=server.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    names = parquet.read_table(tmp_path / "out" / "scores").column_names
+    assert names[:4] == ["case_id", "lung", "lung_probability", "lung_entropy"]
+    assert "tub=yes" in names
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["statuses"]["ok"] == 23
 
-    query = Query(targets=("l*", "dysp"), answers="scores", top=2, probabilities=("tub=yes",))
-    job = make_job(tmp_path, query=query)
-    manifest = score_as_flow(job, Resources(workers=0), Silence())
-    assert manifest.statuses["ok"] == 23
-    plain = Job(job.network, job.evidence, str(tmp_path / "plain"), query, partition_rows=10)
-    assert run(plain, Resources(workers=0)).parts == manifest.parts
-    # As a deployment is called: with records.
-    record = {"network": ASIA, "evidence": job.evidence, "output": str(tmp_path / "record")}
-    asked = {"targets": ["lung"], "answers": "scores", "probabilities": ["tub=yes"]}
-    assert score_batch({**record, "query": asked})["spec"]["probabilities"] == ("tub=yes",)
-    assert parquet.read_table(tmp_path / "record" / "scores").column_names[4] == "tub=yes"
+
+def test_the_flow_of_sequences_answers_as_the_plain_run_does(server: PrefectServer, tmp_path: Path) -> None:
+    bare = random_model(6, 3, 1)
+    write_model(
+        build_model(bare.start, bare.transition, bare.emission, list("uvwxyz"), None), tmp_path / "model.parquet"
+    )
+    words = [[str(int(n) % 3) for n in f"{2 ** (20 * row + 7)}"] for row in range(9)]
+    parquet.write_table(pa.table({"words": words}), tmp_path / "words.parquet")
+    model, sequences = str(tmp_path / "model.parquet"), str(tmp_path / "words.parquet")
+    code = (
+        "from junctor_flows.sequences import decode_sequences\n"
+        f"decode_sequences(model={model!r}, sequences={sequences!r}, output='out', workers=0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=server.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    plain = SequenceJob(model, sequences, str(tmp_path / "plain"))
+    run_plainly(plain, Resources(workers=0))
+    assert parquet.read_table(tmp_path / "out" / "viterbi").equals(parquet.read_table(tmp_path / "plain" / "viterbi"))

@@ -11,7 +11,7 @@ import pytest
 from helpers.format_helpers import BIF, CONTENT, NETWORK, UAI, XMLBIF, assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.formats import EXTENSIONS, files, read_network, uai, write_network
+from junctor.formats import EXTENSIONS, WRITABLE, files, read_network, uai, write_network
 from junctor.formats.files import decode, place_at
 from junctor.formats.numbers import BadNumber, parse_numbers
 from junctor.model.errors import ModelError
@@ -194,7 +194,7 @@ def test_writing_follows_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
-@pytest.mark.parametrize("format", ["bif", "uai", "parquet"])
+@pytest.mark.parametrize("format", WRITABLE)
 def test_what_is_written_reads_back(tmp_path: Path, format: str, end: str) -> None:
     path = tmp_path / f"n{EXTENSIONS[format][0]}{end}"
     warnings = write_network(NETWORK, path)
@@ -212,9 +212,10 @@ def test_what_is_written_reads_back(tmp_path: Path, format: str, end: str) -> No
 
 
 def test_what_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
-    known = "formats that can: bif (.bif), uai (.uai), parquet (.parquet)"
-    assert error_of(lambda: write_network(NETWORK, tmp_path / "n.xdsl")) == (
-        f"{tmp_path}/n.xdsl: files of format 'xdsl' cannot be written; {known}"
+    known = "formats that can: bif (.bif), xmlbif (.xml .bifxml .xmlbif .xbif), hugin (.net .hugin), xdsl (.xdsl), "
+    known += "netica (.dne .neta), uai (.uai), parquet (.parquet)"
+    assert error_of(lambda: write_network(NETWORK, tmp_path / "n.pgmx")) == (
+        f"{tmp_path}/n.pgmx: files of format 'pgmx' cannot be written; {known}"
     )
     assert "the extension names no known format" in error_of(lambda: write_network(NETWORK, tmp_path / "n"))
     assert "No such file or directory" in error_of(lambda: write_network(NETWORK, tmp_path / "no" / "n.bif"))

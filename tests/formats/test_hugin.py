@@ -193,7 +193,7 @@ def test_endless_repetition_takes_no_time(piece: str) -> None:
 
 # Files of the zoo that do not read, and why.
 REFUSED = {
-    "unbbayes/mildew3-2.net": "mildew3-2.net:86:1: 'U' is a utility node, expected nothing but discrete chance nodes",
+    "unbbayes/mildew3-2.net": "mildew3-2.net:92:1: 'A' is a decision node, expected nothing but discrete chance nodes",
 }
 ZOO = 24
 

@@ -134,7 +134,7 @@ VALUES = [None, None, None, [0.7, 0.2, 0.1], [1.0], [1.0, 0.0, 0.5, 0.5, 0.5, 0.
         (store.sealed(b"PAR1" + NO_SEAL.encode() + b"PAR1"), "f: the file cannot be read as Parquet ("),
         (_bytes(pa.table({"a": [1]})), "f: this Parquet file holds no network that Junctor wrote: it has no seal"),
         (_changed(format=None), "f: this Parquet file holds no network"),
-        (_changed(format_version="2"), "f: the file has format_version 2, this Junctor reads up to 1; update Junctor"),
+        (_changed(format_version="3"), "f: the file has format_version 3, this Junctor reads up to 2; update Junctor"),
         (_changed(format_version="9" * 5000), "f: the file has format_version 999"),
         (_changed(format_version="one"), "f: found format_version 'one', expected a whole number"),
         (_changed(format_version=None), "f: found format_version '', expected a whole number"),

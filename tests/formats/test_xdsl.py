@@ -195,11 +195,11 @@ def test_a_short_file_cannot_ask_for_much() -> None:
     parents = "".join(
         f'<cpt id="p{i}"><state id="a"/><state id="b"/><probabilities>1 0</probabilities></cpt>' for i in range(40)
     )
-    gate = '<noisymax id="{}"><state id="a"/><state id="b"/><parents>{}</parents><parameters/></noisymax>'
+    gate = '<{0} id="{1}"><state id="a"/><state id="b"/><parents>{2}</parents><resultingstates/></{0}>'
     names = [f"p{i}" for i in range(40)]
-    one = f"<smile><nodes>{parents}{gate.format('n', ' '.join(names))}</nodes></smile>"
+    one = f"<smile><nodes>{parents}{gate.format('deterministic', 'n', ' '.join(names))}</nodes></smile>"
     assert "would have 2,199,023,255,552 entries, allowed are 134,217,728" in error_of(lambda: read(one))
-    gates = "".join(gate.format(f"n{i}", " ".join(names[:24])) for i in range(5))
+    gates = "".join(gate.format("deterministic", f"n{i}", " ".join(names[:24])) for i in range(5))
     assert "the tables up to the table of 'n4' would have" in error_of(
         lambda: read(f"<smile><nodes>{parents}{gates}</nodes></smile>")
     )

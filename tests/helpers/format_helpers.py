@@ -160,6 +160,42 @@ XDSL = """<smile id="small"><nodes>
 <cpt id="a"><state id="no"/><state id="yes"/><probabilities>0.4 0.6</probabilities></cpt>
 <cpt id="b"><state id="no"/><state id="yes"/><parents>a</parents><probabilities>0.1 0.9 0.8 0.2</probabilities></cpt>
 </nodes></smile>"""
+DSL = """net small
+{
+ HEADER = { ID = small; NAME = "small"; };
+ node a
+ {
+  TYPE = CPT;
+  HEADER = { ID = a; NAME = "a"; };
+  PARENTS = ();
+  DEFINITION = { NAMESTATES = (no, yes); PROBABILITIES = (0.4, 0.6); };
+ };
+ node b
+ {
+  TYPE = CPT;
+  PARENTS = (a);
+  DEFINITION = { NAMESTATES = (no, yes); PROBABILITIES = (0.1, 0.9, 0.8, 0.2); };
+ };
+};
+"""
+DNE = """// ~->[DNET-1]->~
+bnet small {
+autoupdate = TRUE;
+visual V1 { nodefont = font {shape= "Arial"; size= 9;}; NodeSet Node {BuiltIn = 1; Color = 0x00e1e1e1;}; };
+node a { kind = NATURE; discrete = TRUE; states = (no, yes); parents = (); probs = (0.4, 0.6); };
+node b { kind = NATURE; discrete = TRUE; states = (no, yes); parents = (a); probs = ((0.1, 0.9), // no
+ (0.8, 0.2)); };
+};
+"""
+PGMX = """<?xml version="1.0" encoding="UTF-8"?>
+<ProbModelXML formatVersion="0.2.0"><ProbNet type="BayesianNetwork" name="small"><Variables>
+<Variable name="a" type="finiteStates" role="chance"><States><State name="no"/><State name="yes"/></States></Variable>
+<Variable name="b" type="finiteStates" role="chance"><States><State name="no"/><State name="yes"/></States></Variable>
+</Variables><Links><Link directed="true"><Variable name="a"/><Variable name="b"/></Link></Links><Potentials>
+<Potential type="Table" role="conditionalProbability"><Variables><Variable name="a"/></Variables>
+<Values>0.4 0.6</Values></Potential>
+<Potential type="Table" role="conditionalProbability"><Variables><Variable name="b"/><Variable name="a"/></Variables>
+<Values>0.1 0.9 0.8 0.2</Values></Potential></Potentials></ProbNet></ProbModelXML>"""
 NETWORK = build_network(
     "small",
     "bayes",
@@ -171,6 +207,9 @@ CONTENT = {
     "hugin": NET.encode(),
     "xmlbif": XMLBIF.encode(),
     "xdsl": XDSL.encode(),
+    "dsl": DSL.encode(),
+    "netica": DNE.encode(),
+    "pgmx": PGMX.encode(),
     "uai": UAI.encode(),
     "parquet": store.to_bytes(NETWORK),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from helpers.hmm_models import random_model
 from junctor.cli import app
 from junctor.hmm import build_model, viterbi, write_model
 from junctor.hmm import run as module
-from junctor.hmm.run import SequenceDirectory, SequenceJob
+from junctor.hmm.run import SequenceJob
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.options import ComputeOptions
-from junctor.runs.run import Manifest, read_manifest, run
+from junctor.runs.integrity import verify
+from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.progress import Silence
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -59,6 +58,18 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert run(smooth).statuses == manifest.statuses
     row = answers(smooth).to_pylist()[0]
     assert [sum(step) for step in row["posterior"]] == pytest.approx([1.0] * len(row["posterior"]))
+
+
+def test_a_damaged_part_is_named_and_made_again(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    run(job)
+    assert verify(job.directory).faults == ()
+    path = job.directory.path / "viterbi" / "part-00001.parquet"
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    assert [fault.file for fault in verify(job.directory).faults] == ["viterbi/part-00001.parquet"]
+    assert run(job).reused_parts == 2
+    assert path.read_bytes() == content
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,27 +171,3 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "posteriors: 1 part" in result.output
     result = CliRunner().invoke(app, ["viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output])
     assert result.exit_code == EvidenceError.exit_code
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[None]:
-    import junctor_flows  # noqa: F401 - sets what the embedded server needs, before Prefect is imported
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
-
-
-@pytest.mark.prefect
-@pytest.mark.slow
-def test_the_flow_answers_as_the_plain_run_does(server: None, tmp_path: Path) -> None:
-    from junctor_flows.sequences import decode_as_flow
-
-    job = make_job(tmp_path)
-    manifest = decode_as_flow(job, Resources(), Silence())
-    plain = run(replace(job, output=str(tmp_path / "plain")))
-    assert isinstance(manifest, Manifest)
-    assert manifest.parts == plain.parts
-    assert SequenceDirectory.parse(json.loads(job.directory.spec_file.read_text())) == manifest.spec
-    with pytest.raises(EvidenceError, match="row 23: the sequence is empty"):
-        decode_as_flow(replace(job, strict=True, output=str(tmp_path / "strict")), Resources(), Silence())

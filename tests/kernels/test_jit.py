@@ -6,6 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from junctor_kernels.cpu.jit import jit, part
 
 MODULE = """
 from junctor_kernels.cpu.jit import jit
@@ -74,3 +79,55 @@ def test_compilation_is_counted(tmp_path: Path) -> None:
     # Two functions, each for two types.
     assert run(tmp_path, code + counts)[-2:] == ["4", "True"]
     assert run(tmp_path, code + counts)[-2:] == ["0", "False"]
+
+
+def test_parts_are_compiled_within_their_callers(tmp_path: Path) -> None:
+    text = """
+from junctor_kernels.cpu.jit import inlined, jit, loops, part, part_with_arrays
+import numpy as np
+
+@inlined
+def _twice(x):
+    return 2 * x
+
+@part
+def _at(values, i, by):
+    return _twice(values[i]) * by
+
+@part_with_arrays
+def _filled(size, x):
+    values = np.empty(size)
+    for i in range(size):
+        values[i] = x
+    return values
+
+@loops
+def total(values):
+    sum = 0.0
+    for i in range(values.size):
+        sum += _at(values, i, 3) + _at(values, 0, 4)
+    return sum
+
+@jit
+def entry(size, x):
+    return total(_filled(size, x))
+"""
+    (tmp_path / "parts.py").write_text(text)
+    code = "from parts import entry, _at, total; print(entry(5, 1.0), len(_at.overloads), len(total.overloads))"
+    # One copy for both constants; the second process loads the whole and compiles nothing.
+    assert run(tmp_path, code) == ["70.0", "1", "1"]
+    assert run(tmp_path, code) == ["70.0", "0", "0"]
+    assert {path.name.split("-")[0] for path in (tmp_path / "cache").rglob("*.nbi")} == {"parts.entry", "parts.total"}
+
+
+def test_arrays_of_functions_without_references_are_refused() -> None:
+    @part
+    def first(values: Any) -> Any:
+        return values[0], values[:1]
+
+    @jit
+    def entry(values: Any) -> Any:
+        return first(values)[0]
+
+    with pytest.raises(TypeError, match="returns an array"):
+        entry(np.ones(2))

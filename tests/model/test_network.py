@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.model import network as networks
 from junctor.model.errors import ModelError, Place
-from junctor.model.network import DraftTable, DraftVariable, Kind, build_network
+from junctor.model.network import DraftTable, DraftVariable, Kind, Network, Reading, build_network
 
 Drafts = tuple[list[DraftVariable], list[DraftTable]]
 NAMES = "abcdefgh"
@@ -68,3 +68,42 @@ def test_variables_with_equal_states_share_them() -> None:
     tables = [DraftTable([name], [0.5, 0.5], place) for name in "ab"]
     first, second = build_network("n", "bayes", variables, tables).variables
     assert first.states is second.states
+
+
+def _counts(rows: list[list[float]], **options: bool) -> Network:
+    reading = Reading(**options)
+    drafts = [DraftVariable(name, ["no", "yes"], Place("f")) for name in "ab"]
+    tables = [DraftTable("a", [3, 1], Place("f", 5)), DraftTable("ab", rows, Place("f", 6))]
+    return build_network("n", "bayes", drafts, tables, reading=reading)
+
+
+def test_tables_of_counts_are_refused_with_the_option_that_takes_them() -> None:
+    with pytest.raises(ModelError, match=r"sums to 4, expected 1 .*counts or percentages are taken with --normalize"):
+        _counts([[1, 3], [30, 70]])
+    network = _counts([[1, 3], [30, 70]], normalize=True)
+    assert network.factors[0].table.tolist() == [0.75, 0.25]
+    assert network.factors[1].table.tolist() == [[0.25, 0.75], [0.3, 0.7]]
+
+
+def test_a_row_without_counts_has_no_probabilities() -> None:
+    with pytest.raises(ModelError, match=r"the row at a=yes sums to 0, expected 1") as caught:
+        _counts([[1, 3], [0, 0]], normalize=True)
+    assert "--normalize" not in str(caught.value)
+
+
+def test_negative_roundings_count_as_zero_and_are_noted() -> None:
+    drafts = [DraftVariable("a", ["no", "yes"], Place("f"))]
+    reading = Reading()
+    network = build_network("n", "bayes", drafts, [DraftTable("a", [1.0, -1.19e-7], Place("f", 5))], reading=reading)
+    assert network.factors[0].table.tolist() == [1.0, 0.0]
+    assert reading.notes == ["f:5: table of 'a': negative numbers down to -1.19e-07 were taken as roundings of 0"]
+    with pytest.raises(ModelError, match="found -1e-06 at a=yes, expected a finite number that is not negative"):
+        build_network("n", "bayes", drafts, [DraftTable("a", [1.0, -1e-6], Place("f", 5))])
+
+
+@given(st.lists(st.lists(st.integers(0, 10**9), min_size=2, max_size=2).filter(any), min_size=2, max_size=2))
+def test_normalized_rows_are_shares_of_their_sums(rows: list[list[int]]) -> None:
+    table = _counts([[float(n) for n in row] for row in rows], normalize=True).factors[1].table
+    for shares, row in zip(table.tolist(), rows, strict=True):
+        # A row that sums to 1 is taken as written.
+        assert shares == [n / sum(row) for n in row]

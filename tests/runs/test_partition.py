@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
+from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
@@ -74,7 +74,7 @@ def prepared(folder: Path, output: str, query: Query | None = None) -> Job:
 
 def tasks_of(job: Job) -> list[PartTask]:
     spec, counts = job.directory.read_spec(), job.directory.counts()
-    return [PartTask(str(job.directory.path), part, spec, counts, ONE_THREAD) for part in range(counts.partitions)]
+    return [PartTask(job.directory.path, part, spec, counts, ONE_THREAD) for part in range(counts.partitions)]
 
 
 def parts_of(job: Job) -> dict[str, bytes]:
@@ -404,9 +404,10 @@ def test_ctrl_c_stops_promptly(tmp_path: Path) -> None:
     junctor.write_network(network, tmp_path / "net.bif")
     table = evidence_table(network, sample(network, 200_000), observed=0.3, pattern="fixed")
     parquet.write_table(table, tmp_path / "evidence.parquet")
-    command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", str(tmp_path / "net.bif")]
-    command += [str(tmp_path / "evidence.parquet"), "-o", str(tmp_path / "out"), "--no-prefect", "-q", "--workers", "0"]
-    with subprocess.Popen([*command, "--partition-rows", "2000"], stderr=subprocess.PIPE, text=True) as process:
+    command = [*COMMAND, "run", str(tmp_path / "net.bif"), str(tmp_path / "evidence.parquet")]
+    command += ["-o", str(tmp_path / "out"), "--no-prefect", "-q", "--workers", "0"]
+    command += ["--partition-rows", "2000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c) as process:
         while not list((tmp_path / "out").glob("posteriors/part-*.parquet")):
             assert process.poll() is None
             time.sleep(0.01)

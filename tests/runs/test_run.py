@@ -351,17 +351,17 @@ def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytes
         assert steps.workers_for(plenty, estimate) == workers
 
 
-def test_damaged_files_are_named(job: Job) -> None:
-    run(job, HERE)
+def test_damaged_files_are_named_and_made_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    made = run(job, HERE).parts
     job.directory.manifest.unlink()
     job.directory.answers_part("posteriors", 1).write_bytes(b"not parquet")
-    with pytest.raises(RunError, match=r"part-00001\.parquet: damaged"):
-        run(job, HERE)
+    assert run(job, HERE).parts == made
+    assert "part-00001.parquet: damaged" in caplog.text
 
 
 def test_another_version_on_a_worker_is_refused(job: Job) -> None:
     spec = replace(steps.ingest_model(job, Silence()), junctor_version="0.0.0")
-    task = PartTask(job.output, 0, spec, Ingested(1, 1), ComputeOptions())
+    task = PartTask(job.directory.path, 0, spec, Ingested(1, 1), ComputeOptions())
     with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
         propagate_partition(task, 10**9)
 
@@ -452,3 +452,13 @@ def test_manifest_round_trip(job: Job) -> None:
     assert isinstance(manifest, Manifest)
     with pytest.raises(RunError, match="not finished"):
         steps.read_manifest(RunDirectory(Path(job.output) / "nowhere"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_of_the_process_is_not_that_of_the_plan(job: Job, workers: int) -> None:
+    manifest = run(job, Resources(workers=workers, compute=ComputeOptions(memory=64 << 20)))
+    own, of_workers = manifest.peak_bytes
+    # The interpreter and Arrow alone take more than half of it.
+    assert own > 64 << 20
+    assert (of_workers > 64 << 20) or not workers
+    assert steps.read_manifest(job.directory).peak_bytes == (own, of_workers)

@@ -11,7 +11,15 @@ import pytest
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.runtime import dask_cluster as distribution
-from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, silent_dask
+from junctor.runtime.dask_cluster import (
+    Resources,
+    check_certificates,
+    check_scheduler,
+    distribute,
+    local_client,
+    silent_dask,
+    workers_of,
+)
 
 HUNDRED = ComputeOptions(memory=100)
 
@@ -140,3 +148,52 @@ def test_dask_is_silent_whatever_levels_its_loggers_have(
     assert not caplog.messages
     logger.error("as before")
     assert caplog.messages == ["as before"]
+
+
+def give_code() -> str:
+    return "run"
+
+
+def test_strangers_on_this_machine_are_refused() -> None:
+    from distributed import Client, Security
+
+    with silent_dask(), local_client(2, False) as client:
+        addresses = [client.scheduler.address, *workers_of(client)]
+        assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
+        assert client.submit(give_code).result() == "run"
+        port = addresses[0].rpartition(":")[2]
+        # Without TLS, and with a certificate of one's own; the workers listen too.
+        with pytest.raises(OSError):
+            Client(f"tcp://127.0.0.1:{port}", timeout=3, set_as_default=False)
+        for address in addresses:
+            with pytest.raises(OSError):
+                Client(address, timeout=3, set_as_default=False, security=Security.temporary())
+        assert client.submit(give_code, pure=False).result() == "run"
+
+
+@pytest.mark.parametrize("given", ["nothing", "no file", "no certificate"])
+def test_tls_without_certificates_is_a_message(tmp_path: Path, given: str) -> None:
+    (tmp_path / "ca.pem").write_text("not in PEM")
+    path = {"nothing": None, "no file": str(tmp_path / "none.pem"), "no certificate": str(tmp_path / "ca.pem")}[given]
+    with (
+        dask.config.set({f"distributed.comm.tls.{name}": path for name in ("ca-file", "client.key", "client.cert")}),
+        pytest.raises(RunError, match=r"needs certificates.*CA_FILE") as refused,
+    ):
+        check_certificates("tls://127.0.0.1:8786")
+    assert {"nothing": "none", "no file": "none.pem", "no certificate": "PEM"}[given] in str(refused.value)
+
+
+def test_tls_with_certificates(tmp_path: Path) -> None:
+    from distributed import LocalCluster, Security
+
+    made = Security.temporary()
+    files = {"ca.pem": made.tls_ca_file, "cert.pem": made.tls_client_cert, "key.pem": made.tls_client_key}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    names = {"ca-file": "ca.pem", "client.key": "key.pem", "client.cert": "cert.pem"}
+    ours = {f"distributed.comm.tls.{name}": str(tmp_path / file) for name, file in names.items()}
+    cluster = LocalCluster(1, threads_per_worker=1, processes=False, dashboard_address=None, security=made)
+    with dask.config.set(ours), cluster:
+        address = cluster.scheduler_address
+        results = list(distribute(square, [1, 2], Resources(scheduler=address, compute=HUNDRED)))
+    assert sorted(result for result, _, _ in results) == [1, 4]

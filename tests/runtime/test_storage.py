@@ -134,12 +134,19 @@ def test_overwrite_goes_on_with_the_same_run(tmp_path: Path) -> None:
     assert directory.answers_part("posteriors", 0).exists()
 
 
-@pytest.mark.parametrize("name", ["evidence", "posteriors", "manifest.json"])
+@pytest.mark.parametrize("name", ["evidence/mine.csv", "posteriors/part-00000.parquet", "manifest.json"])
 def test_files_that_are_no_run_are_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(RunError, match=r"but no run\.json"):
             RunDirectory(tmp_path).claim(SPEC, overwrite)
+
+
+def test_empty_folders_are_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "evidence").mkdir()
+    RunDirectory(tmp_path).claim(SPEC)
+    assert RunDirectory(tmp_path).read_spec() == SPEC
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}', "\xff"])

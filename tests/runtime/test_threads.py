@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.engine_cases import assert_same
 from helpers.options import on_cpu
+from helpers.signals import ctrl_c_is_heard
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
 from junctor.backends.row_trees import RowEngine, room_bytes
@@ -24,7 +26,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
-from junctor.runtime.threads import ahead, in_threads
+from junctor.runtime.threads import TURN_SECONDS, ahead, in_threads, short_turns
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -70,7 +72,7 @@ def test_ctrl_c_stops_all_threads() -> None:
         time.sleep(0.005)
         done.append(task)
 
-    with pytest.raises(KeyboardInterrupt):
+    with ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
         in_threads(interrupt, range(1000), 2)
     assert len(done) < 100
 
@@ -179,3 +181,16 @@ def test_work_ahead_fails_when_its_turn_comes(threads: int, bad: int, error: typ
     with pytest.raises(error):
         results.extend(ahead(double, tasks(), threads))
     assert results == [2 * task for task in range(before)]
+
+
+def test_turns_are_short_only_inside() -> None:
+    before = sys.getswitchinterval()
+
+    @short_turns()
+    def fail() -> None:
+        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS, rel=0.1)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
+    assert sys.getswitchinterval() == before

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import loops
 
 
-@jit
+@loops
 def write_posteriors(posteriors: Any, states: Any, places: Any, rows: Any, answers: Any) -> None:
     """Write the posteriors of a block to its `rows` of the answers.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, SIZE, SPAN, STRIDE, TILES
-from junctor_kernels.cpu.jit import inlined, jit
+from junctor_kernels.cpu.jit import inlined, loops, part
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, multiply_add, spread, store, subtract
 
@@ -35,7 +35,7 @@ class TermLists(NamedTuple):
     shared: Any
 
 
-@jit
+@loops
 def contract(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
     """Contract the operands of a step into its rows of the arena.
 
@@ -55,28 +55,28 @@ def contract(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | Non
         _products(step, lists, arena, cases, maximise, nothing)
 
 
-@jit
+@part
 def _gather(total: Any, one: Any, other: Any, maximise: bool | None) -> Any:
     if maximise is None:
         return multiply_add(one, other, total)
     return larger(add(one, other), total)
 
 
-@jit
+@part
 def _join(total: Any, part: Any, maximise: bool | None) -> Any:
     if maximise is None:
         return add(total, part)
     return larger(part, total)
 
 
-@jit
+@part
 def _combine(one: Any, other: Any, maximise: bool | None) -> Any:
     if maximise is None:
         return multiply(one, other)
     return add(one, other)
 
 
-@jit
+@part
 def _lines(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
     offsets, terms, shared = lists.offsets, lists.terms, lists.shared
     operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
@@ -116,7 +116,7 @@ def _lines(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None,
             _store(arena, out[s + 3] + b, t30, t31, width)
 
 
-@jit
+@part
 def _pairs(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
     offsets, terms = lists.offsets, lists.terms
     operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
@@ -155,7 +155,7 @@ def _pairs(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None,
             _store(arena, out[s + 3] + b, t30, t31, width)
 
 
-@jit
+@part
 def _products(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
     offsets, terms, shared = lists.offsets, lists.terms, lists.shared
     operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
@@ -195,7 +195,7 @@ def _products(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | No
             _store(arena, out[s] + b, t0, t1, width)
 
 
-@jit
+@loops
 def log_sums(step: Any, lists: Any, arena: Any, cases: int, held: Any) -> None:
     """Write logarithms of sums of exponentials of sums into a step's rows, the largest term subtracted.
 
@@ -259,7 +259,7 @@ def _log(total: Any, largest: Any) -> Any:
     return where_finite(largest, add(logarithm(total), largest), largest)
 
 
-@jit
+@part
 def _store(arena: Any, at: int, one: Any, other: Any, width: int) -> None:
     store(arena, at, one)
     store(arena, at + width, other)

@@ -17,6 +17,8 @@ from numba.core.caching import (
     NullCache,
     UserProvidedCacheLocator,
 )
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
@@ -104,22 +106,93 @@ class _Cache(NullCache):  # type: ignore[misc]
         self._files.flush()
 
 
-def jit(function: Any, fastmath: Any = False, inline: bool = False) -> Any:
+class _Draft(JITCodeLibrary):  # type: ignore[misc]
+    """Code of a function that only compiled code calls: optimised and made machine code as a part of its callers."""
+
+    @property
+    def codegen(self) -> Any:
+        return self
+
+    def set_env(self, _name: str, _env: Any) -> None:
+        """Leave out the place of Python objects: there is no machine code that would look them up."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _Compiler(Compiler):  # type: ignore[misc]
+    """Compiler that refuses what the options of a function do not allow."""
+
+    def compile_extra(self, function: Any) -> Any:
+        result = super().compile_extra(function)
+        # The caller would give back a reference that nobody took.
+        if not self.state.flags.nrt and _has_arrays(result.signature.return_type):
+            raise TypeError(f"{function.__qualname__} returns an array: it has to be compiled with `arrays`")
+        return result
+
+
+def _has_arrays(kind: Any) -> bool:
+    return isinstance(kind, types.Array) or (isinstance(kind, types.BaseTuple) and any(map(_has_arrays, kind.types)))
+
+
+class _PartCompiler(_Compiler):
+    """Compiler of functions that only compiled code calls."""
+
+    # Numba would optimise each function, and each of its callers with a copy of it in it, at every depth of calls.
+    def compile_extra(self, function: Any) -> Any:
+        self.state.library = _Draft(self.state.targetctx.codegen(), function.__qualname__)
+        return super().compile_extra(function)
+
+
+def jit(function: Any, fastmath: Any = False, inline: bool = False, arrays: bool = True, part: bool = False) -> Any:
     """Return a function compiled without the interpreter lock, cached on disk where possible.
 
     function: Python function in Numba's subset.
     fastmath: Numba's flags for liberties with IEEE arithmetic; none by default.
     inline: whether it is inlined into its callers, so that arguments and results stay in registers.
+    arrays: whether it makes arrays, or returns any; otherwise it counts no references, and compiles faster.
+    part: whether only compiled code calls it; then it is compiled as a part of its callers.
     """
-    # error_model "numpy": division by zero gives inf or nan as in the reference, and loops stay free of branches.
-    compiled = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath, forceinline=inline)(function)
-    compiled._cache = _Cache(function)
+    compiled = numba.njit(
+        # Division by zero gives inf or nan as in the reference, and loops stay free of branches.
+        error_model="numpy",
+        nogil=True,
+        fastmath=fastmath,
+        forceinline=inline,
+        no_cpython_wrapper=part,
+        no_cfunc_wrapper=True,
+        _nrt=arrays,
+        pipeline_class=_PartCompiler if part else _Compiler,
+    )(function)
+    compiled._cache = NullCache() if part else _Cache(function)
+    template = compiled.get_call_template
+    # Numba would compile a function anew for every constant that it is called with.
+    compiled.get_call_template = lambda args, kws: template([types.unliteral(arg) for arg in args], kws)
     return compiled
 
 
+def loops(function: Any, fastmath: Any = False) -> Any:
+    """Return a compiled function that makes and returns no arrays."""
+    return jit(function, fastmath, arrays=False)
+
+
+def part(function: Any, fastmath: Any = False) -> Any:
+    """Return a function for compiled code alone, that makes and returns no arrays."""
+    return jit(function, fastmath, arrays=False, part=True)
+
+
+def part_with_arrays(function: Any) -> Any:
+    """Return a function for compiled code alone, that makes or returns arrays."""
+    return jit(function, part=True)
+
+
 def inlined(function: Any) -> Any:
-    """Return a function compiled to be inlined into its callers."""
-    return jit(function, inline=True)
+    """Return a function for compiled code alone, inlined into its callers, that makes and returns no arrays."""
+    return jit(function, inline=True, arrays=False, part=True)
 
 
 def _lowest_bit(_typing: Any, _word: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inlined, jit
+from junctor_kernels.cpu.jit import inlined, jit, part
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
 from junctor_kernels.cpu.vectors import (
     BYTES,
@@ -120,7 +120,7 @@ def reduce_panels(
         out[place + skipped : place + part * within] = sums[skipped : part * within]
 
 
-@jit
+@part
 def _find_operands(walk: PanelWalk, outer: int, begin: int, tables: Any, base: Any) -> None:
     for k in range(base.size):
         base[k] = tables[k] + begin * walk.along[k]
@@ -142,7 +142,7 @@ def _find_vectors(walk: PanelWalk, first: int, base: Any, at: Any) -> None:
             at[k, n] = offsets if at[k, 4] == ANYWHERE else base[k] + walk.vectors[k, vector]
 
 
-@jit
+@part
 def _copy(walk: PanelWalk, k: int, base: int, to: int, number: Any) -> None:
     """Pack the part of an operand that a panel reads: the terms of a vector become contiguous."""
     mode = walk.operands[k, MODE]
@@ -259,7 +259,7 @@ def _log(total: Any, largest: Any) -> Any:
     return where_finite(largest, add(logarithm(total), largest), largest)
 
 
-@jit
+@part
 def _join(sums: Any, before: Any, logs: bool | None) -> None:
     width = BYTES // sums.itemsize
     for first in range(0, sums.size, width):

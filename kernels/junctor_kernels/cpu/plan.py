@@ -43,13 +43,13 @@ from junctor_kernels.cpu.bytecode import (
     VARIABLES,
 )
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import jit, loops, part, part_with_arrays
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
 LOG_2 = float(np.log(2.0))
 
 
-@jit
+@loops
 def propagate(code: Any, work: Any) -> None:
     """Run all steps of a plan for one block; adds to `work.sums` and writes `work.posteriors`.
 
@@ -97,7 +97,7 @@ def propagate_logs(code: Any, work: Any) -> None:
         _conclude_logs(step, result, work)
 
 
-@jit
+@loops
 def explain(code: Any, work: Any) -> None:
     """Write a most probable explanation of every case of a block: maximise, then trace back (Dawid 1992).
 
@@ -125,7 +125,7 @@ def explain(code: Any, work: Any) -> None:
         _trace(code.trace[i], code, work)
 
 
-@jit
+@part
 def _slice(step: Any, observed: Any, columns: Any, facts: Any, states: Any, at: Any, arena: Any, bounds: Any) -> None:
     # The column of a case is the number of its observed configuration; one gather for each entry follows.
     cases, width = bounds.shape[2], step[COLUMNS]
@@ -144,7 +144,7 @@ def _slice(step: Any, observed: Any, columns: Any, facts: Any, states: Any, at: 
         scale[b] = facts[0, step[FACTS] + at[b]]
 
 
-@jit
+@part
 def _slice_bounds(step: Any, facts: Any, at: Any, bounds: Any, lossless: Any, tiny: float) -> None:
     slot = step[SLOT]
     least = bounds[LEAST, slot]
@@ -153,7 +153,7 @@ def _slice_bounds(step: Any, facts: Any, at: Any, bounds: Any, lossless: Any, ti
     _lost_in_format(bounds, lossless, slot, tiny)
 
 
-@jit
+@part
 def _lost_in_format(bounds: Any, lossless: Any, slot: int, tiny: float) -> None:
     least, lossless[slot] = bounds[LEAST, slot], True
     for b in range(least.shape[0]):
@@ -162,7 +162,7 @@ def _lost_in_format(bounds: Any, lossless: Any, slot: int, tiny: float) -> None:
         lossless[slot] &= lost == 0
 
 
-@jit
+@part
 def _likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any, lossless: Any, tiny: float) -> None:
     slot = step[SLOT]
     cases = bounds.shape[2]
@@ -181,7 +181,7 @@ def _likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any, lossless: 
     _lost_in_format(bounds, lossless, slot, tiny)
 
 
-@jit
+@part
 def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any) -> None:
     cases = bounds.shape[2]
     for b in range(cases):
@@ -195,7 +195,7 @@ def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any) -> Non
             arena[step[ROW] + e * cases + b] = np.log(likelihoods[step[PLACE] + e, b]) - scale
 
 
-@jit
+@part
 def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: Any, lift: int) -> None:
     """Divide by a power of two so that the largest entry is in [0.5, 1), or larger by a lift as far as that goes.
 
@@ -228,7 +228,7 @@ def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: A
             store(arena, at, multiply(load(arena, at), by))
 
 
-@jit
+@part
 def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
     """Subtract the largest logarithm of every case (0 where all are -inf), and leave it in `lanes`."""
     width = BYTES // arena.itemsize
@@ -247,18 +247,19 @@ def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
             store(arena, at, subtract(load(arena, at), by))
 
 
-@jit
+@part
 def _log_scale(step: Any, parents: Any, work: Any) -> None:
     """Rescale a reduction in log space and add up its scale."""
-    cases, scale = work.lanes.shape[1], work.bounds[SCALE]
+    cases, scale, largest = work.lanes.shape[1], work.bounds[SCALE], work.lanes[LARGEST]
     _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
-    scale[step[SLOT]] = work.lanes[LARGEST]
+    for b in range(cases):
+        scale[step[SLOT], b] = largest[b]
     for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
         for b in range(cases):
             scale[step[SLOT], b] += scale[parents[k, 0], b]
 
 
-@jit
+@part
 def _bound(
     step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, bits: Any, tiny: float
 ) -> None:
@@ -296,7 +297,7 @@ def _bound(
         _losses(step, parents, growth, bounds, lossless, lanes, tiny)
 
 
-@jit
+@part
 def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, tiny: float) -> None:
     """Write the bounds of `junctor.backends.numpy` on losses; on entry LOST is the smallest product of entries."""
     slot, terms = step[SLOT], step[TERMS]
@@ -331,7 +332,7 @@ def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, 
         still_open[b] = (growth * passed_on + here) * (1 + messages) / largest
 
 
-@jit
+@part
 def _conclude(
     step: Any, result: Any, arena: Any, bounds: Any, lossless: Any, lanes: Any, posteriors: Any, sums: Any
 ) -> None:
@@ -355,7 +356,7 @@ def _conclude(
         _close(slot, result[2], result[3], entries, bounds, lossless, sums)
 
 
-@jit
+@part
 def _conclude_logs(step: Any, result: Any, work: Any) -> None:
     slot, row, cases = step[SLOT], step[ROW], work.lanes.shape[1]
     if result[0] == 1:
@@ -376,7 +377,7 @@ def _conclude_logs(step: Any, result: Any, work: Any) -> None:
                 out[b] /= total[b]
 
 
-@jit
+@part
 def _normalise(arena: Any, row: int, entries: int, total: Any, posteriors: Any, first: int) -> None:
     # Row by row with the cases innermost: contiguous, and in the order of the reference.
     cases = total.shape[0]
@@ -392,7 +393,7 @@ def _normalise(arena: Any, row: int, entries: int, total: Any, posteriors: Any, 
             out[b] = line[b] / total[b]
 
 
-@jit
+@part
 def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: Any, sums: Any) -> None:
     """Add the share of the probability that open losses of the messages `down` and `up` of an edge can move."""
     for b in range(sums.shape[1]):
@@ -406,7 +407,7 @@ def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: 
         sums[1, b] += moved / both if moved != 0 else 0.0
 
 
-@jit
+@part_with_arrays
 def _trace(step: Any, code: Any, work: Any) -> None:
     """Write the states of the variables that a step maximised over, given those that it kept; ties go to the first."""
     first, parents, first_kept, kept, first_gone, gone = step[0], step[1], step[2], step[3], step[4], step[5]
@@ -433,7 +434,7 @@ def _trace(step: Any, code: Any, work: Any) -> None:
             term[b] //= size
 
 
-@jit
+@part_with_arrays
 def _first_largest(terms: int, operands: Any, places: Any, offsets: Any, shared: Any, arena: Any, first: Any) -> None:
     """Write the first term with the largest sum of entries of each case; places: int64 [operands, cases], offsets."""
     cases = first.shape[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import as_bits, as_float, inlined, jit
+from junctor_kernels.cpu.jit import as_bits, as_float, inlined, jit, part
 from junctor_kernels.tables.scores import EXPONENT_ZERO, LARGE, LEAST, LOG_2_HIGH, LOG_2_LOW, NO_STATE, SERIES, SHIFTED
 
 # Probabilities whose logarithms are computed in one go: 16 KiB stay in the first cache.
@@ -39,14 +39,14 @@ def _term(p: float) -> Any:
     return (n * LOG_2_HIGH + (n * LOG_2_LOW + near)) * p
 
 
-@jit
+@part
 def _write_terms(posteriors: Any, terms: Any) -> None:
     """Write p * log(p) for each of some probabilities."""
     for i in range(posteriors.size):
         terms[i] = _term(np.float64(posteriors[i]))
 
 
-@jit
+@part
 def _write_one(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
     """Write the entropy of each row and its most probable state, the first of equal ones."""
     # Unsigned: a negative index would count from the end, which is asked about at every access.
@@ -63,7 +63,7 @@ def _write_one(posteriors: Any, terms: Any, size: int, states: Any, probabilitie
         states[row, 0], probabilities[row, 0], entropies[row] = state, best, _entropy(total)
 
 
-@jit
+@part
 def _write_top(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
     """Write the entropy of each row and its K most probable states, equal ones in the order of the states."""
     top = states.shape[1]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import jit, part, part_with_arrays
 from junctor_kernels.tables.permutation import swap_array
 from junctor_kernels.tables.swaps import Swap, backwards
 from junctor_kernels.tables.views import Axis, View
@@ -81,7 +81,7 @@ def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[A
     return list(pool.map(work, ends[:-1], ends[1:]))
 
 
-@jit
+@part
 def _walk(axes: Any, index: int) -> Any:
     """Return the offset of an index along axes (size, step), the innermost first."""
     at = 0
@@ -92,7 +92,7 @@ def _walk(axes: Any, index: int) -> Any:
     return at + index * axes[len(axes) - 1, 1]
 
 
-@jit
+@part_with_arrays
 def _digits(axes: Any, index: int) -> Any:
     """Return the mixed-radix digits of an index along the axes from the second on."""
     digits = np.zeros(len(axes) + 1, dtype=np.int64)
@@ -102,7 +102,7 @@ def _digits(axes: Any, index: int) -> Any:
     return digits
 
 
-@jit
+@part
 def _step(axes: Any, digits: Any) -> Any:
     """Advance the digits by one and return the change of the offset."""
     # Divisions in every row, as in `_walk`, would take most of the time.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inlined, jit
+from junctor_kernels.cpu.jit import inlined, jit, part
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store, subtract
 from junctor_kernels.hmm.products_cpu import VECTORS, parts_of, product
@@ -120,13 +120,13 @@ def backward(
     return lost
 
 
-@jit
+@part
 def _tiny(rows: Any) -> Any:
     """Return the smallest normal number of the format, with a margin for the rounding of a product of three."""
     return rows.dtype.type(2.4e-38) if rows.itemsize == 4 else rows.dtype.type(4.5e-308)
 
 
-@jit
+@part
 def _emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
     """Add emissions to a row and scale it; return the scale (log2 of probabilities) and the smallest number above zero.
 
@@ -160,7 +160,7 @@ def _emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs:
     return float(largest), largest
 
 
-@jit
+@part
 def _least(rows: Any, at: int, size: int, logs: Any) -> Any:
     """Return the smallest number above zero in a row."""
     least = rows.dtype.type(np.inf)
@@ -170,7 +170,7 @@ def _least(rows: Any, at: int, size: int, logs: Any) -> Any:
     return least
 
 
-@jit
+@part
 def _log_total(rows: Any, at: int, size: int, logs: Any) -> float:
     """Return the logarithm of the sum of a row."""
     total = 0.0
@@ -197,7 +197,7 @@ def _total(rows: Any, at: int, size: int) -> float:
     return float(sums[0])
 
 
-@jit
+@part
 def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any) -> bool:
     """Replace a forward row by the posterior; return True if the product with the backward row is far from underflow.
 
@@ -229,7 +229,7 @@ def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any
     return True
 
 
-@jit
+@part
 def _products(
     matrix: Any, size: int, rows: Any, before: int, after: int, count: int, stride: int, parts: int, logs: Any
 ) -> None:
@@ -245,7 +245,7 @@ def _products(
                 _dense_log_sums(matrix.numbers, size, rows, at, to, stride)
 
 
-@jit
+@part
 def _dense_log_sums(panels: Any, size: int, rows: Any, before: int, after: int, stride: int) -> None:
     lanes = BYTES // rows.itemsize
     width, one, lowest = VECTORS * lanes, spread(rows.dtype.type(1.0)), spread(rows.dtype.type(-np.inf))
@@ -269,7 +269,7 @@ def _relative_to(term: Any, top: Any) -> Any:
     return where_finite(term, exponential(difference), subtract(difference, difference))
 
 
-@jit
+@part
 def _sparse_log_sums(matrix: Any, size: int, rows: Any, before: int, after: int) -> None:
     starts, states, numbers = matrix.starts, matrix.states, matrix.numbers
     for j in range(size):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import loops, part
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply_add, spread, store
 
 # Vectors of columns of a panel. Four rows at a time meet a panel: sixteen vectors of results stay in registers while
@@ -67,7 +67,7 @@ def packed(matrix: Array, nothing: float) -> Matrix:
     return dense(panels)
 
 
-@jit
+@loops
 def product(
     matrix: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
 ) -> None:
@@ -85,35 +85,35 @@ def product(
         _dense(matrix.numbers, size, rows, before, after, count, first, last, adds)
 
 
-@jit
+@loops
 def parts_of(matrix: Any, size: int, rows: Any) -> int:
     """Return the number of panels, or of columns of a sparse matrix."""
     width = VECTORS * BYTES // rows.itemsize
     return size if len(matrix.starts) else (size + width - 1) // width
 
 
-@jit
+@part
 def _fold(total: Any, one: Any, other: Any, adds: Any) -> Any:
     if adds is None:
         return multiply_add(one, other, total)
     return larger(add(one, other), total)
 
 
-@jit
+@part
 def _join(total: Any, part: Any, adds: Any) -> Any:
     if adds is None:
         return add(total, part)
     return larger(part, total)
 
 
-@jit
+@part
 def _nothing(rows: Any, adds: Any) -> Any:
     if adds is None:
         return rows.dtype.type(0.0)
     return rows.dtype.type(-np.inf)
 
 
-@jit
+@part
 def _dense(
     panels: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
 ) -> None:
@@ -134,7 +134,7 @@ def _dense(
                     _four_rows(panels, panel, terms, rows, at, to, n1, n2, n3, start == 0, adds)
 
 
-@jit
+@part
 def _one_row(panels: Any, panel: int, terms: int, rows: Any, at: int, to: int, fresh: bool, adds: Any) -> None:
     lanes = BYTES // rows.itemsize
     t0 = t1 = t2 = t3 = spread(_nothing(rows, adds))
@@ -145,7 +145,7 @@ def _one_row(panels: Any, panel: int, terms: int, rows: Any, at: int, to: int, f
     _put_four(rows, to, t0, t1, t2, t3, lanes, fresh, adds)
 
 
-@jit
+@part
 def _put_four(rows: Any, to: int, t0: Any, t1: Any, t2: Any, t3: Any, lanes: int, fresh: bool, adds: Any) -> None:
     if fresh:
         store(rows, to, t0)
@@ -159,7 +159,7 @@ def _put_four(rows: Any, to: int, t0: Any, t1: Any, t2: Any, t3: Any, lanes: int
         store(rows, to + 3 * lanes, _join(load(rows, to + 3 * lanes), t3, adds))
 
 
-@jit
+@part
 def _four_rows(
     panels: Any, panel: int, terms: int, rows: Any, at: int, to: int, n1: int, n2: int, n3: int, fresh: bool, adds: Any
 ) -> None:
@@ -187,7 +187,7 @@ def _four_rows(
     _put_four(rows, to, a0, a1, a2, a3, lanes, fresh, adds)
 
 
-@jit
+@part
 def _sparse(
     matrix: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
 ) -> None:

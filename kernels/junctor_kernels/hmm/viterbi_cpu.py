@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import jit, loops, part
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store, subtract
 from junctor_kernels.hmm.products_cpu import parts_of, product
 
@@ -52,7 +52,7 @@ def advance(
         add_emissions(trellis, stride, after, count, which, emissions, scratch)
 
 
-@jit
+@loops
 def add_emissions(trellis: Any, stride: int, after: int, count: int, which: Any, emissions: Any, scratch: Any) -> None:
     """Add emissions to `count` rows of maxima from row `after` on, and subtract the largest entry of each.
 
@@ -63,7 +63,7 @@ def add_emissions(trellis: Any, stride: int, after: int, count: int, which: Any,
         _add_row_emissions(trellis, r * stride, stride, emissions, which[r] * stride, scratch)
 
 
-@jit
+@part
 def _add_row_emissions(trellis: Any, at: int, stride: int, emissions: Any, e: int, scratch: Any) -> None:
     lanes, lowest = BYTES // trellis.itemsize, trellis.dtype.type(-np.inf)
     top = spread(lowest)
@@ -108,7 +108,7 @@ def trace(
                 path[starts[t] + n] = _predecessor(matrix, size, trellis, at, stride, state, scratch)
 
 
-@jit
+@part
 def _first_largest(trellis: Any, at: int, size: int) -> int:
     best = 0
     for i in range(1, size):
@@ -117,7 +117,7 @@ def _first_largest(trellis: Any, at: int, size: int) -> int:
     return best
 
 
-@jit
+@part
 def _predecessor(matrix: Any, size: int, trellis: Any, at: int, stride: int, state: int, scratch: Any) -> Any:
     if len(matrix.starts) == 0:
         return _dense_predecessor(matrix.numbers, size, trellis, at, stride, state * stride, scratch)
@@ -129,7 +129,7 @@ def _predecessor(matrix: Any, size: int, trellis: Any, at: int, stride: int, sta
     return best
 
 
-@jit
+@part
 def _dense_predecessor(columns: Any, size: int, trellis: Any, at: int, stride: int, column: int, scratch: Any) -> int:
     # Two passes: the maximum in vectors, then the first state that reaches it. Both add the same two numbers.
     lanes, largest = BYTES // trellis.itemsize, trellis.dtype.type(-np.inf)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit, lowest_bit
+from junctor_kernels.cpu.jit import jit, lowest_bit, part
 from junctor_kernels.orders.greedy import (
     CRITERIA,
     LARGEST,
@@ -266,7 +266,7 @@ def anneal(
     return parents
 
 
-@jit
+@part
 def _first_of_two(u: int, p: int, graph: Any, sizes: Any, later: Any, tree: Any, union: Any) -> Any:
     """Write the later neighbours of `p` if it were eliminated before its child `u` into `union`.
 
@@ -298,7 +298,7 @@ def _first_of_two(u: int, p: int, graph: Any, sizes: Any, later: Any, tree: Any,
     return degree, min(size, LARGEST), steps + degree
 
 
-@jit
+@part
 def _sizes(
     u: int, p: int, sizes: Any, tree: Any, below: Any, later: Any, degree: int, size: float, maximal: bool
 ) -> Any:
@@ -335,7 +335,7 @@ def _sizes(
     return old, new
 
 
-@jit
+@part
 def _rotate(u: int, p: int, tree: Any, later: Any, below: Any, union: Any, degree: int, size: float) -> None:
     """Make `u` the parent of its parent `p`, which gets `union` as later neighbours."""
     above = tree[PARENT, p]
@@ -356,7 +356,7 @@ def _rotate(u: int, p: int, tree: Any, later: Any, below: Any, union: Any, degre
     below[u], below[p] = below[p], size
 
 
-@jit
+@part
 def _adopt(tree: Any, v: int, parent: int) -> None:
     """Make `v`, which has no parent, the first child of `parent`, if there is one."""
     tree[PARENT, v], tree[PREVIOUS, v], tree[NEXT, v] = parent, -1, -1
@@ -368,7 +368,7 @@ def _adopt(tree: Any, v: int, parent: int) -> None:
             tree[PREVIOUS, sibling] = v
 
 
-@jit
+@part
 def _leave(tree: Any, v: int) -> None:
     """Remove `v` from the children of its parent."""
     before, after = tree[PREVIOUS, v], tree[NEXT, v]

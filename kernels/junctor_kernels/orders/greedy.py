@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit, lowest_bit
+from junctor_kernels.cpu.jit import loops, lowest_bit, part
 
 # Criteria of `greedy`, and their number.
 MIN_FILL, WEIGHTED_MIN_FILL, MIN_WEIGHT, MIN_NEIGHBOURS, CRITERIA = 0, 1, 2, 3, 4
@@ -55,7 +55,7 @@ def work_for(variables: int) -> tuple[Words, npt.NDArray[np.int64]]:
     return np.zeros((variables, words_for(variables)), dtype=np.uint64), np.zeros((NUMBERS, variables), dtype=np.int64)
 
 
-@jit
+@part
 def random(state: Any) -> Any:
     """Return 31 random bits; `state`: uint64 [1], any initial value (splitmix64; Steele, Lea and Flood 2014)."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -65,25 +65,25 @@ def random(state: Any) -> Any:
     return np.int64((z ^ (z >> np.uint64(31))) >> np.uint64(33))
 
 
-@jit
+@part
 def has(row: Any, v: int) -> Any:
     """Return True if a set contains `v`."""
     return (row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
 
 
-@jit
+@part
 def add(row: Any, v: int) -> None:
     """Add `v` to a set."""
     row[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
 
 
-@jit
+@part
 def discard(row: Any, v: int) -> None:
     """Remove `v` from a set."""
     row[v >> 6] &= ~(np.uint64(1) << np.uint64(v & 63))
 
 
-@jit
+@part
 def members_of(row: Any, out: Any) -> int:
     """Write the members of a set into `out`, lowest first, and return their number."""
     count = 0
@@ -96,7 +96,7 @@ def members_of(row: Any, out: Any) -> int:
     return count
 
 
-@jit
+@loops
 def greedy(
     graph: Any,
     members: Any,
@@ -145,7 +145,7 @@ def greedy(
     return count
 
 
-@jit
+@part
 def _load(graph: Any, members: Any, weights: Any, criterion: int, rows: Any, numbers: Any) -> int:
     """Copy the subgraph of `members` and score every variable; return their number."""
     numbers[DEGREE] = GONE
@@ -174,7 +174,7 @@ def _load(graph: Any, members: Any, weights: Any, criterion: int, rows: Any, num
     return count
 
 
-@jit
+@part
 def _queue(v: int, numbers: Any, waiting: int) -> int:
     """Push `v` on the stack of simplicial variables if it is one and not there yet; return the height of the stack."""
     if numbers[FILL, v] == 0 and numbers[QUEUED, v] == 0:
@@ -184,7 +184,7 @@ def _queue(v: int, numbers: Any, waiting: int) -> int:
     return waiting
 
 
-@jit
+@part
 def _still_open(choice: Any, degree: Any, count: int) -> int:
     """Remove eliminated variables from the first `count` choices, in place; return the number left."""
     left = 0
@@ -195,7 +195,7 @@ def _still_open(choice: Any, degree: Any, count: int) -> int:
     return left
 
 
-@jit
+@part
 def _cheapest(choice: Any, count: int, numbers: Any, criterion: int, noise: float) -> int:
     best, cheapest = np.inf, -1
     score = numbers[FILL]
@@ -212,7 +212,7 @@ def _cheapest(choice: Any, count: int, numbers: Any, criterion: int, noise: floa
     return cheapest
 
 
-@jit
+@part
 def _complete(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
     """Connect all neighbours of `v` and update the scores; return the height of the stack."""
     around = numbers[AROUND]
@@ -224,7 +224,7 @@ def _complete(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> in
     return waiting
 
 
-@jit
+@part
 def _connect(a: int, b: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
     fill, ends = numbers[FILL], numbers[ENDS]
     edge = ends[a] * ends[b]
@@ -251,7 +251,7 @@ def _connect(a: int, b: int, rows: Any, weights: Any, numbers: Any, waiting: int
     return waiting
 
 
-@jit
+@part
 def _remove(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
     """Remove `v`, whose neighbours are all connected, from the graph; return the height of the stack."""
     fill, ends, around = numbers[FILL], numbers[ENDS], numbers[AROUND]
@@ -272,7 +272,7 @@ def _remove(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
     return waiting
 
 
-@jit
+@part
 def _sum(word: Any, i: int, ends: Any) -> int:
     """Sum `ends` over the members in the i-th word of a set."""
     total = 0
@@ -282,7 +282,7 @@ def _sum(word: Any, i: int, ends: Any) -> int:
     return total
 
 
-@jit
+@loops
 def evaluate(graph: Any, members: Any, sizes: Any, order: Any, count: int, rows: Any, numbers: Any) -> float:
     """Return the entries of all maximal cliques of an elimination order, and leave the later neighbours in `rows`.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import jit, part, part_with_arrays
 from junctor_kernels.orders.greedy import (
     GONE,
     MIN_FILL,
@@ -125,7 +125,9 @@ def moral_graph(variables: int, starts: Any, scopes: Any) -> Any:
             f = owners[place]
             if count + starts[f + 1] - starts[f] > neighbours.size:
                 larger = np.empty(2 * neighbours.size + starts[f + 1] - starts[f], np.int32)
-                larger[:count] = neighbours[:count]
+                # A loop: a slice on both sides would have Numba compile the text of an error, for three seconds.
+                for i in range(count):
+                    larger[i] = neighbours[i]
                 neighbours = larger
             for at in range(starts[f], starts[f + 1]):
                 u = scopes[at]
@@ -138,17 +140,20 @@ def moral_graph(variables: int, starts: Any, scopes: Any) -> Any:
     return SparseGraph(rows, neighbours[:count].copy())
 
 
-@jit
+@part
 def _sort(row: Any) -> None:
-    if row.size > LONG:
-        row.sort()
-        return
-    for i in range(1, row.size):
-        u, j = row[i], i
-        while j > 0 and row[j - 1] > u:
-            row[j] = row[j - 1]
-            j -= 1
-        row[j] = u
+    # Shell's sort with the steps of Knuth (1973, section 5.2.1): rows are short, and NumPy's takes a second to compile.
+    step = 1
+    while 9 * step < row.size:
+        step = 3 * step + 1
+    while step > 0:
+        for i in range(step, row.size):
+            u, j = row[i], i
+            while j >= step and row[j - step] > u:
+                row[j] = row[j - step]
+                j -= step
+            row[j] = u
+        step //= 3
 
 
 @jit
@@ -197,7 +202,7 @@ def greedy(
     return count
 
 
-@jit
+@part
 def _load(
     graph: Any, members: Any, weights: Any, criterion: int, numbers: Any, choice: Any, pool: Any, counters: Any
 ) -> int:
@@ -235,7 +240,7 @@ def _load(
     return count
 
 
-@jit
+@part
 def _count_missing(choice: Any, count: int, numbers: Any, pool: Any, counters: Any) -> None:
     """Subtract the edges among the neighbours of each variable from its fill."""
     for i in range(count):
@@ -257,7 +262,7 @@ def _count_missing(choice: Any, count: int, numbers: Any, pool: Any, counters: A
                     numbers[w, FILL] -= edge
 
 
-@jit
+@part
 def _mark(v: int, numbers: Any, pool: Any, counters: Any) -> int:
     """Mark the neighbours of `v` with a new number and return it."""
     counters[MARKS] += 1
@@ -270,7 +275,7 @@ def _mark(v: int, numbers: Any, pool: Any, counters: Any) -> int:
     return mark
 
 
-@jit
+@part
 def _queue(v: int, numbers: Any, stack: Any, counters: Any) -> None:
     """Push `v` on the stack of simplicial variables if it is one and not there yet."""
     if numbers[v, FILL] == 0 and numbers[v, QUEUED] == 0:
@@ -279,7 +284,7 @@ def _queue(v: int, numbers: Any, stack: Any, counters: Any) -> None:
         counters[WAITING] += 1
 
 
-@jit
+@part
 def _next_simplicial(numbers: Any, stack: Any, counters: Any) -> int:
     """Pop a variable whose neighbours are all connected, or return -1."""
     while counters[WAITING] > 0:
@@ -292,7 +297,7 @@ def _next_simplicial(numbers: Any, stack: Any, counters: Any) -> int:
     return -1
 
 
-@jit
+@part
 def _around(v: int, numbers: Any, around: Any, pool: Any, counters: Any) -> int:
     """List the neighbours of `v`, ascending, and return their number."""
     degree = 0
@@ -306,7 +311,7 @@ def _around(v: int, numbers: Any, around: Any, pool: Any, counters: Any) -> int:
     return degree
 
 
-@jit
+@part
 def _note(v: int, numbers: Any, changes: Any, counters: Any) -> None:
     """Put `v` on the list of changed scores."""
     if numbers[v, CHANGED] == 0:
@@ -315,7 +320,7 @@ def _note(v: int, numbers: Any, changes: Any, counters: Any) -> None:
         counters[LISTED] += 1
 
 
-@jit
+@part_with_arrays
 def _with_room(degree: int, count: int, numbers: Any, lists: Any, pool: Any, counters: Any) -> Any:
     """Return the pool, or a larger copy if rows of the listed neighbours might outgrow it when they are connected."""
     around, choice = lists[AROUND], lists[CHOICE]
@@ -338,7 +343,7 @@ def _with_room(degree: int, count: int, numbers: Any, lists: Any, pool: Any, cou
     return larger
 
 
-@jit
+@part
 def _move(v: int, numbers: Any, pool: Any, into: Any, counters: Any) -> None:
     """Copy the row of `v` without eliminated variables to the end of `into`."""
     start, length, used = numbers[v, START], numbers[v, LENGTH], counters[USED]
@@ -353,7 +358,7 @@ def _move(v: int, numbers: Any, pool: Any, into: Any, counters: Any) -> None:
     counters[STEPS] += length
 
 
-@jit
+@part
 def _complete(degree: int, numbers: Any, weights: Any, lists: Any, pool: Any, counters: Any) -> None:
     """Connect all listed neighbours and update the scores."""
     around = lists[AROUND]
@@ -374,7 +379,7 @@ def _complete(degree: int, numbers: Any, weights: Any, lists: Any, pool: Any, co
                 numbers[b, MARK] = mark
 
 
-@jit
+@part
 def _contains(v: int, u: int, numbers: Any, pool: Any) -> bool:
     """Return True if the row of `v` contains `u`."""
     low, high = numbers[v, START], numbers[v, START] + numbers[v, LENGTH]
@@ -387,7 +392,7 @@ def _contains(v: int, u: int, numbers: Any, pool: Any) -> bool:
     return bool(low < numbers[v, START] + numbers[v, LENGTH] and pool[low] == u)
 
 
-@jit
+@part
 def _connect(a: int, b: int, mark: int, numbers: Any, weights: Any, lists: Any, pool: Any, counters: Any) -> None:
     """Connect two variables and update the scores; `mark`: of the neighbours of `a`, 0 if these are not marked."""
     stack, changes = lists[STACK], lists[CHANGES]
@@ -423,7 +428,7 @@ def _connect(a: int, b: int, mark: int, numbers: Any, weights: Any, lists: Any, 
     _note(b, numbers, changes, counters)
 
 
-@jit
+@part
 def _insert(v: int, u: int, numbers: Any, pool: Any, counters: Any) -> None:
     """Insert `u` into the row of `v`, which is moved to the end of the pool if it is full."""
     row = numbers[v]
@@ -443,7 +448,7 @@ def _insert(v: int, u: int, numbers: Any, pool: Any, counters: Any) -> None:
     row[DEGREE] += 1
 
 
-@jit
+@part
 def _remove(v: int, numbers: Any, weights: Any, lists: Any, pool: Any, counters: Any) -> None:
     """Remove `v`, whose neighbours are all connected, from the graph."""
     stack, changes = lists[STACK], lists[CHANGES]
@@ -468,7 +473,7 @@ def _remove(v: int, numbers: Any, weights: Any, lists: Any, pool: Any, counters:
         _note(u, numbers, changes, counters)
 
 
-@jit
+@part
 def _clean(row: Any, numbers: Any, pool: Any, counters: Any) -> None:
     """Drop eliminated variables from a row."""
     kept = row[START]
@@ -481,7 +486,7 @@ def _clean(row: Any, numbers: Any, pool: Any, counters: Any) -> None:
     row[LENGTH] = kept - row[START]
 
 
-@jit
+@part
 def _cost(v: int, numbers: Any, criterion: int, noise: float) -> float:
     score = numbers[v, FILL]
     if criterion == MIN_WEIGHT:
@@ -491,7 +496,7 @@ def _cost(v: int, numbers: Any, criterion: int, noise: float) -> float:
     return float((score * OUTWEIGHS + numbers[v, WEIGHT]) * noise)
 
 
-@jit
+@part
 def _fill_heap(count: int, numbers: Any, criterion: int, costs: Any, lists: Any, counters: Any) -> None:
     """Put all variables that are left into the heap; from now on, changed scores are listed."""
     heap, choice = lists[HEAP], lists[CHOICE]
@@ -509,7 +514,7 @@ def _fill_heap(count: int, numbers: Any, criterion: int, costs: Any, lists: Any,
         _sift_down(place, numbers, costs[COST], heap, size, counters)
 
 
-@jit
+@part
 def _update_heap(numbers: Any, criterion: int, costs: Any, lists: Any, counters: Any) -> None:
     """Move the variables with changed scores to their new places."""
     heap, changes, cost = lists[HEAP], lists[CHANGES], costs[COST]
@@ -527,7 +532,7 @@ def _update_heap(numbers: Any, criterion: int, costs: Any, lists: Any, counters:
     counters[LISTED] = 0
 
 
-@jit
+@part
 def _pop(numbers: Any, cost: Any, heap: Any, counters: Any) -> int:
     """Take the variable of least cost, the lowest among equals, that is not yet eliminated."""
     while True:
@@ -541,7 +546,7 @@ def _pop(numbers: Any, cost: Any, heap: Any, counters: Any) -> int:
             return int(v)
 
 
-@jit
+@part
 def _sift_up(place: int, numbers: Any, cost: Any, heap: Any, counters: Any) -> None:
     v = heap[place]
     while place > 0:
@@ -557,7 +562,7 @@ def _sift_up(place: int, numbers: Any, cost: Any, heap: Any, counters: Any) -> N
     numbers[v, PLACE] = place
 
 
-@jit
+@part
 def _sift_down(place: int, numbers: Any, cost: Any, heap: Any, size: int, counters: Any) -> None:
     v = heap[place]
     while True:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float, inlined, jit
+from junctor_kernels.cpu.jit import as_bits, as_float, inlined, loops, part
 from junctor_kernels.cpu.vectors import (
     BYTES,
     above_zero,
@@ -171,7 +171,7 @@ def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int6
     )
 
 
-@jit
+@loops
 def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> bool:
     """Group the rows of a block for every table, and place the messages; return False if the memory is too small.
 
@@ -276,7 +276,7 @@ def _entries(states: Any, tree: Any, lanes: Any, number: int, row: int) -> int:
     return int(entries)
 
 
-@jit
+@part
 def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any) -> int:
     """Group rows by what they observe in the scope of a table; return the number of groups."""
     nodes, rows = tree.nodes, states.shape[1]
@@ -301,7 +301,7 @@ def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any
     return count
 
 
-@jit
+@part
 def _classes(lanes: Any, rows: int) -> int:
     """Group rows by their codes, in the order of their first rows, rows ascending; return the number of groups."""
     codes, ids, starts, members = lanes.codes, lanes.ids, lanes.starts, lanes.members
@@ -337,7 +337,7 @@ def _classes(lanes: Any, rows: int) -> int:
     return count
 
 
-@jit
+@loops
 def answer_lanes(
     factors: Any, states: Any, soft: Any, first: int, wanted: Any, starts: Any, tree: Any, lanes: Any, results: Any
 ) -> None:
@@ -375,7 +375,7 @@ def answer_lanes(
             status[at] = IMPOSSIBLE
 
 
-@jit
+@part
 def _collect(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: Any) -> None:
     nodes = tree.nodes
     tables, spans = nodes.tables, lanes.spans
@@ -395,7 +395,7 @@ def _collect(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes:
                 lanes.logarithms[row] += np.log(lanes.arena[at])
 
 
-@jit
+@part
 def _distribute(states: Any, tree: Any, lanes: Any) -> None:
     tables, spans = tree.nodes.tables, lanes.spans
     for number in range(tree.nodes.counts[TABLES] - 1, -1, -1):
@@ -423,7 +423,7 @@ def _set_sizes(states: Any, tree: Any, lanes: Any, number: int, row: int) -> Non
         lanes.sizes[position] = 1 if observed else nodes.sizes[position]
 
 
-@jit
+@part
 def _message(
     states: Any, tree: Any, lanes: Any, one: int, one_column: int, other: int, other_column: int, out: int, column: int
 ) -> None:
@@ -478,13 +478,6 @@ def _message(
 def _group_of(lanes: Any, number: int, row: int) -> int:
     map_ = lanes.spans[number, MAP]
     return int(lanes.maps[map_, GROUP, row] if map_ >= 0 else lanes.spans[number, FIRST_GROUP])
-
-
-@inlined
-def _lanes_of(lanes: Any, number: int) -> Any:
-    """Return the lane of every row in its group of a table."""
-    map_ = lanes.spans[number, MAP]
-    return lanes.maps[map_, LANE] if map_ >= 0 else lanes.every
 
 
 @inlined
@@ -625,7 +618,7 @@ def _contract(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int,
         _sums(lanes.arena, lanes.live, lanes.lists, kept, terms, one, other, out, width)
 
 
-@jit
+@part
 def _scalars(arena: Any, lists: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
     """Contract two tables that all lanes share; all lanes of the result get it."""
     for s in range(kept):
@@ -637,7 +630,7 @@ def _scalars(arena: Any, lists: Any, kept: int, terms: int, one: Any, other: Any
             arena[out + s * width + i] = total
 
 
-@jit
+@part
 def _shared_sums(
     arena: Any,
     live: Any,
@@ -682,7 +675,7 @@ def _shared_sums(
             store(arena, target + i, x)
 
 
-@jit
+@part
 def _sums(arena: Any, live: Any, lists: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
     """Contract two tables with lanes; terms that are zero in all of them are skipped."""
     terms_one, terms_other = lists[TERM_ONE], lists[TERM_OTHER]
@@ -812,7 +805,7 @@ def _extremes_of_one(lanes: Any, place: int, entries: int, flags: int) -> int:
     return zeros
 
 
-@jit
+@part
 def _leaf(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: Any, number: int) -> None:
     """Write the entries of a factor, or of a likelihood, at the observed states of every row."""
     nodes, arena, spans = tree.nodes, lanes.arena, lanes.spans
@@ -859,7 +852,7 @@ def _stride(factors: Any, factor: int, variable: int) -> int:
     return 0
 
 
-@jit
+@part
 def _likelihood(soft: Any, first: int, tree: Any, lanes: Any, index: int, number: int) -> None:
     """Write the likelihoods of a variable for the rows of a group: ones for rows without any."""
     variables, likelihoods, places = soft
@@ -874,7 +867,7 @@ def _likelihood(soft: Any, first: int, tree: Any, lanes: Any, index: int, number
             lanes.arena[group[AT_UP] + e * group[LANES_UP] + i] = value
 
 
-@jit
+@part
 def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, posteriors: Any, size: int) -> None:
     """Write the posteriors of a variable for all rows of a block."""
     rows = states.shape[1]
@@ -921,7 +914,7 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
                 lanes.doubt[row] = 1
 
 
-@jit
+@loops
 def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
     """Write the states of some rows, all others unobserved.
 
@@ -937,7 +930,7 @@ def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
             states[v, i] = line[picks[i]]
 
 
-@jit
+@loops
 def write_rows(posteriors: Any, done: Any, rows: Any, places: Any, memory: Any) -> None:
     """Write posteriors of rows to the answers of a batch.
 

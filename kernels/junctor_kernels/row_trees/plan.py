@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import inlined, jit
+from junctor_kernels.cpu.jit import inlined, loops, part
 from junctor_kernels.orders.greedy import (
     MIN_FILL,
     MIN_WEIGHT,
@@ -177,7 +177,7 @@ def _planned(tree: Tree, counts: Ints) -> tuple[npt.NDArray[Any], ...]:
     return *whole, nodes.tables[:tables], nodes.expected[:tables], nodes.scopes[: counts[SCOPES]]
 
 
-@jit
+@loops
 def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree: Any) -> bool:
     """Plan the tree of some rows by the best of several orders, more of them the more there is to gain.
 
@@ -211,7 +211,7 @@ def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree
     return best < np.inf
 
 
-@jit
+@loops
 def plan_row(
     factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, rows: int, tree: Any, noise: float
 ) -> bool:
@@ -247,7 +247,7 @@ def plan_row(
     return True
 
 
-@jit
+@part
 def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: Any, waiting: Any) -> None:
     """Mark relevant unobserved variables with position 0, observed ones with -2, all others with -1.
 
@@ -282,7 +282,7 @@ def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: 
             position[v] = -2
 
 
-@jit
+@part
 def _takes_part(factors: Any, factor: int, position: Any) -> bool:
     # Loops, here and below: a generator does not compile.
     for at in range(factors.starts[factor], factors.starts[factor + 1]):  # noqa: SIM110
@@ -291,7 +291,7 @@ def _takes_part(factors: Any, factor: int, position: Any) -> bool:
     return True
 
 
-@jit
+@part
 def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
     """Number the variables by greedy elimination of the moral graph without the observed ones."""
     for v in range(tree.position.size):
@@ -305,7 +305,7 @@ def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
     tree.nodes.counts[POSITIONS] = count
 
 
-@jit
+@part
 def _new_table(nodes: Any, left: int, right: int, factor: int) -> int:
     number = nodes.counts[TABLES]
     nodes.counts[TABLES] = number + 1
@@ -322,7 +322,7 @@ def _new_table(nodes: Any, left: int, right: int, factor: int) -> int:
     return int(number)
 
 
-@jit
+@part
 def _append(nodes: Any, number: int, position: int) -> None:
     table = nodes.tables[number]
     nodes.expected[number] *= nodes.means[position]
@@ -332,7 +332,7 @@ def _append(nodes: Any, number: int, position: int) -> None:
     nodes.counts[SCOPES] = table[FIRST] + table[LENGTH]
 
 
-@jit
+@part
 def _put_in_bucket(nodes: Any, number: int) -> None:
     """Put a table into the bucket of its position that is eliminated first; a table without axes goes into none."""
     table = nodes.tables[number]
@@ -342,7 +342,7 @@ def _put_in_bucket(nodes: Any, number: int) -> None:
         nodes.heads[position] = number
 
 
-@jit
+@part
 def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
     """Add the table of a factor over its unobserved variables; return False if it has too many."""
     first, end = factors.starts[factor], factors.starts[factor + 1]
@@ -367,14 +367,14 @@ def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
     return True
 
 
-@jit
+@part
 def _add_likelihood(position: int, factor: int, nodes: Any) -> None:
     number = _new_table(nodes, -1, -1, factor)
     _append(nodes, number, position)
     _put_in_bucket(nodes, number)
 
 
-@jit
+@part
 def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
     """Join the tables of a bucket in pairs and sum its position out of the last; return False if that is too large."""
     count = 0
@@ -415,7 +415,7 @@ def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
     return True
 
 
-@jit
+@part
 def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
     """Return the smallest table of a bucket and the one with the smallest union with it."""
     one = 0
@@ -441,7 +441,7 @@ def _next_position(scopes: Any, i: int, end_i: int, j: int, end_j: int) -> Any:
     return scopes[j], i, j + 1
 
 
-@jit
+@part
 def _union(nodes: Any, one: int, other: int, into: int) -> int:
     """Return the entries over the positions of two tables, at most MOST_ENTRIES; `into`: table to append these to."""
     scopes = nodes.scopes
@@ -456,7 +456,7 @@ def _union(nodes: Any, one: int, other: int, into: int) -> int:
     return entries
 
 
-@jit
+@part
 def _mean_union(nodes: Any, one: int, other: int) -> float:
     """Return the mean entries over the positions of two tables."""
     scopes = nodes.scopes
@@ -476,7 +476,7 @@ def _mean_union(nodes: Any, one: int, other: int) -> float:
     return float(entries)
 
 
-@jit
+@part
 def _join(nodes: Any, one: int, other: int) -> int:
     """Return a new table over the positions of two others, or TOO_LARGE."""
     # Counted first, appended afterwards: `scopes` has no room for the positions of a table that is refused.
@@ -489,7 +489,7 @@ def _join(nodes: Any, one: int, other: int) -> int:
     return int(joined)
 
 
-@jit
+@part
 def _copy(nodes: Any, leaf: int) -> int:
     """Return a table over the positions of a leaf."""
     copied = _new_table(nodes, leaf, -1, -1)
@@ -499,7 +499,7 @@ def _copy(nodes: Any, leaf: int) -> int:
     return int(copied)
 
 
-@jit
+@part
 def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: Any) -> None:
     """Choose the smallest table to read each wanted position from, and mark the messages down that are needed."""
     # A message down is needed wherever a wanted position is eliminated below. A position without such a table is read
@@ -530,7 +530,7 @@ def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: An
                 _offer(best, host, nodes)
 
 
-@jit
+@part
 def _offer(number: int, host: Any, nodes: Any) -> None:
     table = nodes.tables[number]
     for at in range(table[FIRST], table[FIRST] + table[LENGTH]):
@@ -539,7 +539,7 @@ def _offer(number: int, host: Any, nodes: Any) -> None:
             host[position] = number
 
 
-@jit
+@part
 def _has(nodes: Any, number: int, position: int) -> bool:
     table = nodes.tables[number]
     for at in range(table[FIRST], table[FIRST] + table[LENGTH]):  # noqa: SIM110
@@ -548,7 +548,7 @@ def _has(nodes: Any, number: int, position: int) -> bool:
     return False
 
 
-@jit
+@part
 def _place(host: Any, nodes: Any, rows: int) -> None:
     """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds."""
     place, operations, widest = 1, 0, 1
@@ -573,7 +573,7 @@ def _place(host: Any, nodes: Any, rows: int) -> None:
     nodes.counts[OPERATIONS] = operations
 
 
-@jit
+@part
 def _add_up(host: Any, nodes: Any, rows: int) -> None:
     """Add up the multiply-adds and the entries of messages of a row, the mean over `rows` that are computed together.
 
@@ -594,7 +594,7 @@ def _add_up(host: Any, nodes: Any, rows: int) -> None:
     nodes.work[MEAN_OPERATIONS], nodes.work[MEAN_ENTRIES] = operations, entries
 
 
-@jit
+@part
 def _padded(nodes: Any, one: int, other: int, rows: int) -> float:
     """Return the mean entries of a row over the positions of one or two tables, empty lanes included."""
     scopes = nodes.scopes
@@ -623,7 +623,7 @@ def _padded(nodes: Any, one: int, other: int, rows: int) -> float:
     return common * smallest + (mean - common * smallest) * (lanes / max(rest, 1e-9))
 
 
-@jit
+@loops
 def gains(nodes: Any, savings: Any) -> None:
     """Write what a row would save if a position were observed in all rows, in multiply-adds: float64 [positions]."""
     savings[:] = 0.0

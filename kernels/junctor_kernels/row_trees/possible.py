@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import loops, part
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.orders.sparse import SparseGraph
 from junctor_kernels.row_trees.plan import (
@@ -150,13 +150,13 @@ def room_bytes(graph: SparseGraph, factors: int, columns: int) -> int:
     return 8 * (block + tables * table + variables * variable + columns + pool + 10 * MOST_AXES + MOST_WORDS + 24)
 
 
-@jit
+@loops
 def words_for(cases: int) -> int:
     """Return the words of an entry in a block of so many cases."""
     return 1 if cases <= BITS else MOST_WORDS
 
 
-@jit
+@loops
 def decide(
     supports: Any, findings: Any, starts: Any, first: int, most: float, room: Any, found: Any, culprits: Any
 ) -> int:
@@ -189,7 +189,7 @@ def decide(
     return int(starts.size - 1)
 
 
-@jit
+@loops
 def plan_block(factors: Any, findings: Any, begin: int, end: int, room: Any) -> bool:
     """Plan the tree of a block of cases; return False if its tables are too large.
 
@@ -215,7 +215,7 @@ def plan_block(factors: Any, findings: Any, begin: int, end: int, room: Any) -> 
     return bool(plan_row(factors, room.states, room.soft, room.wanted, WEIGHTED_MIN_FILL, 1, room.tree, 0.0))
 
 
-@jit
+@part
 def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, found: Any) -> None:
     """Compute all messages up of a block, and write to `found` [cases] which cases are possible."""
     nodes, arena = room.tree.nodes, room.arena
@@ -239,7 +239,7 @@ def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, foun
                     found[case] = IMPOSSIBLE
 
 
-@jit
+@part
 def _join(nodes: Any, axes: Any, arena: Any, words: int, number: int) -> None:
     """Compute a message from those of both children: the or over eliminated states of the and of both."""
     tables = nodes.tables
@@ -265,7 +265,7 @@ def _join(nodes: Any, axes: Any, arena: Any, words: int, number: int) -> None:
         one, other, out = _advance(axes, kept + 1, groups, one, other, out)
 
 
-@jit
+@part
 def _write_axes(nodes: Any, axes: Any, words: int, number: int, left: int, right: int) -> Any:
     """Write the axes of a message, innermost first, neighbours in the same tables merged; return kept and all axes."""
     scopes, tables = nodes.scopes, nodes.tables
@@ -301,7 +301,7 @@ def _write_axes(nodes: Any, axes: Any, words: int, number: int, left: int, right
     return kept, groups
 
 
-@jit
+@part
 def _advance(axes: Any, first: int, end: int, one: Any, other: Any, out: Any) -> Any:
     """Return the next offsets in three tables along some axes, innermost first; the last is followed by the first."""
     for g in range(first, end):
@@ -318,7 +318,7 @@ def _advance(axes: Any, first: int, end: int, one: Any, other: Any, out: Any) ->
     return one, other, out
 
 
-@jit
+@part
 def _or_word(arena: Any, one: Any, other: Any, out: Any, terms: Any, step_one: Any, step_other: Any, keep: Any) -> None:
     x = arena[out] & keep
     for _ in range(terms):
@@ -330,7 +330,7 @@ def _or_word(arena: Any, one: Any, other: Any, out: Any, terms: Any, step_one: A
     arena[out] = x
 
 
-@jit
+@part
 def _or_words(
     arena: Any, one: Any, other: Any, out: Any, terms: Any, step_one: Any, step_other: Any, keep: Any
 ) -> None:
@@ -356,7 +356,7 @@ def _or_words(
     arena[out + u4], arena[out + u5], arena[out + u6], arena[out + u7] = x4, x5, x6, x7
 
 
-@jit
+@part
 def _load(supports: Any, findings: Any, begin: int, end: int, words: int, room: Any, number: int) -> None:
     """Write the words of a leaf. Lanes beyond the last case are possible: sums of ones end early."""
     factors, table = supports.factors, room.tree.nodes.tables[number]
@@ -377,7 +377,7 @@ def _load(supports: Any, findings: Any, begin: int, end: int, words: int, room: 
             _load_cases(supports.above, end - begin, words, room, table)
 
 
-@jit
+@part
 def _load_findings(
     findings: Any, column: int, state: int, size: int, begin: int, end: int, words: int, arena: Any, place: int
 ) -> None:
@@ -390,7 +390,7 @@ def _load_findings(
         arena[place + w] = word
 
 
-@jit
+@part
 def _write_strides(factors: Any, room: Any, number: int) -> None:
     """Write the axes of a leaf with their strides in the factor, innermost first."""
     nodes, axes = room.tree.nodes, room.axes
@@ -404,7 +404,7 @@ def _write_strides(factors: Any, room: Any, number: int) -> None:
                 axes[OTHER, g] = axes[OUT, g] = axes[INDEX, g] = NOTHING
 
 
-@jit
+@part
 def _write_bases(factors: Any, findings: Any, factor: int, begin: int, end: int, room: Any) -> None:
     """Write the offset in a factor of the observed states of each case."""
     bases = room.bases
@@ -417,7 +417,7 @@ def _write_bases(factors: Any, findings: Any, factor: int, begin: int, end: int,
                 bases[case - begin] += np.uint64(findings.codes[column, case] * stride)
 
 
-@jit
+@part
 def _write_masks(cases: int, words: int, room: Any) -> int:
     """Write the different offsets of a block and the cases of each; return their number, 0 if there are too many."""
     bases, different, masks = room.bases, room.different, room.masks
@@ -437,7 +437,7 @@ def _write_masks(cases: int, words: int, room: Any) -> int:
     return count
 
 
-@jit
+@part
 def _load_configurations(above: Any, configurations: int, words: int, room: Any, table: Any) -> None:
     """Write the words of a factor, mask by mask."""
     arena, axes, different, masks = room.arena, room.axes, room.different, room.masks
@@ -457,7 +457,7 @@ def _load_configurations(above: Any, configurations: int, words: int, room: Any,
         source, _, _ = _advance(axes, 1, table[LENGTH], source, source, source)
 
 
-@jit
+@part
 def _load_cases(above: Any, cases: int, words: int, room: Any, table: Any) -> None:
     """Write the words of a factor, case by case."""
     arena, axes, bases = room.arena, room.axes, room.bases
@@ -476,7 +476,7 @@ def _load_cases(above: Any, cases: int, words: int, room: Any, table: Any) -> No
         source, _, _ = _advance(axes, 1, table[LENGTH], source, source, source)
 
 
-@jit
+@part
 def _innermost(axes: Any, length: int) -> Any:
     """Return entries and step of the innermost axis."""
     if length == 0:
@@ -484,7 +484,7 @@ def _innermost(axes: Any, length: int) -> Any:
     return np.int64(axes[SIZE, 0]), axes[ONE, 0]
 
 
-@jit
+@part
 def _accuse(factors: Any, findings: Any, begin: int, end: int, room: Any, found: Any, culprits: Any) -> None:
     """Mark the findings of each impossible case below a table whose message is all zeros, the one with the fewest."""
     tables, count = room.tree.nodes.tables, room.tree.nodes.counts[TABLES]
@@ -504,7 +504,7 @@ def _accuse(factors: Any, findings: Any, begin: int, end: int, room: Any, found:
         _mark(factors, findings, case, best, room, culprits[case])
 
 
-@jit
+@part
 def _look(tables: Any, room: Any, words: int, number: int) -> None:
     """Write in which cases a message is not all zeros: in all in which that of its parent is not, and maybe more."""
     alive, arena, parent = room.alive, room.arena, tables[number, PARENT]
@@ -522,7 +522,7 @@ def _look(tables: Any, room: Any, words: int, number: int) -> None:
         place += words
 
 
-@jit
+@part
 def _weigh(factors: Any, room: Any, number: int) -> None:
     """Count the columns of findings below a table; children have theirs."""
     tables, weights = room.tree.nodes.tables, room.weights
@@ -539,7 +539,7 @@ def _weigh(factors: Any, room: Any, number: int) -> None:
             weights[number] += room.tree.position[factors.scopes[at]] < 0
 
 
-@jit
+@part
 def _mark(factors: Any, findings: Any, case: int, root: int, room: Any, culprits: Any) -> None:
     """Mark the findings of a case below a table."""
     # The bucket is the stack: it has room for all tables, and is empty after planning.

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import as_bits, as_float
-from junctor_kernels.cpu.jit import jit as _jit
+from junctor_kernels.cpu.jit import loops as _loops
+from junctor_kernels.cpu.jit import part as _part
 from junctor_kernels.row_trees.plan import (
     ARENA,
     DOWN,
@@ -41,7 +42,7 @@ from junctor_kernels.row_trees.plan import (
 # entries of its operands could have met.
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
-jit = partial(_jit, fastmath={"contract"})
+loops, part = partial(_loops, fastmath={"contract"}), partial(_part, fastmath={"contract"})
 
 # Status of a row: DOUBTFUL rows need a wider number format, TOO_LARGE ones another backend.
 ANSWERED, IMPOSSIBLE, DOUBTFUL, TOO_LARGE = 0, 1, 2, 3
@@ -82,7 +83,7 @@ def work(entries: int, tables: int) -> RowWorkspace:
     )
 
 
-@jit
+@loops
 def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
     """Add the contraction of two tables to a third.
 
@@ -133,7 +134,7 @@ def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other:
             return
 
 
-@jit
+@part
 def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
     """out[j] += sum over t of one[t, j] * other[t, j]."""
     j = np.uint64(0)
@@ -167,7 +168,7 @@ def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a:
         j += u1
 
 
-@jit
+@part
 def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
     """out[j] += sum over t of one[t, j] * other[t]; terms whose factor is zero are skipped."""
     j = np.uint64(0)
@@ -203,7 +204,7 @@ def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a
         j += u1
 
 
-@jit
+@part
 def _add_tile(
     arena: Any, at: Any, x0: float, x1: float, x2: float, x3: float, x4: float, x5: float, x6: float, x7: float
 ) -> None:
@@ -217,7 +218,7 @@ def _add_tile(
     arena[at + np.uint64(7)] += x7
 
 
-@jit
+@part
 def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
     """out[j] += sum over t of one[t] * other[t]."""
     x = 0.0
@@ -229,7 +230,7 @@ def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a:
         arena[c + j] += x
 
 
-@jit
+@part
 def _dots(
     arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms: Any, step_a: Any, step_b: Any, step_c: Any
 ) -> None:
@@ -271,7 +272,7 @@ def _dots(
         c += step_c
 
 
-@jit
+@part
 def _write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
     """Write the axes of a contraction, innermost first, neighbours in the same tables merged; return their number.
 
@@ -313,7 +314,7 @@ def _write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: A
     return groups
 
 
-@jit
+@part
 def _message(
     nodes: Any, work: Any, one: int, one_column: int, other: int, other_column: int, out: int, out_column: int
 ) -> None:
@@ -342,7 +343,7 @@ def _message(
     _rescale(work, place, entries, out, side)
 
 
-@jit
+@part
 def _operand(tables: Any, facts: Any, number: int, column: int) -> Any:
     """Return (first, length) of the scope, offset, bound and smallest entry of a message; -1: the number 1."""
     if number < 0:
@@ -352,7 +353,7 @@ def _operand(tables: Any, facts: Any, number: int, column: int) -> Any:
     return scope, np.uint64(tables[number, column]), facts[number, LOST + side], facts[number, LEAST + side]
 
 
-@jit
+@part
 def _terms(axes: Any, groups: int) -> float:
     terms = 1.0
     for g in range(groups):
@@ -361,7 +362,7 @@ def _terms(axes: Any, groups: int) -> float:
     return terms
 
 
-@jit
+@part
 def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> None:
     """Divide a message by the power of two that brings its largest entry into [0.5, 1), and write its facts."""
     arena, facts = work.arena, work.facts
@@ -392,7 +393,7 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
             arena[e] *= factor
 
 
-@jit
+@part
 def _load(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, number: int) -> None:
     """Copy the entries of a factor at the observed states into the table of a leaf."""
     table = nodes.tables[number]
@@ -413,7 +414,7 @@ def _load(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, numb
     _gather(factors.values, work, length, source, target)
 
 
-@jit
+@part
 def _gather(values: Any, work: Any, length: int, source: Any, target: Any) -> None:
     """Copy a strided array of `length` axes (outermost first) into the arena."""
     axes, counters, arena = work.axes, work.counters, work.arena
@@ -444,7 +445,7 @@ def _gather(values: Any, work: Any, length: int, source: Any, target: Any) -> No
             return
 
 
-@jit
+@loops
 def answer_rows(factors: Any, evidence: Any, wanted: Any, starts: Any, first: int, room: Any, results: Any) -> int:
     """Answer rows from `first` on; return the row that the arena is too small for, or the number of rows.
 
@@ -471,7 +472,7 @@ def answer_rows(factors: Any, evidence: Any, wanted: Any, starts: Any, first: in
     return int(states.shape[0])
 
 
-@jit
+@part
 def _load_likelihoods(given: int, likelihoods: Any, places: Any, nodes: Any, arena: Any) -> None:
     for number in range(nodes.counts[TABLES]):
         kind = nodes.tables[number, FACTOR] - given
@@ -481,7 +482,7 @@ def _load_likelihoods(given: int, likelihoods: Any, places: Any, nodes: Any, are
                 arena[place + e] = likelihoods[places[kind] + e]
 
 
-@jit
+@part
 def _propagate(
     factors: Any,
     states: Any,
@@ -514,7 +515,7 @@ def _propagate(
     return ANSWERED
 
 
-@jit
+@part
 def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, log_values: Any, row: int) -> int:
     """Compute all messages up, and log P(e) of the row from the roots; return its status."""
     tables, facts, arena = nodes.tables, work.facts, work.arena
@@ -546,7 +547,7 @@ def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, l
     return ANSWERED
 
 
-@jit
+@part
 def _distribute(nodes: Any, work: Any) -> None:
     """Compute the wanted messages down."""
     tables, facts = nodes.tables, work.facts
@@ -563,7 +564,7 @@ def _distribute(nodes: Any, work: Any) -> None:
             _message(nodes, work, parent, DOWN, sibling, UP, number, DOWN)
 
 
-@jit
+@part
 def _read(nodes: Any, work: Any, host: int, position: int, start: int, posteriors: Any) -> bool:
     """Write the posterior of a position; return False if underflow may have moved too much of it.
 

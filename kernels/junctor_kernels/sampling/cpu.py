@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import jit, part_with_arrays
 from junctor_kernels.sampling.layout import (
     BLOCK,
     COUNT,
@@ -114,7 +114,7 @@ def _draw_of(case: SampledCase, function: Function) -> _Draw:
     return _Draw(case.nodes, case.parents, case.factors, soft, function)
 
 
-@jit
+@part_with_arrays
 def _locate(parents: Any, first: Any, count: Any, states: Any, rows: Any) -> None:
     """Write for each sample the row (or entry) that the states of its parents select, int32 [BLOCK]."""
     # Strides and states fit 32 bits, as tables have fewer than 2^31 entries: twice as many lanes as with 64 bits.
@@ -125,7 +125,7 @@ def _locate(parents: Any, first: Any, count: Any, states: Any, rows: Any) -> Non
             rows[i] += stride * np.int32(mine[i])
 
 
-@jit
+@part_with_arrays
 def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: Any) -> None:
     """Write the state of a node for each sample."""
     size, first, entry = node[STATES], node[FIRST], node[ENTRY]
@@ -143,7 +143,7 @@ def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: 
             out[i] = order[entry + rows[i] * size + place]
 
 
-@jit
+@part_with_arrays
 def _combine(weights: Any, factors: Any, entry: Any, rows: Any, logs: Any) -> None:
     # The test stands outside of the loops, so that both become vectors.
     if logs:
@@ -154,7 +154,7 @@ def _combine(weights: Any, factors: Any, entry: Any, rows: Any, logs: Any) -> No
             weights[i] *= factors[entry + rows[i]]
 
 
-@jit
+@part_with_arrays
 def _draw_block(
     draw: Any, stream: Any, first: Any, count: Any, states: Any, weights: Any, words: Any, rows: Any
 ) -> None:
@@ -223,7 +223,7 @@ def _sum_drawn(nodes: Any, samples: Any, logs: Any, count: Any) -> Any:
     return shift, slots, total, count, hits
 
 
-@jit
+@part_with_arrays
 def _shifted(weights: Any, shift: Any, slots: Any, total: Any) -> Any:
     """Replace logarithms by weights times exp(-shift); a larger shift rescales the sums so far."""
     top = weights.max()
@@ -254,7 +254,7 @@ def _masked(states: Any, state: Any, weights: Any, squares: Any) -> Any:
 _sum_of: Any = jit(_masked, fastmath={"reassoc"})
 
 
-@jit
+@part_with_arrays
 def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, total: Any) -> Any:
     """Add the weights of a block and return the number of positive ones; `squares`: float64 [BLOCK], scratch."""
     # Squares give standard errors and effective sample sizes; they are computed once for all nodes.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import jit, part_with_arrays
 from junctor_kernels.sampling.layout import Floats, Integers
 
 # A table is a tensor over its parents and, last, its node. Its slowest variable is summed out first, then the next one:
@@ -96,7 +96,7 @@ def _sweeps(of: Any, nodes: Any, values: Any, own: Any, up: Any, down: Any, belo
             _up(table, links, values, mine, up, down, room)
 
 
-@jit
+@part_with_arrays
 def _normalise(numbers: Any) -> None:
     """Divide by the sum; where that is zero, evidence is contradictory, and the message becomes uniform."""
     total = numbers.sum()
@@ -106,7 +106,7 @@ def _normalise(numbers: Any) -> None:
         numbers[:] = 1.0 / len(numbers)
 
 
-@jit
+@part_with_arrays
 def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
     """Write the likelihood of a node: from its own evidence times the messages of all children."""
     size = table[STATES]
@@ -120,7 +120,7 @@ def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
         _normalise(out)
 
 
-@jit
+@part_with_arrays
 def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down: Any) -> None:
     """Write the messages to all children: the belief of the node without the message of that child."""
     # Products of all others from both ends, not by division: messages may be zero.
@@ -143,7 +143,7 @@ def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down
         _normalise(after)
 
 
-@jit
+@part_with_arrays
 def _prior(table: Any, links: Any, values: Any, down: Any, room: Any) -> Any:
     """Return the message of the parents to a node, in the scratch memory `room`."""
     rest, size = _compact(table, links, values, room)
@@ -155,7 +155,7 @@ def _prior(table: Any, links: Any, values: Any, down: Any, room: Any) -> Any:
     return rest[:size]
 
 
-@jit
+@part_with_arrays
 def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room: Any) -> None:
     """Write the messages to all parents: sums over all other variables, weighted by their messages."""
     if table[COUNT] == 0:
@@ -188,7 +188,7 @@ def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room
         _normalise(up[message : message + card])
 
 
-@jit
+@part_with_arrays
 def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
     """Return the entries of a table without observed variables, contiguous (a copy if necessary), and their number."""
     size, gaps = table[STATES], False
@@ -216,7 +216,7 @@ def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
     return room[:size], size
 
 
-@jit
+@part_with_arrays
 def _sum_out(rest: Any, width: Any, message: Any, out: Any) -> None:
     """Sum the slowest variable out."""
     # Weights are read before the loop: LLVM must assume that it overwrites them.
@@ -236,13 +236,13 @@ def _sum_out(rest: Any, width: Any, message: Any, out: Any) -> None:
             out[i] += one * here[i]
 
 
-@jit
+@part_with_arrays
 def _scale(numbers: Any, weight: Any, out: Any) -> None:
     for i in range(len(numbers)):
         out[i] = weight * numbers[i]
 
 
-@jit
+@part_with_arrays
 def _sum_fastest(rest: Any, message: Any, out: Any) -> None:
     """Sum the fastest variable out."""
     size = len(message)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inlined, jit
+from junctor_kernels.cpu.jit import inlined, jit, part_with_arrays
 from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Floats, Function, Integers, SampledCase
 from junctor_kernels.sampling.loopy import NUMBERS, Links
 
@@ -106,7 +106,7 @@ def _shape(
             _threshold_row(tables, chances, function, at, cut, size, 1, widths, ranks)
 
 
-@jit
+@part_with_arrays
 def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any, ratios: Any, logs: Any) -> None:
     """Do the work of `_shape_row` and `_threshold_row` for rows of two states; without branches, LLVM vectorises it."""
     one, other, full = below[0], below[1], float(FULL)

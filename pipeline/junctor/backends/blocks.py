@@ -36,6 +36,8 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
     for algebra in prepared.ladder:
         if not rows.size or (isinstance(answers, Scores) and prepared.on_device(algebra, len(rows)) is None):
             return rows
+        if algebra is not prepared.ladder[0]:
+            answers.climbed[algebra.name] += len(rows)
         doubtful, later = answer_in(prepared, algebra, batch, rows, answers)
         asked = np.setdiff1d(doubtful, possible, assume_unique=True)
         if asked.size and prepared.sizes.runs_compiled:

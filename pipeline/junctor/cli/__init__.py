@@ -12,11 +12,18 @@ from junctor.cli.cache import cache
 from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
 from junctor.cli.demo import demo
+from junctor.cli.deploy import deploy
 from junctor.cli.failures import Commands
+from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
+from junctor.cli.report import report
 from junctor.cli.run import run
+from junctor.cli.serve import serve
+from junctor.cli.signals import end_on_sigterm
+from junctor.cli.status import status
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
+from junctor.cli.verify import verify
 from junctor.cli.viterbi import viterbi
 from junctor.cli.warmup import warmup
 
@@ -29,7 +36,8 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
+_RUNS = (run, report, finalise, status, verify, deploy, serve)
+for command in (*_RUNS, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
 
 
@@ -54,4 +62,5 @@ def main() -> None:
     """Run the command line."""
     # What the process holds at its end is freed with it; to look for garbage in it first takes a third of a second.
     atexit.register(gc.freeze)
+    end_on_sigterm()
     app()

@@ -27,7 +27,7 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
         "workers": route.workers,
         "passes": len(chunks.passes),
         "tasks": chunks.tasks,
-        "chunk_variables": [network.variables[v].name for v, _ in uses.most_common()],
+        "chunk_variables": [network.variables[v].name for v, _ in uses.most_common() if v < len(network.public)],
         "cut_tables": sum(bool(cuts) for cuts in chunks.cuts.values()),
         "stored_tables": len(chunks.cuts),
         "working_bytes": route.working,

@@ -40,6 +40,8 @@ def calibrate(
         str | None, typer.Option(help="What tables may take of the GPU; they are streamed where they do not fit.")
     ] = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     json: cli.AsJson = False,
 ) -> None:
     """Store the clique tables of NETWORK, calibrate them for one case and keep them for `junctor ask`."""
@@ -48,7 +50,7 @@ def calibrate(
 
     # First of all: mistakes on the command line need no network to be seen.
     evidence = _evidence(given or [])
-    model = read_network(network, network_format)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     tree = StoredTree(model, precision, cli.compute_options(memory, device=device, device_memory=device_memory))
     cliques = tree.propagate(evidence)
     cliques.save(keep_cliques)
@@ -98,6 +100,8 @@ def joint(
     precision: cli.PrecisionOption = "double",
     memory: Annotated[str | None, typer.Option(help="What this may take, such as 4GiB; 60 % of what is free.")] = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     json: cli.AsJson = False,
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
@@ -105,7 +109,8 @@ def joint(
     from junctor.cliques.joint import joint_posteriors
     from junctor.formats import read_network
 
-    model, evidence = read_network(network, network_format), _evidence(given or [])
+    evidence = _evidence(given or [])
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     wanted = [list(names_in(question)) for question in questions]
     allowed = cli.compute_options(memory).memory
     answers = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=allowed)

@@ -24,7 +24,7 @@ PARTITION_ROWS = 2_000
 def demo(
     output: Annotated[str, typer.Option("--output", "-o", help="Directory for input and answers.")] = "demo-run",
     rows: Annotated[int, typer.Option(min=1, help="Rows of sensor readings to make.")] = 20_000,
-    prefect: Annotated[bool, typer.Option("--prefect/--no-prefect", help="As a Prefect flow.")] = True,
+    prefect: Annotated[bool, typer.Option("--prefect/--no-prefect", help="Show it to a Prefect server.")] = True,
 ) -> None:
     """Make sensor readings of a pumping station, and infer the faults behind each of them."""
     from rich.console import Console
@@ -34,9 +34,10 @@ def demo(
     from junctor.model.pumping_station import plant
     from junctor.runs.workload import Job
     from junctor.runtime.dask_cluster import Resources
+    from junctor.runtime.remote import local_path
 
     network, console = plant(), Console()
-    folder = Path(output)
+    folder = local_path(output)
     network_file, evidence_file = folder / "plant.bif", folder / f"sensors-{rows}.parquet"
     _make_input(network, network_file, evidence_file, rows)
     console.print(

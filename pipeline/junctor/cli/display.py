@@ -7,13 +7,15 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from junctor_kernels.cpu.compilation import compilation
 
+from junctor.cli.deployed import deployed
+from junctor.cli.lines import LineFormatter, is_json, say
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runtime.progress import Progress, Silence
@@ -29,17 +31,21 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0
 # Thirty years: nobody waits for more.
 FAR_TOO_LONG = 1e9
+# Inputs of an increment that are named one by one.
+MOST_LINES = 20
 
 
 @contextmanager
 def progress_display(quiet: bool = False) -> Iterator[Progress]:
     """Show progress while the body runs: bars on a terminal, else a line now and then, or nothing."""
-    _log_to_stderr()
+    # Prefect shows the log of a deployed run.
+    if deployed.get() is None:
+        _log_to_stderr()
     compilation.listener = None if quiet else _tell_compilation
     if quiet:
         yield Silence()
     # Bars overwrite themselves, which makes a mess of a log file.
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and not is_json():
         with _bars() as bars:
             yield _BarProgress(bars)
     else:
@@ -49,7 +55,7 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
 
 
 def _tell_compilation() -> None:
-    typer.echo("compiling for this machine, once (`junctor warmup` does it beforehand)", err=True)
+    say("compilation", "compiling for this machine, once (`junctor warmup` does it beforehand)")
 
 
 def _clock() -> float:
@@ -62,7 +68,7 @@ def _log_to_stderr() -> None:
     logger = logging.getLogger("junctor")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(LineFormatter("%(levelname)s: %(message)s"))
         logger.addHandler(handler)
 
 
@@ -73,12 +79,41 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **manifest.to_record()}
         typer.echo(json.dumps(record, indent=2))
         return
-    statuses = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")
+    if manifest.increments:
+        _show_increment(manifest)
+    else:
+        typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {show_statuses(manifest.statuses)}")
     size = format_bytes(sum(part.bytes for part in manifest.parts))
-    typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
     typer.echo(f"{directory.path / manifest.spec.folder}: {parts}{there}, {size}")
+    peak, of_workers = map(format_bytes, manifest.peak_bytes)
+    workers = f", {of_workers} in its largest worker" if manifest.peak_bytes[1] else ""
+    typer.echo(f"memory at the most: {peak} in this process{workers}, libraries and files included")
+
+
+def _show_increment(manifest: Manifest) -> None:
+    rows = f"{manifest.rows:,} rows of {len(manifest.inputs):,} inputs in all"
+    if manifest.increment is None:
+        typer.echo(f"nothing is new ({manifest.seconds:.1f} s); {rows}")
+        return
+    from junctor.runs.increments import lines_of
+
+    last = manifest.increments[-1]
+    answered = [each for each in manifest.inputs if each.increment == last.number]
+    told = f": {show_statuses(last.statuses)}" if answered else ""
+    typer.echo(f"{last.rows:,} rows of {len(answered):,} inputs in {manifest.seconds:.1f} s{told}")
+    lines = lines_of(last, manifest.inputs)
+    for line in lines[:MOST_LINES]:
+        typer.echo(f"  {line}")
+    if len(lines) > MOST_LINES:
+        typer.echo(f"  and {len(lines) - MOST_LINES:,} more: see `junctor status --all`")
+    typer.echo(rows)
+
+
+def show_statuses(statuses: Mapping[str, int]) -> str:
+    """Return the rows of each status in words, without those of no rows."""
+    return ", ".join(f"{count:,} {name}" for name, count in statuses.items() if count or name == "ok") or "none"
 
 
 def duration(seconds: float | None) -> str:
@@ -163,7 +198,7 @@ class LineProgress:
         self._started = self._shown = self._clock()
         of = f" {rows:,} rows" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
-        typer.echo(f"{name}{of}{there}", err=True)
+        say("stage", f"{name}{of}{there}", stage=name, rows=rows, done=done)
 
     def advance(self, rows: int) -> None:
         """Count rows, and say how far it is, if it is time."""
@@ -185,7 +220,8 @@ class LineProgress:
         far = f"{self._done:,} rows, " if self._done else ""
         if self._rows:
             far = f"{self._done:,} of {self._rows:,} rows ({self._done / self._rows:.0%}), "
-        typer.echo(f"{self._name}: {far}{self._speed(now)}{self._passes}", err=True)
+        message = f"{self._name}: {far}{self._speed(now)}{self._passes}"
+        say("progress", message, stage=self._name, rows=self._rows, done=self._done)
 
     def _speed(self, now: float) -> str:
         """Return seconds left and rows a second, or only the seconds so far where nothing tells."""

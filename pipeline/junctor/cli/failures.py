@@ -9,7 +9,9 @@
 | 4    | done, but all rows are invalid                           |
 | 5    | the work does not fit the memory or disk that is allowed |
 | 6    | no run directory, scheduler or worker can be used        |
-| 130  | interrupted                                              |
+| 7    | done, but a threshold of --fail-if is crossed            |
+| 130  | interrupted (Ctrl-C)                                     |
+| 143  | terminated (SIGTERM)                                     |
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from junctor.cli.lines import is_json, say
+from junctor.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from junctor.model.errors import InputError, JunctorError, RunError
 
-# As shells have it: 128 and the number of SIGINT.
-INTERRUPTED = 130
 # Rows that are invalid are no failure, unless there are no others: then columns or names are not those of the model.
 ALL_INVALID = 4
 
@@ -43,13 +45,11 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise  # whoever read our output has seen enough; Typer ends quietly
         except OSError as error:
-            # An error without a file is one of a socket: scheduler and workers.
-            where = f"{error.filename}: " if error.filename else ""
-            code = RunError.exit_code if error.filename is None else InputError.exit_code
-            raise _exit(f"{where}{error.strerror or error}", code) from error
-        except KeyboardInterrupt:
+            ours = of_system(error)
+            raise _exit(str(ours), ours.exit_code) from error
+        except KeyboardInterrupt as wish:
             # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
-            raise interrupted() from None
+            raise interrupted(wish) from None
 
 
 def all_invalid(rows: int) -> typer.Exit:
@@ -58,12 +58,24 @@ def all_invalid(rows: int) -> typer.Exit:
     return _exit(f"{which} invalid: the column `reason` of the answers says why", ALL_INVALID)
 
 
-def interrupted(advice: str | None = None) -> typer.Exit:
-    """Say that the user stopped it, and return the exit to raise."""
-    return _exit(f"interrupted: {advice}" if advice else "interrupted", INTERRUPTED)
+def of_system(error: OSError) -> JunctorError:
+    """Return an error of the operating system as one of ours."""
+    if error.filename is not None:
+        return InputError(f"{error.filename}: {error.strerror or error}")
+    # An error without a file is one of a socket: scheduler and workers.
+    return RunError(error.strerror or str(error))
+
+
+def interrupted(wish: KeyboardInterrupt, advice: str | None = None) -> typer.Exit:
+    """Say that the user, or a service manager, stopped it, and return the exit to raise."""
+    what, code = ("terminated", TERMINATED) if isinstance(wish, Terminated) else ("interrupted", INTERRUPTED)
+    return _exit(f"{what}: {advice}" if advice else what, code)
 
 
 def _exit(message: str, code: int) -> typer.Exit:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
+    if is_json():
+        say("error", message, level="error", exit_code=code)
+    else:
+        typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(message, err=True)
     return typer.Exit(code)

@@ -61,6 +61,8 @@ def inspect(
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
     json: cli.AsJson = False,
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
@@ -75,7 +77,7 @@ def inspect(
     from junctor.model.query import Query, Sampling
     from junctor.runtime.machine import allowed_memory
 
-    model = read_network(network, network_format)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     options = cli.compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
@@ -109,7 +111,9 @@ def inspect(
     if json:
         typer.echo(json_module.dumps(record, indent=2))
     else:
-        _print(network, evidence, record)
+        from junctor.runtime.remote import shown
+
+        _print(shown(network), None if evidence is None else shown(evidence), record)
 
 
 def _workers_like(router: Router, workers: int) -> WorkerPool:
@@ -120,12 +124,12 @@ def _workers_like(router: Router, workers: int) -> WorkerPool:
 
 
 def _variables(network: Network) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = [{"name": v.name, "states": list(v.states)} for v in network.variables]
+    records: list[dict[str, Any]] = [{"name": v.name, "states": list(v.states)} for v in network.public]
     # Tables of a Markov network belong to no variable.
     if network.kind == "bayes":
-        for record, factor in zip(records, network.factors, strict=True):
-            record["parents"] = [network.variables[i].name for i in factor.scope[:-1]]
-            record["table_entries"] = factor.table.size
+        for i, record in enumerate(records):
+            record["parents"] = [network.variables[parent].name for parent in network.parents(i)]
+            record["table_entries"] = network.factors[i].table.size
     return records
 
 
@@ -139,7 +143,7 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
         "components": len(tree.roots()),
         "treewidth": max(len(clique.scope) for clique in tree.cliques) - 1,
         "total_entries": tree.total_entries(shape),
-        "largest_clique": [network.variables[i].name for i in largest.scope],
+        "largest_clique": [network.public[i].name for i in largest.scope if i < len(network.public)],
         "largest_clique_entries": shape.entries(largest.scope),
         "largest_separator_entries": max(shape.entries(clique.separator) for clique in tree.cliques),
     }
@@ -169,7 +173,9 @@ def _questions(engine: Engine) -> int | None:
     from junctor.cliques.joint import JointQuestions
     from junctor.planning.cliques import plan_stored
 
-    scopes = [clique.layout[:2] for clique in plan_stored(engine.router.shape).cliques if len(clique.layout) > 1]
+    public = range(len(engine.network.public))
+    layouts = ([v for v in clique.layout if v in public] for clique in plan_stored(engine.router.shape).cliques)
+    scopes = [layout[:2] for layout in layouts if len(layout) > 1]
     # Spread over the tree, because questions take differently long in its parts.
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
     names = [[engine.network.variables[v].name for v in scope] for scope in asked]
@@ -181,6 +187,7 @@ def _questions(engine: Engine) -> int | None:
 
 def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
     from junctor.engine.forecast import forecast
+    from junctor.runtime.machine import peak_memory
 
     router = engine.router
     routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
@@ -198,6 +205,8 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
         "measured_on": (router.costs if on_gpu else router.cpu_costs).device.name,
         "needed_bytes": max((route.memory.needed for route in routes), default=0),
         "planned_bytes": max((route.memory.projected for route in routes), default=0),
+        # What this process takes, which has read and planned as a run does, and propagated nothing.
+        "resident_bytes": peak_memory(),
         "fits": not refusals,
         "refused": refusals[0] if refusals else None,
         "plans": [_plan_facts(route, engine.network) for route in routes[:SHOWN]],
@@ -349,6 +358,10 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "
         f"{format_bytes(allowed)} allowed{fits}"
+    )
+    typer.echo(
+        f"              for propagation alone; a process takes {format_bytes(work['resident_bytes'])} beside it "
+        "(interpreter, Arrow, compiled code, network)"
     )
     if work["refused"] is not None:
         typer.echo(f"              {work['refused']}")

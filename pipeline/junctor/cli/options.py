@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from junctor.model.errors import JunctorError
+from junctor.cli.lines import LogFormat, set_log_format
+from junctor.model.errors import InputError, JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.remote import local_path
 
 NetworkFile = Annotated[
     str,
     typer.Argument(
-        metavar="NETWORK", help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI or our Parquet, or any .gz."
+        metavar="NETWORK",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, Parquet; .gz; a URL.",
     ),
 ]
 EvidenceFile = Annotated[
     str,
-    typer.Argument(metavar="EVIDENCE", help="Evidence, one row a case: CSV, Parquet (file or folder), Arrow or .evid."),
+    typer.Argument(
+        metavar="EVIDENCE",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, or its URL.",
+    ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
+PartOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="3/16",
+        help="Answer only this share of the run, beside others with the same OUTPUT; then `junctor finalise OUTPUT`.",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
 Targets = Annotated[
     str | None,
@@ -49,6 +62,23 @@ Probabilities = Annotated[
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers to compute with.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
+]
+Incremental = Annotated[
+    bool,
+    typer.Option(
+        "--incremental", help="Answer only files that are new or changed since the last run, and commit them."
+    ),
+]
+Backfill = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backfill",
+        metavar="COLUMN=FIRST..LAST",
+        help="With --incremental: answer these partitions again; repeatable.",
+    ),
+]
+DropRemoved = Annotated[
+    bool, typer.Option("--drop-removed", help="With --incremental: remove the answers to files that are gone.")
 ]
 Workers = Annotated[
     int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
@@ -78,15 +108,47 @@ InsecureScheduler = Annotated[
     bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
 ]
 UsePrefect = Annotated[
-    bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
+    bool | None,
+    typer.Option("--prefect/--no-prefect", help="Show it on the page of a Prefect server; yes if one is configured."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+# Holds from here on, for errors that are found before a command begins too.
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        callback=set_log_format,
+        help="Progress and messages on stderr as text, or a JSON document a line.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Report = Annotated[
+    bool | None, typer.Option("--report/--no-report", help="Write a page on the run, report.html; yes as a flow.")
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        metavar="CONDITION",
+        help="End as failed (code 7) where it holds: 'impossible > 1%', 'drift(xray) > 0.2', ...; repeatable.",
+    ),
+]
+Rejects = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Rows that are not ok, with reasons: .csv or .parquet.")
+]
 NetworkFormat = Annotated[
     str | None,
     typer.Option(
-        "--format", help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, uai, parquet."
+        "--format",
+        help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, parquet.",
     ),
+]
+Normalize = Annotated[
+    bool, typer.Option("--normalize", help="Divide the rows of NETWORK's tables by their sums: counts, percentages.")
+]
+IgnoreDecisions = Annotated[
+    bool,
+    typer.Option("--ignore-decisions", help="Leave out decisions and utilities where no chance node depends on them."),
 ]
 EvidenceFormat = Annotated[
     str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")
@@ -148,12 +210,24 @@ def compute_options(
         "threads": threads,
         "device": device,
         "device_memory": memory_size(device_memory, "--device-memory"),
-        "spill_dir": None if spill is None else Path(spill),
+        "spill_dir": None if spill is None else local_path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
     }
     # Zero is a size: only what was not given is left to the defaults.
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(defaults or ComputeOptions(), **chosen)  # type: ignore[arg-type]
+
+
+def thresholds(texts: list[str] | None) -> tuple[str, ...]:
+    """Return the conditions of --fail-if; raises BadParameter for those that cannot be read."""
+    if not texts:
+        return ()
+    from junctor.runs.thresholds import parse_threshold
+
+    try:
+        return tuple(parse_threshold(text).text for text in texts)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="--fail-if") from None
 
 
 def memory_size(text: str | None, option: str = "--memory") -> int | None:

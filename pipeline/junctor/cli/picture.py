@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor.model.errors import InputError
+from junctor.runtime.remote import local_path
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -19,14 +19,11 @@ MOST_LABELS = 40
 def draw_tree(tree: JunctionTree, network: Network, path: str) -> None:
     """Draw the cliques, coloured by the size of their tables, to a file whose ending says the format.
 
-    Raises InputError without matplotlib and for endings that it does not know.
+    Raises InputError for endings that it does not know.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        # Not by the name of the package, which is on no index.
-        advice = "pip install matplotlib, or '.[plots]' in a clone of junctor"
-        raise InputError(f"a picture needs matplotlib: {advice}") from error
+    # Imported here: it takes half a second.
+    from matplotlib.figure import Figure
+
     places = _places(tree)
     # A figure without pyplot needs no display and leaves no state behind.
     width, height = (max(place[i] for place in places) + 1 for i in (0, 1))
@@ -43,13 +40,13 @@ def draw_tree(tree: JunctionTree, network: Network, path: str) -> None:
     box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
     if len(places) <= MOST_LABELS:
         for clique, (x, y) in zip(tree.cliques, places, strict=True):
-            names = "\n".join(network.variables[i].name for i in clique.scope)
+            names = "\n".join(network.public[i].name for i in clique.scope if i < len(network.public))
             axes.annotate(names, (x, -y), (4, -4), textcoords="offset points", va="top", fontsize=6, bbox=box)
     figure.colorbar(dots, label="entries of a clique, log10")
     axes.set_title(f"{network.name}: {len(places):,} cliques")
     axes.set_axis_off()
     try:
-        figure.savefig(Path(path), dpi=150)
+        figure.savefig(local_path(path), dpi=150)
     except ValueError as error:
         raise InputError(f"cannot draw to {path}: {error}") from error
 

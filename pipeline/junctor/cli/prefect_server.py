@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import shutil
 import socket
@@ -18,6 +19,8 @@ from pathlib import Path
 from junctor.model.errors import RunError
 from junctor.planning.budget import format_bytes
 from junctor.runtime.files import aside, explained
+from junctor.runtime.machine import user_folder
+from junctor.runtime.remote import AnyPath, RemotePath
 
 # What the embedded server's database may come to. Without it the server would not start, time and again.
 LEAST_SPACE = 64 << 20
@@ -45,12 +48,25 @@ def is_configured() -> bool:
     return isinstance(profile, dict) and bool(profile.get("PREFECT_API_URL"))
 
 
-def embed(directory: Path) -> Path:
+def configured_server() -> None:
+    """Raise RunError unless a Prefect server is configured."""
+    if not is_configured():
+        raise RunError(
+            "no Prefect server is configured: start one with `prefect server start`, and name it with "
+            "PREFECT_API_URL=http://127.0.0.1:4200/api, or with `prefect config set`"
+        )
+
+
+def embed(directory: AnyPath) -> Path:
     """Let the embedded server keep its files below `directory`, and leave the talking to us: errors are raised anyway.
 
-    To be called before Prefect is imported; sets environment variables that the user has not set. Returns the folder;
-    raises RunError where it cannot be made, or has no space for a database.
+    Below the user's cache directory where `directory` is in a store. To be called before Prefect is imported; sets
+    environment variables that the user has not set. Returns the folder; raises RunError where it cannot be made, or has
+    no space for a database.
     """
+    if isinstance(directory, RemotePath):
+        # SQLite needs a disk: one folder for each output, which a later run of it finds again.
+        directory = user_folder() / "prefect" / hashlib.sha256(str(directory).encode()).hexdigest()[:16]
     home = Path(os.environ.get("PREFECT_HOME") or directory / ".prefect").expanduser()
     # Prefect makes the folder, but not the one that it lies in.
     with explained(home):

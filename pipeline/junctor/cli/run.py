@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.deployed import deployed, is_check
+from junctor.model.errors import ThresholdError
 from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
     from junctor.model.query import Sampling
     from junctor.runs.run import Manifest
+    from junctor.runs.watch import Watcher
     from junctor.runs.workload import Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
-
-    AsFlow = Callable[[Any, Resources, Progress], Manifest]
 
 
 def run(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://.",
+        ),
+    ],
     targets: cli.Targets = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     answers: cli.AnswersOption = "posteriors",
@@ -42,12 +50,20 @@ def run(
     strict: cli.Strict = False,
     keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
     output_format: cli.OutputFormatOption = "parquet",
     layout: cli.LayoutOption = "lists",
     compression: cli.CompressionOption = "zstd",
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
+    report: cli.Report = None,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
+    incremental: cli.Incremental = False,
+    backfill: cli.Backfill = None,
+    drop_removed: cli.DropRemoved = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
     memory: Annotated[
@@ -59,11 +75,13 @@ def run(
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
     part_size: cli.PartSize = None,
+    part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
+    log_format: cli.LogFormatOption = "text",
 ) -> None:
     """Answer every row of EVIDENCE from NETWORK, into Parquet or Arrow files.
 
@@ -79,6 +97,7 @@ def run(
     _refuse_idle(method, sampling)
     if partition_rows is not None and part_size is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
+    _refuse_misplaced(incremental, tuple(backfill or ()), drop_removed, csv)
     job = Job(
         network=network,
         evidence=evidence,
@@ -91,68 +110,135 @@ def run(
         overwrite=overwrite,
         csv=csv,
         network_format=network_format,
+        normalize=normalize,
+        ignore_decisions=ignore_decisions,
         evidence_format=evidence_format,
         part_bytes=cli.memory_size(part_size, "--part-size"),
         keep=tuple(keep or ()),
         output_format=output_format,
         layout=layout,
         compression=compression,
+        incremental=incremental,
+        backfill=tuple(backfill or ()),
+        drop_removed=drop_removed,
+        report=report,
+        fail_if=cli.thresholds(fail_if),
+        rejects=rejects,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
-    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
+    if part is not None:
+        if csv:
+            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint="--csv")
+        run_share_and_show(job, part, resources, prefect, quiet, json)
+        return
+    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json)
 
 
-def _flow() -> AsFlow:
-    from junctor_flows.batch import score_as_flow
-
-    return score_as_flow
-
-
-def run_and_show(
-    job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool, flow: Callable[[], AsFlow]
-) -> None:
+def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:
     """Do `job` and print what it did; arguments as of `score`."""
     from junctor.cli.display import progress_display, show_manifest
     from junctor.cli.failures import all_invalid
 
-    with progress_display(quiet) as progress:
-        manifest = score(job, resources, prefect, progress, flow)
+    if is_check():
+        # Prefect's server would keep what is in a URL.
+        job.check_places(recorded=True)
+        return
+    try:
+        with progress_display(quiet) as progress:
+            manifest = score(job, resources, prefect, progress)
+    except ThresholdError:
+        from junctor.runs.run import read_manifest
+
+        # The answers are whole, and what was done is of interest now more than ever.
+        show_manifest(job.directory, read_manifest(job.directory), as_json)
+        raise
     show_manifest(job.directory, manifest, as_json)
     if 0 < manifest.rows == manifest.statuses["invalid"]:
         raise all_invalid(manifest.rows)
 
 
-def score(
-    job: Workload, resources: Resources, prefect: bool | None, progress: Progress, flow: Callable[[], AsFlow] = _flow
-) -> Manifest:
-    """Do `job`, as a Prefect flow or plainly.
+def run_share_and_show(
+    job: Workload, part: str, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool
+) -> None:
+    """Do a share of `job`, without Prefect, and print what it did.
+
+    part: text such as 3/16.
+    prefect: as the user gave it.
+    Other arguments as of `run_and_show`.
+    """
+    import json
+
+    from junctor.cli.display import progress_display
+    from junctor.cli.failures import interrupted
+    from junctor.runs.share import Share, run_share
+
+    if is_check() or prefect:
+        raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
+    share = Share.parse(part)
+    try:
+        with progress_display(quiet) as progress:
+            done = run_share(job, share, resources, progress)
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
+    if as_json:
+        typer.echo(json.dumps({"directory": str(job.directory.path), **done.to_record()}, indent=2))
+        return
+    there = f", {done.reused:,} of them there already" if done.reused else ""
+    typer.echo(f"part {share}: {done.partitions:,} of {done.all_partitions:,} partitions{there}")
+    typer.echo(f"{done.rows:,} rows in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}")
+
+
+def score(job: Workload, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
+    """Do `job`, and report it to a Prefect server and as metrics.
 
     job: rows or sequences.
     resources: where the work is done.
-    prefect: None for a flow where a Prefect server is configured.
-    progress: shown in addition to Prefect's.
-    flow: imports and returns the Prefect flow.
+    prefect: None for a report where a Prefect server is configured.
+    progress: shown in addition.
     """
     from junctor.cli.failures import interrupted
-    from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
+    from junctor.cli.prefect_server import is_configured
+    from junctor.runs.run import read_manifest
+    from junctor.runs.run import run as run_plainly
+    from junctor.runs.watch import watched
 
-    configured = is_configured()
+    recorded = deployed.get() is not None or (is_configured() if prefect is None else prefect)
+    job.check_places(recorded=recorded)
     try:
-        if not (configured if prefect is None else prefect):
-            # Without Prefect, which takes seconds to import.
-            from junctor.runs.run import run as run_plainly
+        with watched(job, progress, _watchers(job, prefect)) as watch:
+            # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
+            reported = replace(job, report=recorded) if job.report is None else job  # type: ignore[type-var]
+            try:
+                watch.manifest = run_plainly(reported, resources, watch)
+            except ThresholdError:
+                watch.manifest = read_manifest(job.directory)
+                raise
+            return watch.manifest
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
 
-            return run_plainly(job, resources, progress)
-        server = None if configured else EmbeddedServer(embed(job.directory.path))
-        # Imported while the server starts, which takes longer.
-        as_flow = flow()
-        if server is not None:
-            server.wait()
-        return as_flow(job, resources, progress)
-    except KeyboardInterrupt:
-        raise interrupted("run the same command again to go on") from None
+
+def _watchers(job: Workload, prefect: bool | None) -> list[Watcher]:
+    """Return who is told of a run; the server of Prefect's that is started where none is configured is there then."""
+    from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
+    from junctor.runs.metrics import metrics
+
+    found = metrics()
+    if (reporter := deployed.get()) is not None:
+        return [*found, reporter]
+    configured = is_configured()
+    if not (configured if prefect is None else prefect):
+        return found
+    server = None if configured else EmbeddedServer(embed(job.directory.path))
+    from junctor_flows.reporter import Reporter, load_prefect
+
+    if server is not None:
+        # Imported while the server starts, which takes longer; otherwise beside the run.
+        load_prefect()
+        server.wait()
+    return [*found, Reporter(job.flow_name)]
 
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:
@@ -160,6 +246,23 @@ def _refuse_idle(method: Method, sampling: Sampling) -> None:
     idle = [option.name for option in fields(sampling) if getattr(sampling, option.name) != option.default]
     if method == "exact" and idle:
         raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
+
+
+def _refuse_misplaced(incremental: bool, backfill: tuple[str, ...], drop_removed: bool, csv: bool) -> None:
+    """Raise BadParameter for options of incremental runs at others, and the other way round."""
+    from junctor.model.errors import EvidenceError
+    from junctor.runs.inputs import Backfill
+
+    if incremental and csv:
+        raise typer.BadParameter("one file of all answers does not grow: leave it out", param_hint="--csv")
+    if not incremental and (backfill or drop_removed):
+        hint = "--backfill" if backfill else "--drop-removed"
+        raise typer.BadParameter("it belongs to --incremental: add that", param_hint=hint)
+    try:
+        for text in backfill:
+            Backfill.parse(text)
+    except EvidenceError as error:
+        raise typer.BadParameter(str(error), param_hint="--backfill") from None
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

@@ -27,6 +27,8 @@ def validate(
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
     json: cli.AsJson = False,
 ) -> None:
@@ -34,7 +36,7 @@ def validate(
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
 
-    model = read_network(network, network_format)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     report: dict[str, Any] = {"network": network_facts(model)}
     if evidence is not None:
         source = open_evidence(
@@ -44,7 +46,10 @@ def validate(
     if json:
         typer.echo(json_module.dumps(report, indent=2))
     else:
-        _print(network, report["network"], evidence, report.get("evidence"))
+        from junctor.runtime.remote import shown
+
+        told = None if evidence is None else shown(evidence)
+        _print(shown(network), report["network"], told, report.get("evidence"))
     # After printing: a script gets the report as well as the exit code.
     if report.get("evidence", {}).get("invalid_rows"):
         raise typer.Exit(3)
@@ -55,8 +60,8 @@ def network_facts(network: Network, zeros: bool = False) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": network.name,
         "kind": network.kind,
-        "variables": len(network.variables),
-        "states": sum(network.cardinalities),
+        "variables": len(network.public),
+        "states": sum(variable.cardinality for variable in network.public),
         "tables": len(network.factors),
         "table_entries": sum(factor.table.size for factor in network.factors),
     }

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.run import run_and_show
+from junctor.cli.run import run_and_show, run_share_and_show
 
 if TYPE_CHECKING:
-    from junctor.cli.run import AsFlow
     from junctor.hmm.engine import SequenceKind
 
 
@@ -22,7 +21,12 @@ def viterbi(
         str,
         typer.Argument(metavar="SEQUENCES", help="Parquet (file or folder) or Arrow with a list column, one row each."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Directory for the answers, or its URL: s3://bucket/folder."
+        ),
+    ],
     posteriors: Annotated[
         bool, typer.Option("--posteriors", help="Log-likelihoods and posteriors of the states instead of paths.")
     ] = False,
@@ -36,6 +40,9 @@ def viterbi(
     sequences_format: Annotated[
         str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
     ] = None,
+    report: cli.Report = None,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
@@ -47,11 +54,13 @@ def viterbi(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Sequences in one part.")] = None,
+    part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
+    log_format: cli.LogFormatOption = "text",
 ) -> None:
     """Find the most probable path of every sequence in SEQUENCES through MODEL, into Parquet files.
 
@@ -75,14 +84,14 @@ def viterbi(
         overwrite=overwrite,
         model_format=model_format,
         sequences_format=sequences_format,
+        report=report,
+        fail_if=cli.thresholds(fail_if),
+        rejects=rejects,
     )
     settings = load_settings()
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
-    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
-
-
-def _flow() -> AsFlow:
-    from junctor_flows.sequences import decode_as_flow
-
-    return decode_as_flow
+    if part is not None:
+        run_share_and_show(job, part, resources, prefect, quiet, json)
+        return
+    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json)

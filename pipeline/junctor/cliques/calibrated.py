@@ -20,6 +20,7 @@ from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place, nearest
 from junctor.model.network import Variable
 from junctor.runtime.files import refused
+from junctor.runtime.remote import local_path
 
 FORMAT_VERSION = 1
 _INDEX = "cliques.json"
@@ -79,7 +80,7 @@ class CalibratedCliques:
 
         The index is written last: a folder that has one is whole.
         """
-        home = Path(folder)
+        home = local_path(folder)
         home.mkdir(parents=True, exist_ok=True)
         # Gone first: tables of two cases must not pass for those of one.
         (home / _INDEX).unlink(missing_ok=True)
@@ -120,7 +121,7 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
 
     Raises InputError where there is nothing whole of this format.
     """
-    home = Path(folder)
+    home = local_path(folder)
     with refused(lambda said: InputError(f"found no calibrated cliques ({said})", Place(str(home / _INDEX)))):
         index = json.loads((home / _INDEX).read_text())
         if not isinstance(index, dict):

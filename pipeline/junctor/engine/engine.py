@@ -75,7 +75,8 @@ class Engine:
     store: plans of another engine of the same network and query.
 
     Raises EvidenceError for unknown targets, BudgetError where rows do not fit even in chunks, DiskError where there is
-    less room than there seemed, and DeviceError for a GPU that cannot be used.
+    less room than there seemed, and DeviceError for a GPU that cannot be used; ModelError for explanations of a network
+    with noisy nodes whose whole tables are too large.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class Engine:
         gpu: BlockDevice | None = None,
         store: PlanStore | None = None,
     ) -> None:
+        # An explanation maximises over the variables of the file alone: auxiliary ones have to be summed out before.
+        network = network if query.kind == "posteriors" else network.expanded
         self.router = Router(network, query, options, costs, expected_rows, workers, gpu, store)
         self.network = network
         self.query = query
@@ -179,9 +182,12 @@ class Engine:
             self._score(plans, trees, batch, answers, memory, budget, resources)
         else:
             for group in plans:
-                self._answer_group(group, batch, answers, budget, resources)
+                way = self._answer_group(group, batch, answers, budget, resources)
+                answers.ways[way.value] += len(group.rows)
             if trees:
                 self._answer_trees(trees, batch, answers, budget, resources)
+        if trees:
+            answers.ways[Backend.ROW_TREES.value] += sum(len(group.rows) for group in trees)
         if explain and (answers.status == IMPOSSIBLE).any():
             # Imported where rows are impossible: with it comes compiled code.
             from junctor.backends.contradictions import give_reasons
@@ -206,6 +212,7 @@ class Engine:
         """Write the scores of the rows of groups; their posteriors take turns in `memory`."""
         for group in plans:
             route, left = self._route(group, batch, budget, resources)
+            scores.ways[route.backend.value] += len(group.rows)
             unique = route.group.unique
             if unique is None:
                 self._score_group(route, left, group.rows, batch, scores, memory, resources)
@@ -217,6 +224,7 @@ class Engine:
             self._score_group(route, left, everything, unique.batch, different, memory, resources)
             # Equal rows get equal bytes: copies, not answers of their own.
             spread_scores(unique, different, scores)
+            scores.climbed.update(different.climbed)
         if trees:
             self._score_slices(
                 trees,
@@ -299,19 +307,24 @@ class Engine:
 
     def _answer_group(
         self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
-    ) -> None:
-        """Write the answers to the rows of a group; budget: in addition to the answers to the batch."""
+    ) -> Backend:
+        """Write the answers to the rows of a group, and return what answered them.
+
+        budget: in addition to the answers to the batch.
+        """
         route, budget = self._route(group, batch, budget, resources)
         unique = route.group.unique
         if unique is None:
             self._execute(route, group.rows, batch, answers, budget, resources)
-            return
+            return route.backend
         size = self._size(unique.batch.rows)
         memory = fresh(size) if resources.device is None else resources.device.host(size)
         different = self.blank(unique.batch, memory)
         self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, resources)
         # Equal rows get equal bytes: copies, not answers of their own.
         unique.spread(different, answers)
+        answers.climbed.update(different.climbed)
+        return route.backend
 
     def _route(
         self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, resources: _Resources
@@ -383,6 +396,8 @@ class Engine:
         chunks = route.chunks
         # Rows that lose digits in one number format come back, and are cut anew: entries of the next one are wider.
         for algebra in self.router.ladder:
+            if algebra is not self.router.ladder[0]:
+                answers.climbed[algebra.name] += len(rows)
             if chunks is None:
                 chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, resources.gpu)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)

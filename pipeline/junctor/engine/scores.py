@@ -60,6 +60,7 @@ class ScoreMaker:
         scores.status[at], scores.log_value[at] = answers.status, answers.log_value
         for row, reason in answers.reasons.items():
             scores.reasons[int(rows[row])] = reason
+        scores.climbed.update(answers.climbed)
         for n, (v, state) in enumerate(self._chosen):
             scores.chosen[n, at] = answers.posteriors[v][:, state]
         if compiled and answers.memory is not None:

@@ -6,12 +6,12 @@ Main classes: ParquetTable and ArrowTable, opened by `junctor.evidence.read`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from junctor.evidence.columns import is_text
 from junctor.model.errors import Place
+from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a batch, and its cells: dictionary indices of four bytes.
 _BATCH_ROWS, _BATCH_CELLS = 2**16, 2**24
@@ -26,7 +26,8 @@ def _rows_of_batch(columns: int) -> int:
 class BinaryTable:
     """A file whose rows have no lines."""
 
-    path: Path
+    path: AnyPath
+    partition = 0
 
     def place_of(self, row: int) -> Place:
         """Return the place of a row: the file."""
@@ -36,7 +37,7 @@ class BinaryTable:
 class ParquetTable(BinaryTable):
     """A Parquet file. Text columns come as dictionaries: stored that way, and decoded once for each distinct cell."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         with self._open([]) as file:
             self.schema: pa.Schema = file.schema_arrow
@@ -66,23 +67,23 @@ class ParquetTable(BinaryTable):
 
         # Buffered reads: a row group of gigabytes is not loaded whole.
         return pq.ParquetFile(
-            self.path, read_dictionary=dictionaries or None, buffer_size=_BUFFER_BYTES, pre_buffer=False
+            parquet_source(self.path), read_dictionary=dictionaries or None, buffer_size=_BUFFER_BYTES, pre_buffer=False
         )
 
 
 class ArrowTable(BinaryTable):
     """An Arrow IPC file (also Feather version 2) or stream, distinguished by its first bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
-        with pa.OSFile(str(path)) as file, self._open(file) as reader:
+        with arrow_file(path) as file, self._open(file) as reader:
             self.schema: pa.Schema = reader.schema
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
     ) -> Iterator[pa.RecordBatch]:
         """Yield the columns at `positions`, in that order, as they are, in pieces of at most 65,536 rows."""
-        with pa.OSFile(str(self.path)) as file, self._open(file) as reader:
+        with arrow_file(self.path) as file, self._open(file) as reader:
             if isinstance(reader, pa.ipc.RecordBatchFileReader):
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:

@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from junctor.evidence.files import open_bytes
 from junctor.model.errors import EvidenceError, Place
+from junctor.runtime.remote import AnyPath
 from junctor.runtime.threads import ahead
 
 # Longest line, unless the header says more; so many of them are read at a time.
@@ -69,7 +69,9 @@ class _Block:
 class DelimitedTable:
     """A CSV (`delimiter` ",") or TSV file; opening it reads the header only."""
 
-    def __init__(self, path: Path, delimiter: str) -> None:
+    partition = 0
+
+    def __init__(self, path: AnyPath, delimiter: str) -> None:
         self.path = path
         self.delimiter = delimiter
         with closing(self._records(strict_text=True)) as records:

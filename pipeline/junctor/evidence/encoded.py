@@ -12,7 +12,6 @@ import base64
 import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
 from junctor.runtime.files import aside, refused
+from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 2
 # Parquet, one column a variable: directories of earlier runs have it.
@@ -37,7 +37,7 @@ _STATES = "states"
 _KEPT = "kept"
 
 
-def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
+def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | RemotePath) -> None:
     """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is complete."""
     columns = dict(_columns(partition))
     metadata = {
@@ -53,12 +53,12 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -
             table = table.append_column(field.with_name(f"{_KEPT}{i}"), column)
     # Read once or twice and then never again: cheap to write and to read comes before small.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with aside(Path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
+    with aside(location(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
         writer.write_table(table)
 
 
 def read_partition(
-    path: str | os.PathLike[str], kept: bool = False, cardinalities: Sequence[int] | None = None
+    path: str | os.PathLike[str] | RemotePath, kept: bool = False, cardinalities: Sequence[int] | None = None
 ) -> EncodedPartition:
     """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else.
 
@@ -67,7 +67,7 @@ def read_partition(
     cardinalities: of all variables; states beyond them are refused. None for no such check.
     """
     with refused(lambda said: RunError(f"{path}: cannot be read as encoded evidence ({said}): start the run anew")):
-        with pa.OSFile(str(path)) as file:
+        with _opened(location(path)) as file:
             if file.read(6) != b"ARROW1":
                 return _read_parquet(path)
             file.seek(0)
@@ -101,7 +101,14 @@ def _check(batch: EvidenceBatch, cardinalities: Sequence[int]) -> None:
             raise ValueError(f"found likelihoods of other states than those of variable {variable}")
 
 
-def _read_arrow(file: pa.NativeFile, path: str | os.PathLike[str], kept: bool) -> tuple[dict[str, Any], pa.Table]:
+def _opened(path: AnyPath) -> pa.NativeFile:
+    # All of an object is wanted, which is one request.
+    return pa.BufferReader(path.read_bytes()) if isinstance(path, RemotePath) else arrow_file(path)
+
+
+def _read_arrow(
+    file: pa.NativeFile, path: str | os.PathLike[str] | RemotePath, kept: bool
+) -> tuple[dict[str, Any], pa.Table]:
     # Workers read partitions concurrently; threads in each of them would only compete.
     options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.ipc.open_file(file, options=options) as reader:
@@ -114,11 +121,11 @@ def _read_arrow(file: pa.NativeFile, path: str | os.PathLike[str], kept: bool) -
         return metadata, reader.read_all()
 
 
-def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
+def _read_parquet(path: str | os.PathLike[str] | RemotePath) -> EncodedPartition:
     """Read the encoded evidence of an earlier version: `s7` has the states of variable 7, null where unobserved."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(parquet_source(location(path))) as file:
         metadata = _metadata(file.schema_arrow, path, _PARQUET_VERSION)
         table = file.read(use_threads=False)
     table.validate(full=True)
@@ -135,7 +142,7 @@ def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
     )
 
 
-def _metadata(schema: pa.Schema, path: str | os.PathLike[str], expected: int) -> dict[str, Any]:
+def _metadata(schema: pa.Schema, path: str | os.PathLike[str] | RemotePath, expected: int) -> dict[str, Any]:
     metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
     if (version := metadata.get("format_version")) != expected:
         raise RunError(

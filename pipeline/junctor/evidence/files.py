@@ -1,6 +1,6 @@
 """Evidence files on disk: the files of a path, their formats, and access to their bytes.
 
-Main functions: `files_of`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats.
+Main functions: `input_files`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats.
 """
 
 from __future__ import annotations
@@ -8,14 +8,18 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError, Place, nearest
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
 
@@ -35,6 +39,31 @@ _ENDINGS = {
 _FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 # The other formats compress their columns themselves, and are read at any offset.
 _GZIPPED = {"csv", "tsv", "evid"}
+# Hive and Spark write null as this folder name.
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """The files of an input: of a folder, of a glob, or a single one.
+
+    folder: of which they are; names of its subfolders may be columns. None for a single file.
+    paths: in the order of their names, folder by folder.
+    pattern: of a glob, below the folder, one for each name.
+    """
+
+    folder: AnyPath | None
+    paths: tuple[AnyPath, ...]
+    pattern: tuple[str, ...] = ()
+
+    def name_of(self, path: AnyPath) -> str:
+        """Return the name of a file in the folder, with slashes."""
+        return path.name if self.folder is None else "/".join(_below(path, self.folder))
+
+    def covers(self, name: str) -> bool:
+        """Return True if a file of this name would be among them if it was there."""
+        return _matches(name.split("/"), self.pattern)
 
 
 def checked_format(format: str | None) -> str | None:
@@ -46,7 +75,7 @@ def checked_format(format: str | None) -> str | None:
     return format
 
 
-def format_of(path: Path) -> str:
+def format_of(path: AnyPath) -> str:
     """Return the format of a file by its ending, else by its first bytes; raises EvidenceError if neither says."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     # The ending before `.gz` names the format.
@@ -67,25 +96,98 @@ def format_of(path: Path) -> str:
     return format
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Return all files of a folder in the order of their paths, without names that start with "_" or "."."""
-    files = []
+def input_files(source: str | os.PathLike[str] | RemotePath) -> InputFiles:
+    """Return the files of a file, folder or glob, without names that start with "_" or "."; raises EvidenceError.
+
+    A folder and a glob have their files in the order of their paths, and one at the least.
+    """
+    path = location(source)
+    with explained(path):
+        # A file may be called like a glob.
+        if any(map(_is_wild, _names(path))) and not path.exists():
+            return _matching(path)
+        if not path.is_dir():
+            return InputFiles(None, (path,))
+        paths = sorted(_files_below(path), key=lambda file: file.parts)
+    if not paths:
+        raise EvidenceError("the folder has no evidence files", Place(str(path)))
+    return InputFiles(path, tuple(paths))
+
+
+def _matching(glob: AnyPath) -> InputFiles:
+    # The folder of `in/date=2026-11-*/*.csv` is `in`: folders that are columns are not of its own name.
+    names = _names(glob)
+    pattern = names[[_is_wild(name) or "=" in name for name in names].index(True) :]
+    folder = glob
+    for _ in pattern:
+        folder = folder.parent
+    found: set[AnyPath] = set()
+    for path in folder.glob("/".join(pattern)):
+        if not _is_hidden(_below(path, folder)):
+            found.update(_files_below(path) if path.is_dir() else [path])
+    if not found:
+        raise EvidenceError("no file has such a name", Place(str(glob)))
+    return InputFiles(folder, tuple(sorted(found, key=lambda file: file.parts)), pattern)
+
+
+def _names(path: AnyPath) -> tuple[str, ...]:
+    # What comes first in a URL is the store.
+    return path.parts[1:] if isinstance(path, RemotePath) else path.parts
+
+
+def _is_wild(name: str) -> bool:
+    return not _WILD.isdisjoint(name)
+
+
+def _below(path: AnyPath, folder: AnyPath) -> tuple[str, ...]:
+    return path.parts[len(folder.parts) :]
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True if a file is matched, or a folder that it is in."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_matches(names[i:], pattern[1:]) for i in range(len(names)))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
+
+
+def partition_columns(name: str) -> dict[str, str | None]:
+    """Return the columns in the folders of a file: `date=2026-11-22/a.csv` has a column `date`; null is None."""
+    pairs = (part.split("=", 1) for part in partition_of(name).split("/") if part)
+    return {unquote(column): None if text == _NULL_FOLDER else unquote(text) for column, text in pairs}
+
+
+def partition_of(name: str) -> str:
+    """Return the folders `column=value` in the name of a file, as they are written."""
+    return "/".join(part for part in name.split("/")[:-1] if part.find("=") > 0)
+
+
+def _files_below(folder: AnyPath) -> Iterator[AnyPath]:
+    if isinstance(folder, RemotePath):
+        # By one listing.
+        found = (path for path in folder.rglob("*") if path.is_file())
+        yield from (path for path in found if not _is_hidden(_below(path, folder)))
+        return
     # Such names are markers (_SUCCESS) and leftovers of other tools.
     for directory, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
-        files += [Path(directory, name) for name in names if not name.startswith(("_", "."))]
-    return sorted(files, key=lambda path: path.relative_to(folder).parts)
+        folders[:] = [name for name in folders if not _is_hidden([name])]
+        yield from (Path(directory, name) for name in names if not _is_hidden([name]))
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def _is_hidden(names: Sequence[str]) -> bool:
+    return any(name.startswith(("_", ".")) for name in names)
+
+
+def open_bytes(path: AnyPath) -> IO[bytes]:
     """Open a file for reading, gzipped if its name says so."""
     if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
+        return cast(IO[bytes], gzip.open(path if isinstance(path, Path) else path.open(), "rb"))
     return path.open("rb")
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: AnyPath) -> Iterator[None]:
     """Context manager: turn errors of reading a file into an EvidenceError that names it."""
     place = Place(str(path))
     try:

@@ -22,6 +22,7 @@ from junctor.model.network import Network
 # - A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
 # - A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
 #   column must have one for each of its states.
+# - A column from the name of a folder is no evidence; it may be the case id, or kept.
 # - A column that is kept is carried through as it is, and may be any of these, or a column that is no evidence.
 # - Anything else is refused, or left out with `ignore_extra`.
 Role = Literal["case_id", "states", "likelihood", "entry"]
@@ -78,6 +79,7 @@ def read_layout(
     ignore_extra: bool = False,
     keep: Sequence[str] = (),
     file: str | None,
+    partition: int = 0,
 ) -> ColumnLayout:
     """Return the columns that are evidence, and those that are carried through.
 
@@ -87,11 +89,12 @@ def read_layout(
     ignore_extra: whether unknown columns are left out.
     keep: names of columns to carry through, which need not be of the network.
     file: name for errors.
+    partition: number of the last columns that are names of folders; they may be case ids or kept, and are no evidence.
     Raises EvidenceError for unknown columns unless `ignore_extra`, two columns of the same content, cells of a wrong
     type, a likelihood without columns for all states, and a missing case-id or kept column.
     """
     place = Place(file) if file else None
-    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, schema.names)
+    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, schema.names, partition)
     # First: a misspelt name is not to be told as an unknown column.
     kept = tuple(reader.position_of(name) for name in keep)
     # Checks of whole tables come after the roles of all columns: files list them in any order.
@@ -115,6 +118,7 @@ class _LayoutReader:
     keep: frozenset[str]
     place: Place | None
     names: Sequence[str]
+    partition: int
     cells: dict[int, StateCells] = field(default_factory=dict)
 
     def fail(self, message: str) -> NoReturn:
@@ -124,16 +128,35 @@ class _LayoutReader:
         for position, (raw, kind) in enumerate(zip(self.names, types, strict=True)):
             # White space around a name is dropped unless the name with it is a variable's.
             name = raw if raw in self.network.index else raw.strip()
+            if position >= len(self.names) - self.partition:
+                yield from self._folder_column(position, raw)
+                continue
             column = self._column(position, name, kind) or self._entry(position, raw, kind)
             if column is not None:
                 yield column
-            elif not self.ignore_extra and not self.keep & {raw, name}:
+            # Some writers have the columns of folders in the files as well.
+            elif not self.ignore_extra and not self.keep & {raw, name} and name not in self._folders:
                 self._refuse_unknown(position, name)
+
+    @property
+    def _folders(self) -> Sequence[str]:
+        return self.names[len(self.names) - self.partition :]
+
+    def _folder_column(self, position: int, name: str) -> Iterator[Column]:
+        if name == (CASE_ID if self.case_id is None else self.case_id):
+            yield Column(position, name, "case_id")
+        elif name in self.network.index and not self.ignore_extra and name not in self.keep:
+            self.fail(
+                f"folder {name!r} has the name of a variable, but folders are never evidence: rename it, or leave it "
+                "out with --ignore-extra"
+            )
 
     def position_of(self, name: str) -> int:
         """Return the position of a column to keep; raises EvidenceError unless there is exactly one."""
         found = [i for i, raw in enumerate(self.names) if raw == name]
         found = found or [i for i, raw in enumerate(self.names) if raw.strip() == name]
+        if found and found[-1] >= len(self.names) - self.partition:
+            return found[-1]
         if len(found) != 1:
             there = f"there is none{nearest(name, self.names)}" if not found else f"there are {len(found)} of that name"
             self.fail(f"cannot keep column {name!r}: {there}")

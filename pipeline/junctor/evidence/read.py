@@ -10,21 +10,18 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
-from junctor.evidence.files import checked_format, explained, files_of, format_of
+from junctor.evidence.files import InputFiles, checked_format, explained, format_of, input_files, partition_columns
 from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.threads import ahead
 
-# Hive and Spark write null as this folder name.
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
 
@@ -59,7 +56,7 @@ class EvidenceSource(Protocol):
 
 
 def open_evidence(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     network: Network,
     *,
     case_id: str | None = None,
@@ -67,28 +64,37 @@ def open_evidence(
     strict: bool = False,
     keep: Sequence[str] = (),
     format: str | None = None,
+    folder: AnyPath | None = None,
 ) -> EvidenceSource:
-    """Open an evidence file or folder; its columns are checked, its rows not read yet.
+    """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
-    path: file, or folder of files of one table.
+    path: file, or folder or glob of files of one table.
     network: the network that names refer to.
     case_id: name of the column of case ids; by default `case_id`, and row numbers where there is none.
     ignore_extra: whether columns that are not of the network are left out.
     strict: whether invalid rows are refused instead of marked.
     keep: names of columns to carry through to the answers; cells of CSV are text.
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
+    folder: of which a single file is; names of its subfolders may be columns.
     Raises EvidenceError.
     """
-    source, format = Path(path), checked_format(format)
+    source, format = location(path), checked_format(format)
     with explained(source):
-        if not source.is_dir():
+        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(path)
+        if files.paths == (source,):
             format = format or format_of(source)
-        if format == "evid":
-            return _open_evid(source, network, case_id, strict, keep)
-        tables = list(_open_tables(source, format))
+            if format == "evid":
+                return _open_evid(source, network, case_id, strict, keep)
+        tables = [open_table(each, format or format_of(each), files.folder) for each in files.paths]
         layouts = [
             read_layout(
-                table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=str(table.path)
+                table.schema,
+                network,
+                case_id=case_id,
+                ignore_extra=ignore_extra,
+                keep=keep,
+                file=str(table.path),
+                partition=table.partition,
             )
             for table in tables
         ]
@@ -96,31 +102,38 @@ def open_evidence(
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     pairs = zip(tables, layouts, strict=True)
-    files = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
+    encoders = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
     # The first file stands for all of them: they have equal columns and types of case ids.
-    return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, files)
+    return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
 
 
-def digest_of(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file's bytes; of a folder, of the names and contents of the files that are read."""
-    source = Path(path)
-    with explained(source):
-        if not source.is_dir():
-            with source.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        sha = hashlib.sha256()
-        for file_path in files_of(source):
-            sha.update(file_path.relative_to(source).as_posix().encode(errors="surrogateescape") + b"\0")
-            with file_path.open("rb") as file:
-                sha.update(hashlib.file_digest(file, "sha256").digest())
-        return sha.hexdigest()
+def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
+    """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read."""
+    files = input_files(path)
+    if files.folder is None:
+        return _sha_of(files.paths[0]).hexdigest()
+    sha = hashlib.sha256()
+    for each in files.paths:
+        sha.update(files.name_of(each).encode(errors="surrogateescape") + b"\0")
+        sha.update(_sha_of(each).digest())
+    return sha.hexdigest()
+
+
+def _sha_of(path: AnyPath) -> hashlib._Hash:
+    with explained(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")
 
 
 class ColumnTable(Protocol):
     """A file of columns: DelimitedTable, ParquetTable, ArrowTable, or one of them with columns from its folders."""
 
-    path: Path
+    path: AnyPath
     schema: pa.Schema
+
+    @property
+    def partition(self) -> int:
+        """The number of the last columns, those from its folders."""
+        ...
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
@@ -204,7 +217,7 @@ class TableSource:
 class _Block:
     """A batch of a file; its first row, in the table and in the file."""
 
-    path: Path
+    path: AnyPath
     encoder: Encoder
     batch: pa.RecordBatch
     first_row: int
@@ -234,7 +247,9 @@ def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: 
             )
 
 
-def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]) -> EvidenceSource:
+def _open_evid(
+    path: AnyPath, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]
+) -> EvidenceSource:
     from junctor.evidence.uai_evid import EvidSource
 
     if path.is_dir() or case_id is not None or keep:
@@ -243,18 +258,7 @@ def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, 
     return EvidSource.read(path, network, strict)
 
 
-def _open_tables(source: Path, format: str | None) -> Iterator[ColumnTable]:
-    if not source.is_dir():
-        yield open_table(source, format or format_of(source))
-        return
-    files = files_of(source)
-    if not files:
-        raise EvidenceError("the folder has no evidence files", Place(str(source)))
-    for path in files:
-        yield open_table(path, format or format_of(path), source)
-
-
-def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTable:
+def open_table(path: AnyPath, format: str, folder: AnyPath | None = None) -> ColumnTable:
     """Open a file of columns; `folder` is the one whose subfolders `column=value` are columns as well."""
     with explained(path):
         if format in ("csv", "tsv"):
@@ -271,22 +275,22 @@ def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTab
             table = ArrowTable(path)
         else:
             raise EvidenceError("UAI evidence cannot be one of several files of a folder", Place(str(path)))
-        parents = path.relative_to(folder).parts[:-1] if folder else ()
-        constants = dict(part.split("=", 1) for part in parents if "=" in part)
+        constants = partition_columns("/".join(path.parts[len(folder.parts) :])) if folder else {}
         return _WithFolderColumns(table, constants) if constants else table
 
 
 class _WithFolderColumns:
     """A file in folders called `column=value`, as Hive and Spark write them: each is a column, after the file's own."""
 
-    def __init__(self, table: ColumnTable, constants: dict[str, str]) -> None:
+    def __init__(self, table: ColumnTable, constants: dict[str, str | None]) -> None:
         self.path = table.path
+        self.partition = len(constants)
         self._table = table
-        self._values = [None if text == _NULL_FOLDER else unquote(text) for text in constants.values()]
+        self._values = list(constants.values())
         self._width = len(table.schema)
         self.schema: pa.Schema = table.schema
         for name in constants:
-            self.schema = self.schema.append(pa.field(unquote(name), pa.string()))
+            self.schema = self.schema.append(pa.field(name, pa.string()))
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1

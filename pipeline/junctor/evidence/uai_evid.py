@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from junctor.evidence.layout import NO_COLUMNS
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 from junctor.runtime.files import read_whole
+from junctor.runtime.remote import AnyPath
 
 Integers = npt.NDArray[np.int64]
 
@@ -61,16 +61,16 @@ class EvidSource:
     kept_schema: pa.Schema = NO_COLUMNS
 
     @classmethod
-    def read(cls, path: Path, network: Network, strict: bool) -> EvidSource:
+    def read(cls, path: AnyPath, network: Network, strict: bool) -> EvidSource:
         """Read a file; raises EvidenceError with line and column."""
         with open_bytes(path) as file:
             text = _Text(read_whole(file).removeprefix(b"\xef\xbb\xbf"), str(path))
         numbers = text.numbers()
         cases = _read_cases(numbers, text, network)
-        outside = np.flatnonzero(cases.variables >= len(network.variables))
+        outside = np.flatnonzero(cases.variables >= len(network.public))
         if outside.size:
             raise text.error(
-                f"found variable {cases.variables[outside[0]]}, expected 0 to {len(network.variables) - 1}",
+                f"found variable {cases.variables[outside[0]]}, expected 0 to {len(network.public) - 1}",
                 cases.token_of(int(outside[0])),
             )
         invalid = dict(_invalid_cases(cases, network))
@@ -157,7 +157,7 @@ def _several_cases(numbers: Integers) -> _Cases | None:
 
 
 def _is_consistent(cases: _Cases, network: Network) -> bool:
-    inside = bool((cases.variables < len(network.variables)).all())
+    inside = bool((cases.variables < len(network.public)).all())
     return inside and not any(True for _ in _invalid_cases(cases, network))
 
 

@@ -7,46 +7,60 @@ compressed by gzip (`.gz` after the extension). Conversion is reading one format
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
-from junctor.model.network import Network
+from junctor.model.network import Network, Reading
 from junctor.runtime.cache import LARGEST_SHARE, user_cache
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 EXTENSIONS = {
     "bif": (".bif",),
     "xmlbif": (".xml", ".bifxml", ".xmlbif", ".xbif"),
     "hugin": (".net", ".hugin"),
     "xdsl": (".xdsl",),
+    "dsl": (".dsl",),
+    "netica": (".dne", ".neta"),
+    "pgmx": (".pgmx",),
     "uai": (".uai",),
     "parquet": (".parquet",),
 }
-# UAI files have no names: variables and states become numbers. The XML formats and Hugin are read only.
-WRITABLE = ("bif", "uai", "parquet")
+# UAI files have no names: variables and states become numbers. The older DSL and OpenMarkov's files are read only.
+WRITABLE = ("bif", "xmlbif", "hugin", "xdsl", "netica", "uai", "parquet")
 # Bytes of a text from which on the network in it is kept: reading takes 0.2 s for a megabyte of BIF, 0.01 s from the
 # cache.
 LEAST_KEPT = 1 << 17
 # Formats of plain text.
-_TEXTS = ("bif", "hugin", "uai")
+_TEXTS = ("bif", "hugin", "dsl", "uai")
 
 _PARQUET_MAGIC = b"PAR1"
 
+logger = logging.getLogger("junctor")
 
-def read_network(path: str | os.PathLike[str], format: str | None = None) -> Network:
+
+def read_network(
+    path: str | os.PathLike[str] | RemotePath,
+    format: str | None = None,
+    *,
+    normalize: bool = False,
+    ignore_decisions: bool = False,
+) -> Network:
     """Read a network file.
 
-    path: file, possibly gzipped.
+    path: file or URL, possibly gzipped.
     format: a key of EXTENSIONS or an extension; None for the format of the extension, else of the content.
+    normalize: divide every row of a conditional table by its sum, as in tables of counts or percentages.
+    ignore_decisions: leave out decisions and utilities of an influence diagram where no chance node depends on them.
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
     holds no valid network.
     """
-    path = Path(path)
+    path = location(path)
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen == "parquet":
         from junctor.formats import store
@@ -54,10 +68,12 @@ def read_network(path: str | os.PathLike[str], format: str | None = None) -> Net
         # By path, not by content: its limit on the size of the file is larger than that of text formats.
         return store.read(path)
     data = read_bytes(path)
-    return _kept_or_read(chosen or _format_of_content(data, path), data, path)
+    return _kept_or_read(chosen or _format_of_content(data, path), data, path, Reading(normalize, ignore_decisions))
 
 
-def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
+def write_network(
+    network: Network, path: str | os.PathLike[str] | RemotePath, format: str | None = None
+) -> tuple[str, ...]:
     """Write a network file atomically and return warnings about information that the format cannot keep.
 
     network: the network to write.
@@ -65,39 +81,48 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     format: a name of WRITABLE or an extension; None for the format of the extension.
     Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
     """
-    path = Path(path)
+    path = location(path)
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen not in WRITABLE:
         what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
         known = ", ".join(f"{name} ({' '.join(EXTENSIONS[name])})" for name in WRITABLE)
         raise ModelError(f"{what}; formats that can: {known}", Place(str(path)))
     # Converted before the file is touched: a network that the format cannot hold leaves the old file as it is.
+    # The Parquet form alone keeps noisy nodes factored.
+    network = network if chosen == "parquet" else network.expanded
     publish(path, _written(network, chosen))
     return _losses(network, chosen)
 
 
-def _kept_or_read(format: str, data: bytes, path: Path) -> Network:
+def _kept_or_read(format: str, data: bytes, path: AnyPath, reading: Reading) -> Network:
     """Return the network in a file, as it was kept by an earlier reader of the same bytes, or read anew."""
     cache = user_cache()
     if format == "parquet" or len(data) < LEAST_KEPT or len(data) > LARGEST_SHARE * cache.limit:
-        return _read(format, data, path)
+        return _read(format, data, path, reading)
     from junctor.formats import store
 
     # The name: that of a network without one is its file's.
-    key = f"{format} {path.name} {hashlib.sha256(data).hexdigest()}"
+    options = "normalize " if reading.normalize else ""
+    key = f"{format} {options}{path.name} {hashlib.sha256(data).hexdigest()}"
     network = cache.read("network", key, lambda content: store.read(content, str(path)))
     if network is None:
-        network = _read(format, data, path)
-        # A name that no file can hold, for instance.
+        network = _read(format, data, path, reading)
+        # What was noted is to be told every time; a name that no file can hold, for instance, cannot be kept.
         with suppress(ModelError):
-            cache.write("network", key, store.to_bytes(network))
+            if not reading.notes:
+                cache.write("network", key, store.to_bytes(network))
     return network
 
 
-def _read(format: str, data: bytes, path: Path) -> Network:
-    # XML and Parquet say themselves how their bytes are text.
+def _read(format: str, data: bytes, path: AnyPath, reading: Reading) -> Network:
+    # XML and Parquet say themselves how their bytes are text; Netica's may be binary.
     content = decode(data, str(path)) if format in _TEXTS else data
-    network: Network = _module_of(format).read(content, str(path))
+    if format == "parquet":
+        network: Network = _module_of(format).read(content, str(path))
+    else:
+        network = _module_of(format).read(content, str(path), reading)
+    for note in reading.notes:
+        logger.warning("%s", note if note.startswith(str(path)) else f"{path}: {note}")
     return network
 
 
@@ -119,6 +144,12 @@ def _written(network: Network, format: str) -> bytes:
 
 
 def _losses(network: Network, format: str) -> tuple[str, ...]:
+    if format in ("xdsl", "netica"):
+        from junctor.formats.writing import parents_first
+
+        if parents_first(network) == list(range(len(network.variables))):
+            return ()
+        return ("nodes are written after their parents: the variables stand in another order",)
     if format != "uai":
         return ()
     # A network that was read from a UAI file loses nothing.
@@ -141,7 +172,7 @@ def _named_format(format: str | None) -> str | None:
     raise ModelError(f"unknown format {format!r}{nearest(name, EXTENSIONS)}, expected one of {', '.join(EXTENSIONS)}")
 
 
-def _format_of_extension(path: Path) -> str | None:
+def _format_of_extension(path: AnyPath) -> str | None:
     # Only the last extension counts: names of files may have dots.
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -153,8 +184,11 @@ def _format_of_extension(path: Path) -> str | None:
 # the first word of the others.
 _SIGNS = {
     "xdsl": re.compile(r"<smile[\s>]"),
+    "pgmx": re.compile(r"<ProbModelXML[\s>]", re.I),
     "xmlbif": re.compile(r"<(\w+:)?(xml)?bif[\s>]", re.I),
     "uai": re.compile(r"\s*(bayes|markov)\s+\d+\s", re.I),
+    "netica": re.compile(r"\s*bnet\s+[^{]*\{"),
+    "dsl": re.compile(r"\s*net\s+[^\s{][^{]*\{"),
     "hugin": re.compile(r"\s*(net|class\s+\w+|((discrete|continuous)\s+)?node\s+\w+)\s*\{"),
     "bif": re.compile(r"\s*(network\s+[^{]*|variable\s+[^{]+)\{"),
 }
@@ -162,7 +196,7 @@ _SIGNS = {
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|%[^\n]*|#[^\n]*", re.S)
 
 
-def _format_of_content(data: bytes, path: Path) -> str:
+def _format_of_content(data: bytes, path: AnyPath) -> str:
     if data.startswith(_PARQUET_MAGIC):
         return "parquet"
     # Latin-1 decodes any bytes, and all signs are ASCII; what it makes of a UTF-8 byte order mark is taken off.

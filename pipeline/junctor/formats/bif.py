@@ -35,7 +35,7 @@ from junctor.formats.text import (
     without_comments,
 )
 from junctor.model.errors import ModelError, Place
-from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network
+from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, Reading
 
 # Also accepted: names and states in quotes or not, separated by commas or spaces; `(child parents)` without a bar;
 # `default` rows; properties (ignored); blocks in any order; C and C++ comments; a missing `;` after a type or property.
@@ -139,7 +139,7 @@ _KEYWORDS = frozenset({"network", "variable", "probability", "property", "type",
 _UNWRITABLE = re.compile(r'["\x00-\x1f\x7f-\x9f\ud800-\udfff]')
 
 
-def read(text: str, file: str) -> Network:
+def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Read a Bayesian network from the text of a BIF file; raises ModelError with line and column."""
     unclosed = {'"': "quote", "/*": "comment"}
     source = without_comments(text, file, r"//[^\n]*+|/\*.*?\*/", r'"[^"]*+"', unclosed)
@@ -147,7 +147,9 @@ def read(text: str, file: str) -> Network:
     titles = [unquoted(token) for block in network.all("network") for token in block.tokens]
     variables = [_variable(source, block) for block in network.all("variable")]
     blocks = network.all("probability")
-    return assembled(file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in blocks])
+    return assembled(
+        file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in blocks], reading
+    )
 
 
 def _scanned(text: str) -> TextBlock | None:

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 
 from junctor.model.errors import ModelError, Place
 from junctor.runtime.files import MAX_BYTES, read_whole
+from junctor.runtime.remote import AnyPath, RemotePath
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -22,7 +23,7 @@ _DECLARED = re.compile(
 )
 
 
-def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+def read_bytes(path: AnyPath, limit: int = MAX_BYTES) -> bytes:
     """Return the content of `path`, decompressed if its first bytes are those of gzip, whatever its name.
 
     limit: most bytes after decompression; for compressed files at most `MAX_BYTES`.
@@ -30,7 +31,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     """
     place = Place(str(path))
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             # Peeked at instead of read and rewound: the file may be a pipe.
             compressed = file.peek(2)[:2] == GZIP_MAGIC
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
@@ -93,7 +94,7 @@ def title_of(file: str | None) -> str:
     return PurePath(name[:-3] if name.lower().endswith(".gz") else name).stem
 
 
-def publish(path: Path, data: bytes) -> None:
+def publish(path: AnyPath, data: bytes) -> None:
     """Write `data` to `path` atomically (to a temporary file, then renamed), compressed if the name ends in `.gz`.
 
     Raises ModelError if it cannot be written.
@@ -101,6 +102,9 @@ def publish(path: Path, data: bytes) -> None:
     # Without a time stamp the same network gives the same bytes.
     data = gzip.compress(data, mtime=0) if path.suffix.lower() == ".gz" else data
     try:
+        if isinstance(path, RemotePath):
+            path.write_bytes(data)
+            return
         # Behind a symbolic link the file is replaced, not the link.
         target = Path(os.path.realpath(path))
         if target.is_dir():

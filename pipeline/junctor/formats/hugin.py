@@ -5,7 +5,7 @@
     potential (smoke) { data = (0.5 0.5); }
     potential (lung | smoke) { data = ((0.1 0.9) (0.01 0.99)); }
 
-Main function: `read`.
+Main functions: `read` and `write`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.text import (
     Shapes,
     SourceText,
@@ -30,8 +31,9 @@ from junctor.formats.text import (
     unquoted,
     without_comments,
 )
+from junctor.formats.writing import identifier, refuse_markov
 from junctor.model.errors import ModelError
-from junctor.model.network import DraftTable, DraftVariable, Network
+from junctor.model.network import DraftTable, DraftVariable, Network, Reading
 
 # Read are `node` (or `discrete node`), `potential`, and the same inside of one `class { }`; `net` and all other
 # attributes are ignored. Utility, decision, continuous, function and instance nodes are matched in order to be refused.
@@ -80,18 +82,32 @@ _WORDS = {
     "_END": "';'",
 }
 
+# Nodes of influence diagrams.
+_DECISIONS = ("decision", "decision node", "discrete decision", "utility", "utility node")
+
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 
 
-def read(text: str, file: str) -> Network:
+def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Read a Bayesian network from the text of a NET file; raises ModelError with line and column."""
     source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"})
     blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
     # Files have the title in `net`, or none at all.
     titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]
-    variables = [_variable(source, block) for block in blocks if block.kind == "node"]
+    nodes = [block for block in blocks if block.kind == "node"]
+    variables = [_variable(source, block) for block in nodes if _spelt(block) not in _DECISIONS]
     potentials = [block for block in blocks if block.kind == "potential"]
-    return assembled(file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in potentials])
+    decisions = [_decision(source, block) for block in nodes if _spelt(block) in _DECISIONS]
+    if decisions:
+        names = {node.name for node in decisions}
+        known = names | {variable.name for variable in variables}
+        scopes = [scope_of(source, block.tokens[0], known) for block in potentials]
+        families = [scope for scope in scopes if scope[0] not in names]
+        leave_out(decisions, families, reading)
+        potentials = [block for block, scope in zip(potentials, scopes, strict=True) if scope[0] not in names]
+    return assembled(
+        file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in potentials], reading
+    )
 
 
 def _flat(source: SourceText, file: TextBlock) -> Iterator[TextBlock]:
@@ -123,16 +139,28 @@ def _unescaped(text: str) -> str:
     return re.sub(r'\\(["\\])', r"\1", text)
 
 
+def _spelt(block: TextBlock) -> str:
+    return " ".join(block.tokens[0].split())
+
+
+def _refusal(block: TextBlock) -> str:
+    kind = _spelt(block).removesuffix(" node")
+    return (
+        f"{unquoted(block.tokens[1])!r} is {'an' if kind[0] in 'aeio' else 'a'} {kind} node, expected nothing but "
+        "discrete chance nodes: this is no discrete Bayesian network"
+    )
+
+
+def _decision(source: SourceText, block: TextBlock) -> DecisionNode:
+    kind, token = block.tokens
+    return DecisionNode(unquoted(token), _refusal(block), source.place_of(kind))
+
+
 def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     kind, token = block.tokens
     name, place = unquoted(token), source.place_of(token)
-    if (spelt := " ".join(kind.split())) not in ("node", "discrete node"):
-        article = "an" if spelt.startswith("i") else "a"
-        raise ModelError(
-            f"{name!r} is {article} {spelt.removesuffix(' node')} node, expected nothing but discrete chance nodes: "
-            "this is no discrete Bayesian network",
-            source.place_of(kind),
-        )
+    if _spelt(block) not in ("node", "discrete node"):
+        raise ModelError(_refusal(block), source.place_of(kind))
     listed = _attribute(source, block, "states")
     if listed is None:
         raise ModelError(f'node {name!r} has no states, expected an attribute: states = ("no" "yes");', place)
@@ -192,3 +220,46 @@ def _nested(shape: Sequence[int]) -> str:
     for size in reversed(shape[:-1]):
         outline = f"({outline * size})"
     return outline
+
+
+# Names of variables; those that start as a block does are none.
+_PLAIN = re.compile(
+    r"(?!(?:net|class|node|utility|decision|function|instance|potential|discrete)\b)[A-Za-z_][A-Za-z0-9_]*"
+)
+# Control characters are lost in editors and in conversions of line ends.
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def write(network: Network) -> str:
+    """Return a Bayesian network as NET text; `read` restores its numbers to the last bit.
+
+    Raises ModelError for a Markov network, for names of variables that are none in Hugin, and for states
+    with control characters.
+    """
+    refuse_markov(network, "NET")
+    names = [_name(variable.name) for variable in network.variables]
+    lines = [f"net {{ name = {_quoted(_UNWRITABLE.sub('_', network.name))}; }}"]
+    for name, variable in zip(names, network.variables, strict=True):
+        lines.append(f"node {name} {{ states = ({' '.join(map(_quoted, variable.states))}); }}")
+    for factor in network.factors:
+        *parents, child = factor.scope
+        bar = f" | {' '.join(names[i] for i in parents)}" if parents else ""
+        lines.append(f"potential ({names[child]}{bar}) {{ data = {_bracketed(factor.table)}; }}")
+    return "\n".join(lines) + "\n"
+
+
+def _name(name: str) -> str:
+    return identifier(name, _PLAIN, "Hugin", "letters, digits and underscores, no digit first")
+
+
+def _quoted(text: str) -> str:
+    if bad := _UNWRITABLE.search(text):
+        raise ModelError(f"the name {text!r} has {bad[0]!r} in it, which NET cannot express: write UAI or Parquet")
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _bracketed(table: npt.NDArray[np.float64]) -> str:
+    if table.ndim == 1:
+        # repr gives the shortest digits that read back as the same double.
+        return f"({' '.join(map(repr, table.tolist()))})"
+    return f"({chr(10).join(map(_bracketed, table))})"

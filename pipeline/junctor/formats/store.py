@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,11 @@ from junctor.formats.files import publish, read_bytes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Kind, Network, build_network
 from junctor.runtime.arrow import in_one_piece, number_array, numbers_of, string_array, string_list_array
+from junctor.runtime.remote import AnyPath, location
 
 FORMAT = "junctor-network"
-FORMAT_VERSION = 1
+# Files of networks with auxiliary variables have version 2, all others stay readable for older Junctors.
+FORMAT_VERSION = 2
 # Tables may be larger than in any text format.
 MAX_BYTES = 2**35
 
@@ -57,18 +58,19 @@ _SPARE_BYTES = 2**26
 _MAX_EXPANSION = 1000
 
 
-def write(network: Network, path: str | Path) -> None:
+def write(network: Network, path: str | AnyPath) -> None:
     """Write `network` to `path`, whole or not at all; raises ModelError if it cannot be written."""
-    publish(Path(path), to_bytes(network))
+    publish(location(path), to_bytes(network))
 
 
 def to_bytes(network: Network) -> bytes:
     """Return the content of the file; equal networks under one version of Arrow give equal bytes."""
     about = {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
+        "format_version": str(FORMAT_VERSION) if network.hidden else "1",
         "name": network.name,
         "kind": network.kind,
+        **({"hidden": str(network.hidden)} if network.hidden else {}),
         # Last: `_seal_digits` searches from the end, and a name could look like a seal.
         "seal": _SEAL + "0" * 64,
     }
@@ -162,14 +164,14 @@ def rows_of(count: int, columns: dict[str, pa.Array]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 
 
-def read(source: str | Path | bytes, file: str | None = None) -> Network:
+def read(source: str | AnyPath | bytes, file: str | None = None) -> Network:
     """Read a network from a path or from the content of a file, whose name is then `file`.
 
     Raises ModelError if the file is no network, is damaged or was rewritten by another tool, has a newer
     `format_version`, would expand to far more memory than its size, or holds no valid network.
     """
-    data = source if isinstance(source, bytes) else read_bytes(Path(source), MAX_BYTES)
-    place = Place(file if isinstance(source, bytes) else str(source))
+    data = source if isinstance(source, bytes) else read_bytes(location(source), MAX_BYTES)
+    place = Place(file if isinstance(source, bytes) else str(location(source)))
     # First of all: the seal keeps damaged metadata away from Arrow.
     _check_seal(data, place)
     try:
@@ -204,7 +206,10 @@ def _read(data: bytes, place: Place) -> Network:
             # One group at a time is in memory in addition to the network itself.
             _collect(rows, variables, tables, place)
     kind: Kind = "bayes" if about["kind"] == "bayes" else "markov"
-    return build_network(about["name"], kind, variables, tables, place)
+    hidden = about.get("hidden", "0")
+    if not hidden.isdecimal() or not int(hidden[:9]) < max(len(variables), 1):
+        raise ModelError(f"found {hidden!r} hidden variables, expected fewer than the {len(variables)} in all", place)
+    return build_network(about["name"], kind, variables, tables, place, hidden=int(hidden[:9]))
 
 
 def _about(parquet: pq.ParquetFile, place: Place) -> dict[str, str]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place, nearest
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network, table_size
+from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network, table_size
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -237,7 +237,11 @@ def _names_in_scope(text: str, known: Container[str]) -> list[str]:
 
 
 def assembled(
-    file: str, titles: Sequence[str], variables: Sequence[DraftVariable], tables: Callable[[Shapes], list[DraftTable]]
+    file: str,
+    titles: Sequence[str],
+    variables: Sequence[DraftVariable],
+    tables: Callable[[Shapes], list[DraftTable]],
+    reading: Reading | None = None,
 ) -> Network:
     """Return the Bayesian network of a file; raises ModelError as `build_network` does.
 
@@ -245,11 +249,13 @@ def assembled(
     titles: titles in the file, of which the first counts.
     variables: in the order of the file.
     tables: reads the tables, given the shapes of the variables.
+    reading: options of `build_network`.
     """
     shapes = Shapes({variable.name: variable.states for variable in variables})
     name = titles[0] if titles else PurePath(file).name.partition(".")[0]
     # build_network refuses bad variables with a better error than their tables would give.
-    return build_network(name, "bayes", variables, tables(shapes) if _well_formed(variables) else [], Place(file))
+    read = tables(shapes) if _well_formed(variables) else []
+    return build_network(name, "bayes", variables, read, Place(file), reading)
 
 
 def _well_formed(variables: Sequence[DraftVariable]) -> bool:

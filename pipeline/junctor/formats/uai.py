@@ -33,6 +33,7 @@ from junctor.model.network import (
     DraftVariable,
     Kind,
     Network,
+    Reading,
     build_network,
     table_size,
 )
@@ -45,7 +46,7 @@ _KINDS: dict[str, Kind] = {"BAYES": "bayes", "MARKOV": "markov"}
 _IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f\x1c\x1d\x1e\x1f"])
 
 
-def read(text: str, file: str | None = None) -> Network:
+def read(text: str, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of a UAI file; raises ModelError, with line and column, for whatever is wrong with it."""
     kind, words = _opened(text, file)
     variables, sizes = _variables(words)
@@ -61,7 +62,7 @@ def read(text: str, file: str | None = None) -> Network:
         DraftTable([names[i] for i in scope], values, place)
         for scope, values, place in zip(scopes, entries, words.places(firsts), strict=True)
     ]
-    return build_network(title_of(file), kind, variables, tables, Place(file))
+    return build_network(title_of(file), kind, variables, tables, Place(file), reading)
 
 
 def write(network: Network) -> str:

@@ -1,6 +1,7 @@
 """XML as a plain tree in which every element and every number has its line and column.
 
-Main function: `parse_xml`; called by the readers of XMLBIF and XDSL. Entities are refused (billion laughs attacks).
+Main functions: `parse_xml` and `escaped`; called by the readers and writers of XMLBIF, XDSL and OpenMarkov files.
+Entities are refused (billion laughs attacks).
 """
 
 from __future__ import annotations
@@ -114,6 +115,28 @@ def parse_xml(data: bytes, file: str | None) -> Element:
         raise ModelError("the file has characters that no XML can hold", Place(file)) from None
     assert builder.root is not None
     return builder.root
+
+
+# Characters that no XML can hold, and those that readers take for another or drop.
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u2028]")
+
+
+def escaped(name: str, format: str) -> str:
+    """Return a name as XML text or as an attribute's value; raises ModelError for one that would not read back.
+
+    name: of a variable or state.
+    format: name of the format in errors.
+    """
+    bad = _UNWRITABLE.search(name)
+    if bad or name != name.strip():
+        found = repr(bad[0]) if bad else "white space at an end"
+        raise ModelError(f"the name {name!r} has {found}, which {format} cannot express: write UAI or Parquet")
+    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+
+
+def safe_title(title: str) -> str:
+    """Return the title of a network with underscores for what XML cannot hold."""
+    return _UNWRITABLE.sub("_", title).strip()
 
 
 def _mended(text: str) -> str:

@@ -1,7 +1,7 @@
 """XMLBIF: Bayesian networks in XML, in the dialects that tools really write.
 
-Main function: `read`. Version 0.3 is Cozman's interchange format (aGrUM, pgmpy, WEKA); UnBBayes uses the name for
-elements of its own, which `junctor.formats.xmlbif_unbbayes` reads.
+Main functions: `read` and `write`. Version 0.3 is Cozman's interchange format (aGrUM, pgmpy, WEKA); UnBBayes uses the
+name for elements of its own, which `junctor.formats.xmlbif_unbbayes` reads.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.files import title_of
-from junctor.formats.xml import Element, parse_xml
+from junctor.formats.writing import refuse_markov
+from junctor.formats.xml import Element, escaped, parse_xml, safe_title
 from junctor.formats.xmlbif_unbbayes import read_unbbayes
 from junctor.model.errors import ModelError, Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network
 
 # Names of tools for a chance variable, the only kind that a discrete Bayesian network has.
+_DECISIONS = ("decision", "utility")
 _CHANCE = ("", "nature", "discrete", "chance", "probabilistic")
 
 
-def read(data: bytes, file: str | None = None) -> Network:
+def read(data: bytes, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of an XMLBIF file; raises ModelError, with line and column, for whatever is wrong with it."""
     root = parse_xml(data, file)
     if root.tag not in ("bif", "xmlbif"):
@@ -27,31 +30,49 @@ def read(data: bytes, file: str | None = None) -> Network:
         raise ModelError(f"found <{root.tag}>, expected <BIF>{hint}", root.place)
     network = root.only("network")
     if network.optional("variables") is not None:
-        return read_unbbayes(root, network)
+        return read_unbbayes(root, network, reading)
     name = network.optional("name")
-    variables = [_variable(element) for element in network.all("variable")]
+    listed = list(network.all("variable"))
+    variables = [_variable(element) for element in listed if _kind(element).lower() not in _DECISIONS]
+    decisions = [_decision(element) for element in listed if _kind(element).lower() in _DECISIONS]
+    definitions = list(network.all("definition", "probability"))
+    if decisions:
+        names = {node.name for node in decisions}
+        definitions = [element for element in definitions if element.only("for").text not in names]
+        families = (
+            (element.only("for").text, [given.text for given in element.all("given")]) for element in definitions
+        )
+        leave_out(decisions, families, reading)
     # Sizes alone: names are checked by `build_network`.
     sizes = {variable.name: len(variable.states) for variable in variables}
     # The parser reports no DTD, so the bytes are searched.
     has_dtd = b"<!DOCTYPE" in data
-    tables = [_table(element, sizes, has_dtd) for element in network.all("definition", "probability")]
+    tables = [_table(element, sizes, has_dtd) for element in definitions]
     title = name.text if name is not None else ""
-    return build_network(title or title_of(file), "bayes", variables, tables, Place(file))
+    return build_network(title or title_of(file), "bayes", variables, tables, Place(file), reading)
+
+
+def _kind(element: Element) -> str:
+    # Version 0.3 has an attribute TYPE, older files an element.
+    typed = element.optional("type")
+    return element.attributes.get("type", "") if typed is None else typed.text
+
+
+def _refusal(element: Element) -> str:
+    return (
+        f"variable {element.only('name').text!r} is of type {_kind(element)!r}, expected 'nature': Junctor reads "
+        "discrete chance variables, no decisions, utilities or continuous variables"
+    )
+
+
+def _decision(element: Element) -> DecisionNode:
+    return DecisionNode(element.only("name").text, _refusal(element), element.place)
 
 
 def _variable(element: Element) -> DraftVariable:
     name = element.only("name").text
-    kind = element.attributes.get("type", "")
-    # Version 0.3 has an attribute TYPE, older files an element.
-    typed = element.optional("type")
-    if typed is not None:
-        kind = typed.text
-    if kind.lower() not in _CHANCE:
-        raise ModelError(
-            f"variable {name!r} is of type {kind!r}, expected 'nature': Junctor reads discrete chance variables, "
-            "no decisions, utilities or continuous variables",
-            element.place,
-        )
+    if _kind(element).lower() not in _CHANCE:
+        raise ModelError(_refusal(element), element.place)
     return DraftVariable(name, [state.text for state in element.all("outcome", "value")], element.place)
 
 
@@ -81,3 +102,25 @@ def _child_last(values: npt.NDArray[np.float64], states: int) -> npt.NDArray[np.
     if states == 0 or values.size % states:
         return values
     return values.reshape(states, -1).T.ravel()
+
+
+def write(network: Network) -> str:
+    """Return a Bayesian network as XMLBIF 0.3; `read` restores its numbers to the last bit.
+
+    Raises ModelError for a Markov network, and for names with control characters or white space at an end.
+    """
+    refuse_markov(network, "XMLBIF")
+    names = [escaped(variable.name, "XMLBIF") for variable in network.variables]
+    title = escaped(safe_title(network.name), "XMLBIF")
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<BIF VERSION="0.3">', "<NETWORK>", f"<NAME>{title}</NAME>"]
+    for name, variable in zip(names, network.variables, strict=True):
+        states = "".join(f"<OUTCOME>{escaped(state, 'XMLBIF')}</OUTCOME>" for state in variable.states)
+        lines.append(f'<VARIABLE TYPE="nature"><NAME>{name}</NAME>{states}</VARIABLE>')
+    for factor in network.factors:
+        *parents, child = factor.scope
+        given = "".join(f"<GIVEN>{names[i]}</GIVEN>" for i in parents)
+        # repr gives the shortest digits that read back as the same double.
+        rows = factor.table.reshape(-1, factor.table.shape[-1]).tolist()
+        table = "\n".join(" ".join(map(repr, row)) for row in rows)
+        lines.append(f"<DEFINITION><FOR>{names[child]}</FOR>{given}\n<TABLE>{table}</TABLE></DEFINITION>")
+    return "\n".join([*lines, "</NETWORK>", "</BIF>"]) + "\n"

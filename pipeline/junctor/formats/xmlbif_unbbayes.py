@@ -8,13 +8,13 @@ from __future__ import annotations
 from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.formats.xml import Element
 from junctor.model.errors import ModelError
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network
 
 # Version -> whether the first parent varies fastest among the parents; the child is always faster than all of them.
 _FIRST_PARENT_FASTEST = {"0": True, "0.5": True, "0.6": False}
 
 
-def read_unbbayes(root: Element, network: Element) -> Network:
+def read_unbbayes(root: Element, network: Element, reading: Reading | None = None) -> Network:
     """Return the network; `root` is the file's root and `network` the element with variables and tables."""
     version = root.attributes.get("version", "").strip()
     if version not in _FIRST_PARENT_FASTEST:
@@ -28,7 +28,7 @@ def read_unbbayes(root: Element, network: Element) -> Network:
         tables = [_distribution(element, _FIRST_PARENT_FASTEST[version]) for element in distributions]
     header = root.optional("header")
     name = header.optional("name") if header is not None else None
-    return build_network(name.text if name is not None else "", "bayes", variables, tables, root.place)
+    return build_network(name.text if name is not None else "", "bayes", variables, tables, root.place, reading)
 
 
 def _variable(element: Element) -> DraftVariable:

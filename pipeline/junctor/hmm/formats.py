@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from junctor.formats.files import read_bytes
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
 from junctor.runtime.files import MAX_BYTES, aside, refused
+from junctor.runtime.remote import AnyPath, RemotePath, location, parquet_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,14 +40,14 @@ _METADATA = b"junctor.hmm"
 _KEYS = {"start", "transition", "emission", "states", "symbols"}
 
 
-def read_model(path: str | os.PathLike[str], format: str | None = None) -> HiddenMarkovModel:
+def read_model(path: str | os.PathLike[str] | RemotePath, format: str | None = None) -> HiddenMarkovModel:
     """Read a model: Parquet or JSON by its name, anything else as a two-slice network (`junctor.hmm.slices`).
 
     path: file.
     format: "parquet", "json", or a format of networks; None for the format of the name.
     Raises ModelError with the place of the error.
     """
-    source = Path(path)
+    source = location(path)
     name = source.name.lower()
     if format == "json" or (format is None and name.endswith((".json", ".json.gz"))):
         return _from_json(source)
@@ -60,9 +60,9 @@ def read_model(path: str | os.PathLike[str], format: str | None = None) -> Hidde
     return from_slices(read_network(source, format), Place(str(source)))
 
 
-def write_model(model: HiddenMarkovModel, path: str | os.PathLike[str]) -> None:
+def write_model(model: HiddenMarkovModel, path: str | os.PathLike[str] | RemotePath) -> None:
     """Write a model as Parquet or, where the name ends in `.json` or `.json.gz`, as JSON; whole or not at all."""
-    target = Path(path)
+    target = location(path)
     with aside(target) as temporary:
         if target.name.lower().endswith((".json", ".json.gz")):
             text = json.dumps(_record(model)).encode()
@@ -88,7 +88,7 @@ def _record(model: HiddenMarkovModel) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _from_json(source: Path) -> HiddenMarkovModel:
+def _from_json(source: AnyPath) -> HiddenMarkovModel:
     place = Place(str(source))
     # Compressed or not, and never more than a network may have.
     data = read_bytes(source)
@@ -125,12 +125,12 @@ def _sparse_of_lists(to: Any, probability: Any, place: Place) -> SparseMatrix:
     return SparseMatrix(np.cumsum([0, *lengths]), columns.astype(np.int32), values)
 
 
-def _is_model(source: Path) -> bool:
+def _is_model(source: AnyPath) -> bool:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        return _METADATA in (parquet.read_schema(source).metadata or {})
+        return _METADATA in (parquet.read_schema(parquet_source(source)).metadata or {})
     except (OSError, ValueError, pa.ArrowException):
         return False  # the reader of networks reports the error
 
@@ -161,14 +161,14 @@ def _table(model: HiddenMarkovModel) -> pa.Table:
     return pa.table(columns, metadata={_METADATA: json.dumps(facts).encode()})
 
 
-def _from_parquet(source: Path) -> HiddenMarkovModel:
+def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
     from pyarrow import parquet
 
     from junctor.formats.store import refuse_bomb
 
     place = Place(str(source))
     with refused(lambda said: ModelError(f"cannot be read as a hidden Markov model: {said}", place)):
-        with parquet.ParquetFile(source) as file:
+        with parquet.ParquetFile(parquet_source(source)) as file:
             # A matrix of equal numbers is a small file as well.
             refuse_bomb(file.metadata, source.stat().st_size, place, MAX_BYTES)
             table = file.read(use_threads=False)

@@ -32,6 +32,7 @@ from junctor.runtime.arrow import (
     string_array,
 )
 from junctor.runtime.files import aside, refused
+from junctor.runtime.remote import AnyPath, parquet_source
 
 # Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
 # without names), or for posteriors `posterior` (a list with one fixed-size list a step, one number a state);
@@ -70,7 +71,7 @@ def write_table(table: pa.Table, path: Path) -> None:
     parquet.write_table(table, path, compression="zstd", compression_level=1, write_statistics=False)
 
 
-def write_sequences(part: EncodedSequences, path: Path) -> None:
+def write_sequences(part: EncodedSequences, path: AnyPath) -> None:
     """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is whole."""
     batch = part.batch
     if batch.symbols is not None:
@@ -90,10 +91,10 @@ def write_sequences(part: EncodedSequences, path: Path) -> None:
         write_table(pa.table(columns, metadata={_ENCODED: json.dumps(facts).encode()}), temporary)
 
 
-def read_sequences(path: Path) -> EncodedSequences:
+def read_sequences(path: AnyPath) -> EncodedSequences:
     """Read a file of `write_sequences`; raises RunError for anything else."""
     with refused(lambda said: RunError(f"{path}: cannot be read as encoded sequences ({said}): start the run anew")):
-        table = parquet.read_table(path, use_threads=False)
+        table = parquet.read_table(parquet_source(path), use_threads=False)
         # Damaged files may have offsets out of range, which crash the process.
         table.validate(full=True)
         facts: dict[str, Any] = json.loads(table.schema.metadata[_ENCODED])

@@ -20,15 +20,17 @@ import numpy as np
 from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
+from junctor.model.answers import STATUS_NAMES
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions, OutputFormat
 from junctor.model.query import Precision
-from junctor.runs.partition import PartitionTask
+from junctor.runs.partition import Answered, PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import refused
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +95,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
     @property
     def home(self) -> SequenceDirectory:
         """The run directory."""
-        return SequenceDirectory(Path(self.directory))
+        return SequenceDirectory(self.directory)
 
     def read(self) -> EncodedSequences:
         """Return the encoded sequences."""
@@ -108,16 +110,19 @@ class SequenceTask(PartitionTask[SequenceSpec]):
 
     def answer(
         self, inputs: EncodedSequences, options: ComputeOptions, reserved: int, workers: WorkerPool | None
-    ) -> pa.Table:
-        """Return the table of answers."""
+    ) -> Answered:
+        """Return the answers."""
         from junctor.hmm.results import answers_table
+        from junctor.runs.statistics import RowKeys, count_outcomes
 
         assert options.memory is not None
         # The caller then waits for the writers and tries again with all of the memory.
         if reserved > WAITING_SHARE * options.memory:
             raise BudgetError(f"{self}: little memory beside answers that are written")
-        engine = engine_for(str(self.home.network), self.spec, replace(options, memory=options.memory - reserved))
-        return answers_table(engine.answer(inputs.batch), inputs.case_ids, engine.model)
+        engine = engine_for(self.home.network, self.spec, replace(options, memory=options.memory - reserved))
+        answers, keys = engine.answer(inputs.batch), RowKeys(inputs.case_ids, inputs.first_row)
+        counted = partial(count_outcomes, answers.status, answers.reasons, answers.log_value, keys, STATUS_NAMES)
+        return Answered(answers_table(answers, inputs.case_ids, engine.model), counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -141,6 +146,7 @@ class SequenceJob(Workload):
     strict: whether the first invalid sequence ends the run.
     overwrite: whether a different run in `output` is replaced.
     model_format, sequences_format: None for the formats by name of the files.
+    report, fail_if, rejects: as of `junctor.runs.workload.Job`.
     """
 
     model: str
@@ -155,24 +161,35 @@ class SequenceJob(Workload):
     overwrite: bool = False
     model_format: str | None = None
     sequences_format: str | None = None
+    report: bool | None = None
+    fail_if: tuple[str, ...] = ()
+    rejects: str | None = None
 
     words = Words("model", "sequences", "decoding")
+    flow_name = "junctor-decode-sequences"
     task_class = SequenceTask
 
     @property
     def directory(self) -> SequenceDirectory:
         """The run directory."""
-        return SequenceDirectory(Path(self.output).absolute())
+        return SequenceDirectory(location(self.output).absolute())
+
+    @property
+    def places(self) -> tuple[str, str, str]:
+        """Model, sequences and output, as they were given."""
+        return self.model, self.sequences, self.output
 
     @property
     def title(self) -> str:
         """The sequences and the model, in Markdown."""
-        return f"`{self.sequences}` on `{self.model}`"
+        return f"`{shown(self.sequences)}` on `{shown(self.model)}`"
 
     def read_model(self) -> HiddenMarkovModel:
         """Return the model; raises InputError."""
         from junctor.hmm.formats import read_model
 
+        logarithm = "log_probability" if self.query == "viterbi" else "log_likelihood"
+        self.refuse_checks(STATUS_NAMES, logarithm, lambda: ())
         return read_model(self.model, self.model_format)
 
     def spec_of(self, model: HiddenMarkovModel) -> SequenceSpec:
@@ -236,29 +253,29 @@ class SequenceJob(Workload):
 
     def _spec_and_model(self) -> tuple[SequenceSpec, HiddenMarkovModel]:
         spec = self.directory.read_spec()
-        return spec, model_for(str(self.directory.network), spec.model_digest)
+        return spec, model_for(self.directory.network, spec.model_digest)
 
 
-def _rows_of(path: Path) -> int:
+def _rows_of(path: AnyPath) -> int:
     """Return the sequences of an encoded partition."""
     from pyarrow import parquet
 
-    with _encoded(path), parquet.ParquetFile(path) as file:
+    with _encoded(path), parquet.ParquetFile(parquet_source(path)) as file:
         rows: int = file.metadata.num_rows
         return rows
 
 
-def _steps_of(path: Path, states: int) -> int:
+def _steps_of(path: AnyPath, states: int) -> int:
     """Return the steps of an encoded partition, from the metadata of its columns."""
     from pyarrow import parquet
 
-    with _encoded(path), parquet.ParquetFile(path) as file:
+    with _encoded(path), parquet.ParquetFile(parquet_source(path)) as file:
         columns = [file.metadata.row_group(g).column(1) for g in range(file.metadata.num_row_groups)]
         values: int = sum(column.num_values for column in columns)
         return values // states if "likelihoods" in file.schema_arrow.names else values
 
 
-def _encoded(path: Path) -> AbstractContextManager[None]:
+def _encoded(path: AnyPath) -> AbstractContextManager[None]:
     return refused(lambda said: RunError(f"{path}: cannot be read as encoded sequences ({said}): start the run anew"))
 
 
@@ -269,7 +286,7 @@ def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:
 
 
 @lru_cache(maxsize=1)
-def model_for(path: str, digest: str) -> HiddenMarkovModel:
+def model_for(path: AnyPath, digest: str) -> HiddenMarkovModel:
     """Return the model of a run, kept for its next partition in this process."""
     from junctor.hmm.formats import read_model
 
@@ -280,6 +297,6 @@ def model_for(path: str, digest: str) -> HiddenMarkovModel:
 
 
 @lru_cache(maxsize=1)
-def engine_for(path: str, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
+def engine_for(path: AnyPath, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
     """Return an engine, kept for the next partition of the same run in this process."""
     return SequenceEngine(model_for(path, spec.model_digest), spec.query, spec.precision, options)

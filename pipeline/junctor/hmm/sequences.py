@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 
 from junctor.evidence.columns import encode_states, is_list
 from junctor.evidence.encode import row_numbers
-from junctor.evidence.files import checked_format, explained, files_of, format_of
+from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import StateCells
 from junctor.hmm.model import HiddenMarkovModel
@@ -26,6 +25,7 @@ from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
 from junctor.runtime.arrow import in_one_piece
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # A row is a sequence. Its list holds symbols (strings or integers; null for unobserved), or for each step a list of
 # natural log-likelihoods, one for each state. `case_id` names the sequences; without it they are numbered.
@@ -147,7 +147,7 @@ class SequenceSource:
 
 
 def open_sequences(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     model: HiddenMarkovModel,
     *,
     column: str | None = None,
@@ -165,12 +165,9 @@ def open_sequences(
     format: parquet or arrow, None for the format by name or first bytes.
     Raises EvidenceError.
     """
-    source = Path(path)
+    source = location(path)
     with explained(source):
-        paths = files_of(source) if source.is_dir() else [source]
-        if not paths:
-            raise EvidenceError("the folder has no files", Place(str(source)))
-        tables = tuple(_open(file, checked_format(format)) for file in paths)
+        tables = tuple(_open(file, checked_format(format)) for file in input_files(source).paths)
         positions = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
     # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:
@@ -200,7 +197,7 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
     return EncodedSequences(SequenceEncoder(model).encode(array), row_numbers(0, len(array)) if ids is None else ids, 0)
 
 
-def _open(path: Path, format: str | None) -> ColumnTable:
+def _open(path: AnyPath, format: str | None) -> ColumnTable:
     with explained(path):
         format = format or format_of(path)
         # Cells of text files hold no lists.

@@ -31,6 +31,7 @@ def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovMod
     """
     if network.kind != "bayes":
         raise ModelError("a Markov network cannot be read as a hidden Markov model", place)
+    network = network.expanded
     later = _pairs(network)
     firsts = [v for v in later if any(v in network.factors[w].scope[:-1] for w in later.values())]
     if not firsts:

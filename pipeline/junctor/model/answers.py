@@ -5,6 +5,7 @@ Main classes: Answers, which every backend and sampler fills, and Scores, made o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -44,6 +45,8 @@ class Answers:
     states: variable index -> int32 [rows], the most probable states; empty for posteriors.
     reasons: row -> why it is not OK.
     memory: all posteriors in one flat array, in the order of the targets, where they lie in one.
+    ways: backend -> rows that it answered; empty where nobody counts them.
+    climbed: wider number format -> different rows that needed it.
     """
 
     targets: tuple[int, ...]
@@ -53,6 +56,8 @@ class Answers:
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     memory: npt.NDArray[np.floating] | None = None
+    ways: Counter[str] = field(default_factory=Counter)
+    climbed: Counter[str] = field(default_factory=Counter)
 
     @property
     def nbytes(self) -> int:

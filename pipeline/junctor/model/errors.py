@@ -78,6 +78,12 @@ class RunError(JunctorError):
     exit_code = 6
 
 
+class ThresholdError(JunctorError):
+    """A finished run that crosses a threshold of its user; the answers are kept."""
+
+    exit_code = 7
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ", did you mean 'x' or 'y'?" for the known names nearest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)

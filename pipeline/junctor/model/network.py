@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -32,6 +32,8 @@ SMALL_TABLE = 4096
 ROW_SUM_TOLERANCE = 1e-2
 # Rows this close to 1 are taken as written: dividing would only move the last digits.
 ROW_SUM_EXACT = 2e-6
+# Negative entries of at most this size are roundings of tools that subtract, and count as zero.
+NEGATIVE_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,62 @@ class Network:
     variables: in the order that indices refer to.
     factors: in a Bayesian network factor i is the conditional probability table of variable i.
     kind: "bayes" or "markov".
+    hidden: how many variables at the end are auxiliary ones of noisy nodes: no evidence, question or answer names them.
     """
 
     name: str
     variables: tuple[Variable, ...]
     factors: tuple[Factor, ...]
     kind: Kind = "bayes"
+    hidden: int = 0
+
+    @cached_property
+    def public(self) -> tuple[Variable, ...]:
+        """The variables that are not auxiliary: those of the file, in its order."""
+        return self.variables[: len(self.variables) - self.hidden]
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Variable name to index."""
-        return {variable.name: i for i, variable in enumerate(self.variables)}
+        """Name to index, of the variables that are not auxiliary."""
+        return {variable.name: i for i, variable in enumerate(self.public)}
+
+    def parents(self, variable: int) -> tuple[int, ...]:
+        """Return the parents of a variable of a Bayesian network; for a noisy node those of the file, in its order."""
+        found: list[int] = []
+        waiting = list(self.factors[variable].scope[:-1])
+        while waiting:
+            parent = waiting.pop(0)
+            if parent < len(self.public):
+                found.append(parent)
+            else:
+                waiting = [*self.factors[parent].scope[:-1], *waiting]
+        return tuple(found)
+
+    @cached_property
+    def expanded(self) -> Network:
+        """The network without auxiliary variables: noisy nodes have whole tables; raises ModelError for a huge one."""
+        if not self.hidden:
+            return self
+        factors = [self._whole(variable) for variable in range(len(self.public))]
+        return Network(self.name, self.public, tuple(factors), self.kind)
+
+    def _whole(self, variable: int) -> Factor:
+        """Return the table of a variable with auxiliary parents summed out."""
+        links = [variable]
+        while hidden := [parent for parent in self.factors[links[-1]].scope[:-1] if parent >= len(self.public)]:
+            # Each auxiliary variable has one child, and a child at most one of them for a parent.
+            links.append(hidden[0])
+        factor = self.factors[links[-1]]
+        if len(links) == 1:
+            return factor
+        scope = (*self.parents(variable), variable)
+        table_size([self.cardinalities[v] for v in scope], f"the whole table of {self.variables[variable].name!r}")
+        table = factor.table
+        for link in reversed(links[:-1]):
+            factor = self.factors[link]
+            table = np.tensordot(table, factor.table, axes=(-1, 0))
+        table.setflags(write=False)
+        return Factor(scope, table)
 
     @cached_property
     def cardinalities(self) -> tuple[int, ...]:
@@ -96,6 +143,8 @@ class Network:
         for factor in self.factors:
             sha.update(repr(factor.scope).encode())
             sha.update(np.ascontiguousarray(factor.table).tobytes())
+        if self.hidden:
+            sha.update(f"hidden {self.hidden}".encode())
         return sha.hexdigest()
 
     def find(self, name: str) -> int:
@@ -104,11 +153,11 @@ class Network:
         try:
             return self.index[name]
         except KeyError:
-            hint = nearest(name, self.index) or f": the network has {len(self.variables)} variables"
+            hint = nearest(name, self.index) or f": the network has {len(self.public)} variables"
             raise ModelError(f"no variable named {name!r}{hint}") from None
 
     def __repr__(self) -> str:
-        return f"Network({self.name!r}, {self.kind}, {len(self.variables)} variables, {len(self.factors)} factors)"
+        return f"Network({self.name!r}, {self.kind}, {len(self.public)} variables, {len(self.factors)} factors)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +183,28 @@ class DraftTable:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a file is read, and what came of it.
+
+    normalize: divide every row of a conditional table by its sum, as in tables of counts or percentages.
+    ignore_decisions: leave out decisions and utilities where no chance node depends on them.
+    notes: what was changed or left out, for people; readers add to it.
+    """
+
+    normalize: bool = False
+    ignore_decisions: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
 def build_network(
-    name: str, kind: Kind, variables: Sequence[DraftVariable], tables: Sequence[DraftTable], place: Place | None = None
+    name: str,
+    kind: Kind,
+    variables: Sequence[DraftVariable],
+    tables: Sequence[DraftTable],
+    place: Place | None = None,
+    reading: Reading | None = None,
+    hidden: int = 0,
 ) -> Network:
     """Check a draft and return the network.
 
@@ -144,11 +213,15 @@ def build_network(
     variables: in the order of the network.
     tables: one for each variable of a Bayesian network, in any order; any number for a Markov network.
     place: the file, for errors that concern all of it.
+    reading: None for the checks without options.
+    hidden: how many variables at the end are auxiliary.
     Raises ModelError, with the place of the culprit, for duplicate or empty names, variables without states, unknown
     or repeated variables in a scope, tables of the wrong size, negative or non-finite entries, tables with nothing
     but zeros, and in Bayesian networks for missing or second tables, cycles and rows that do not sum to 1. Rows that
-    miss 1 by up to `ROW_SUM_TOLERANCE` are divided by their sum unless they are within `ROW_SUM_EXACT`.
+    miss 1 by up to `ROW_SUM_TOLERANCE` are divided by their sum unless they are within `ROW_SUM_EXACT`, with
+    `reading.normalize` all of them. Negative entries above `-NEGATIVE_ROUNDING` become 0, and a note.
     """
+    reading = reading or Reading()
     if not variables:
         raise ModelError("no variables found, expected at least one", place)
     known = _checked_variables(variables)
@@ -160,10 +233,13 @@ def build_network(
                 f"variable {draft.name!r} is defined twice (first at {variables[index[draft.name]].place})", draft.place
             )
         index[draft.name] = i
-    factors = _checked_factors(tables, known, index, kind)
+    factors = _checked_factors(tables, known, index, kind, reading)
     if kind == "bayes":
         factors = _one_table_a_variable(known, factors, variables, tables)
-        _refuse_cycles(known, factors, [draft.place for draft in variables])
+        network = Network(name, known, tuple(factors), kind, hidden)
+        _refuse_other_chains(network, place)
+        _refuse_cycles(network, [draft.place for draft in variables])
+        return network
     return Network(name, known, tuple(factors), kind)
 
 
@@ -204,7 +280,7 @@ def _checked_variable(draft: DraftVariable) -> Variable:
 
 
 def _checked_factors(
-    drafts: Sequence[DraftTable], variables: Sequence[Variable], index: dict[str, int], kind: Kind
+    drafts: Sequence[DraftTable], variables: Sequence[Variable], index: dict[str, int], kind: Kind, reading: Reading
 ) -> list[Factor]:
     """Return the factors of all drafts, in their order; raises ModelError for the first that is wrong."""
     factors: list[Factor | None] = [None] * len(drafts)
@@ -227,7 +303,7 @@ def _checked_factors(
                 table = values[end - usual.values.size : end].reshape(usual.shape)
                 factors[usual.number] = Factor(usual.scope, table)
     return [
-        _checked_factor(draft, variables, index, kind) if factor is None else factor
+        _checked_factor(draft, variables, index, kind, reading) if factor is None else factor
         for draft, factor in zip(drafts, factors, strict=True)
     ]
 
@@ -271,7 +347,9 @@ def _good_tables(rows: npt.NDArray[np.float64], ends: npt.NDArray[np.int64], kin
     return np.logical_and.reduceat(good, starts) & np.logical_or.reduceat(rows[:, 0] > 0, starts)
 
 
-def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dict[str, int], kind: Kind) -> Factor:
+def _checked_factor(
+    draft: DraftTable, variables: Sequence[Variable], index: dict[str, int], kind: Kind, reading: Reading
+) -> Factor:
     what = f"table of {draft.scope[-1]!r}" if kind == "bayes" and draft.scope else f"table over {list(draft.scope)}"
     for name in draft.scope:
         if name not in index:
@@ -288,12 +366,23 @@ def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dic
         raise ModelError(f"{what}: found {values.size} entries, expected {expected} ({sizes})", draft.place)
     # The name of the table, its numbers and then its rows: the first message is about the cause, not a consequence.
     table = values.reshape(shape)
+    _clear_roundings(table, what, draft, reading)
     _refuse_bad_numbers(table, what, draft, variables, scope)
     if kind == "bayes":
-        table = _with_rows_of_one(table, what, draft, variables, scope)
+        table = _with_rows_of_one(table, what, draft, variables, scope, reading)
     # Plans, kernels and the digest share the array without copies.
     table.setflags(write=False)
     return Factor(scope, table)
+
+
+def _clear_roundings(table: npt.NDArray[np.float64], what: str, draft: DraftTable, reading: Reading) -> None:
+    """Set to 0, in place, the negative entries that are roundings."""
+    roundings = (table < 0) & (table > -NEGATIVE_ROUNDING)
+    if roundings.any():
+        least = float(table[roundings].min())
+        table[roundings] = 0.0
+        at = f"{draft.place}: " if draft.place.line is not None else ""
+        reading.notes.append(f"{at}{what}: negative numbers down to {least!r} were taken as roundings of 0")
 
 
 def _refuse_bad_numbers(
@@ -312,21 +401,40 @@ def _refuse_bad_numbers(
 
 
 def _with_rows_of_one(
-    table: npt.NDArray[np.float64], what: str, draft: DraftTable, variables: Sequence[Variable], scope: tuple[int, ...]
+    table: npt.NDArray[np.float64],
+    what: str,
+    draft: DraftTable,
+    variables: Sequence[Variable],
+    scope: tuple[int, ...],
+    reading: Reading,
 ) -> npt.NDArray[np.float64]:
     if not scope:
         raise ModelError("a table of a Bayesian network names no variable", draft.place)
-    sums = table.sum(axis=-1, keepdims=True)
+    # Counts near the largest double: their sum is none.
+    with np.errstate(over="ignore"):
+        sums = table.sum(axis=-1, keepdims=True)
     off = np.abs(sums - 1.0)
-    if off.max() > ROW_SUM_TOLERANCE:
-        at = tuple(int(i) for i in np.unravel_index(int(off[..., 0].argmax()), sums.shape[:-1]))
+    # A row of zeros has no probabilities, whatever it is divided by.
+    wrong = ((sums == 0) | ~np.isfinite(sums)) if reading.normalize else off > ROW_SUM_TOLERANCE
+    if wrong.any():
+        worst = np.where(wrong, off, -1.0)[..., 0]
+        at = tuple(int(i) for i in np.unravel_index(int(worst.argmax()), sums.shape[:-1]))
         where = _configuration(variables, scope[:-1], at)
+        total = float(sums[(*at, 0)])
         raise ModelError(
-            f"{what}: the row{where} sums to {float(sums[(*at, 0)]):.9g}, expected 1 (up to {ROW_SUM_TOLERANCE:g} "
-            "off is divided out)",
+            f"{what}: the row{where} sums to {total:.9g}, expected 1 (up to {ROW_SUM_TOLERANCE:g} off is divided out"
+            + _counts_hint(table, sums, reading)
+            + ")",
             draft.place,
         )
     return np.where(off > ROW_SUM_EXACT, table / sums, table)
+
+
+def _counts_hint(table: npt.NDArray[np.float64], sums: npt.NDArray[np.float64], reading: Reading) -> str:
+    """Return what would take a table of counts or percentages, where something would."""
+    if reading.normalize or not ((sums > 0) & np.isfinite(sums)).all():
+        return ""
+    return "; counts or percentages are taken with --normalize, in Python normalize=True"
 
 
 def _configuration(variables: Sequence[Variable], scope: Sequence[int], at: Sequence[int]) -> str:
@@ -358,7 +466,18 @@ def _one_table_a_variable(
     return [factors[of_child[i]] for i in range(len(variables))]
 
 
-def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], places: Sequence[Place]) -> None:
+def _refuse_other_chains(network: Network, place: Place | None) -> None:
+    """Raise ModelError unless each auxiliary variable is the first parent of one child, and of no other."""
+    if not network.hidden:
+        return
+    first = len(network.public)
+    parents = [(at, v) for factor in network.factors for at, v in enumerate(factor.scope[:-1]) if v >= first]
+    if sorted(parents) != [(0, v) for v in range(first, len(network.variables))]:
+        raise ModelError("the auxiliary variables form no chains of noisy nodes", place)
+
+
+def _refuse_cycles(network: Network, places: Sequence[Place]) -> None:
+    variables, factors = network.variables, network.factors
     # Kahn's topological sort (1962): what is left over when no variable is without parents contains a cycle.
     if all(max(factor.scope) == i for i, factor in enumerate(factors)):
         # Parents before children, as in most long networks.
@@ -377,7 +496,7 @@ def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], pla
     if len(ready) < len(factors):
         done = set(ready)
         cycle = list(_walk_to_a_cycle({i: set(f.scope[:-1]) - done for i, f in enumerate(factors) if i not in done}))
-        names = " <- ".join(variables[i].name for i in cycle)
+        names = " <- ".join(variables[i].name for i in cycle if i < len(network.public))
         raise ModelError(f"the parents form a cycle: {names}", places[cycle[0]])
 
 

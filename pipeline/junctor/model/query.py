@@ -119,7 +119,7 @@ def target_names(network: Network, query: Query) -> tuple[str, ...]:
     A target that is no variable's name may be a pattern (`fnmatch`, case matters); what is named already counts once.
     """
     if query.targets is None:
-        return tuple(variable.name for variable in network.variables)
+        return tuple(variable.name for variable in network.public)
     if not query.targets:
         raise EvidenceError("no targets given, expected at least one (or none named, for all variables)")
     # Repeated targets would give two columns of one name.

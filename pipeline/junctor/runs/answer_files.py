@@ -28,6 +28,7 @@ from junctor.runs.results import (
 )
 from junctor.runs.score_tables import schema_of
 from junctor.runtime.arrow import columns_of_lists, in_one_piece
+from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a record batch in Arrow files: whoever reads batch by batch holds no whole part.
 BATCH_ROWS = 65_536
@@ -85,6 +86,9 @@ class _Columns:
     def of(cls, schema: pa.Schema, files: AnswerFiles) -> _Columns:
         lists = column_names(schema)
         numbers = {*lists, *numbers_of_scores(schema)}
+        if files.layout == "columns":
+            numbers.update(column for columns in lists.values() for column in columns)
+            schema = schema_in_columns(schema, lists)
         # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a
         # column, to try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no
         # query either. Nor do those of scores, which would take a sixth of their time.
@@ -188,21 +192,21 @@ def refuse_other_types(kept: pa.Schema, files: AnswerFiles) -> None:
             ) from error
 
 
-def read_facts(path: Path) -> tuple[int, dict[str, int]]:
+def read_facts(path: AnyPath) -> tuple[int, dict[str, int]]:
     """Return the rows of a part, and those of each status, without reading them.
 
     Raises ArrowInvalid, KeyError or TypeError for a damaged file.
     """
-    statuses = statuses_of(_schema_of(path))
+    statuses = statuses_of(schema_of_part(path))
     return sum(statuses.values()), statuses
 
 
-def batches_of(path: Path, rows: int) -> Iterator[pa.Table]:
+def batches_of(path: AnyPath, rows: int) -> Iterator[pa.Table]:
     """Yield the rows of a part in tables of at most `rows`, with the metadata of the part."""
     from pyarrow import parquet
 
     if path.suffix == ".arrow":
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        with arrow_file(path) as source, pa.ipc.open_file(source) as file:
             for i in range(file.num_record_batches):
                 table = pa.Table.from_batches([file.get_batch(i)])
                 # Damaged files may have offsets out of range, which crash the process.
@@ -210,22 +214,41 @@ def batches_of(path: Path, rows: int) -> Iterator[pa.Table]:
                 for first in range(0, table.num_rows, rows):
                     yield table.slice(first, rows)
     else:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(parquet_source(path)) as file:
             for batch in file.iter_batches(batch_size=rows):
                 batch.validate(full=True)
                 yield pa.Table.from_batches([batch], file.schema_arrow)
 
 
-def empty_answers(parts: Sequence[Path]) -> pa.Table:
-    """Return a table without rows, of the columns of some parts."""
-    return _schema_of(parts[0]).empty_table()
-
-
-def _schema_of(path: Path) -> pa.Schema:
+def columns_in_batches(path: AnyPath, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """Yield some columns of a part in tables of at most `rows`; other columns are not read. One table at least."""
     from pyarrow import parquet
 
     if path.suffix == ".arrow":
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        schema = schema_of_part(path)
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in names])
+        with arrow_file(path) as source, pa.ipc.open_file(source, options=options) as file:
+            yield pa.Table.from_batches([], file.schema).select(list(names))
+            for i in range(file.num_record_batches):
+                yield pa.Table.from_batches([file.get_batch(i)]).select(list(names))
+    else:
+        with parquet.ParquetFile(parquet_source(path)) as file:
+            yield file.schema_arrow.empty_table().select(list(names))
+            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+                yield pa.Table.from_batches([batch]).select(list(names))
+
+
+def empty_answers(parts: Sequence[AnyPath]) -> pa.Table:
+    """Return a table without rows, of the columns of some parts."""
+    return schema_of_part(parts[0]).empty_table()
+
+
+def schema_of_part(path: AnyPath) -> pa.Schema:
+    """Return the schema of a part, without reading its rows."""
+    from pyarrow import parquet
+
+    if path.suffix == ".arrow":
+        with arrow_file(path) as source, pa.ipc.open_file(source) as file:
             return file.schema
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(parquet_source(path)) as file:
         return file.schema_arrow

@@ -10,11 +10,22 @@ import pyarrow as pa
 from pyarrow import csv
 
 from junctor.runs.answer_files import batches_of, column_names, empty_answers, in_columns
+from junctor.runtime.files import aside
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath
 
 BATCH_ROWS = 8192
 
 
-def write_csv(parts: Sequence[Path], path: Path) -> None:
+def export_csv(path: AnyPath, parts: Sequence[AnyPath], progress: Progress) -> None:
+    """Write the answers in `parts` to the CSV file `path` of a run, unless it is there."""
+    if not path.exists():
+        progress.stage("writing CSV")
+        with aside(path) as temporary:
+            write_csv(parts, temporary)
+
+
+def write_csv(parts: Sequence[AnyPath], path: Path) -> None:
     """Write the answers in `parts`, in that order, to one CSV file with a column `variable=state` for each number.
 
     Explanations have one column a variable with the name of the state. Lists of scores (`--top`) have a column for each
@@ -29,14 +40,14 @@ def write_csv(parts: Sequence[Path], path: Path) -> None:
 
 def _flat(table: pa.Table) -> pa.Table:
     table = in_columns(table) if column_names(table.schema) else table
-    return pa.table([_plain(column) for column in table.columns], table.column_names)
+    return pa.table([plain_column(column) for column in table.columns], table.column_names)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of a type that the writer of Arrow takes: it has neither dictionaries nor nested cells."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _plain(column.cast(kind.value_type))
+        return plain_column(column.cast(kind.value_type))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         # Text as a rule, which old tools do not declare.
         texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]

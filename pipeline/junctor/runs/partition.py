@@ -5,6 +5,7 @@ Main functions: `propagate_partition`, for workers, and `propagate_here`, for on
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Generic
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
-from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec
+from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
 from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
-from junctor.runtime.files import aside, explained, read_json
+from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
+from junctor.runtime.remote import AnyPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.results import AnswerTables
     from junctor.runs.score_tables import ScoreTables
+    from junctor.runs.statistics import Statistics
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -55,11 +58,19 @@ WRITERS, MOST_WRITERS = 2, 64
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Answered:
+    """Answers to a partition: their table, and what counts them while they are written."""
+
+    table: pa.Table
+    count: Callable[[], Statistics]
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionTask(ABC, Generic[Spec]):
     """The task of a worker for one partition.
 
-    directory: of the run, on a disk that all workers share.
+    directory: of the run, on a disk that all workers share, or in a store.
     part: number of the partition.
     spec: specification of the run.
     counts: rows and partitions of the whole run.
@@ -67,7 +78,7 @@ class PartitionTask(ABC, Generic[Spec]):
         memory.
     """
 
-    directory: str
+    directory: AnyPath
     part: int
     spec: Spec
     counts: Ingested
@@ -97,8 +108,8 @@ class PartitionTask(ABC, Generic[Spec]):
         return 0
 
     @abstractmethod
-    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> pa.Table:
-        """Return the table of answers.
+    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> Answered:
+        """Return the answers.
 
         inputs: result of `read`.
         options: of this process, with its memory and threads.
@@ -120,20 +131,20 @@ class PartTask(PartitionTask[RunSpec]):
     @property
     def home(self) -> RunDirectory:
         """The run directory."""
-        return RunDirectory(Path(self.directory))
+        return RunDirectory(self.directory)
 
     def read(self) -> EncodedPartition:
         """Return the encoded evidence."""
         from junctor.evidence.encoded import read_partition
 
-        network = network_for(str(self.home.network), self.spec.network_digest)
+        network = network_for(self.home.network, self.spec.network_digest)
         return read_partition(self.home.evidence_part(self.part), kept=True, cardinalities=network.cardinalities)
 
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
         from junctor.model.answers import answer_width
 
-        network = network_for(str(self.home.network), self.spec.network_digest)
+        network = network_for(self.home.network, self.spec.network_digest)
         width = answer_width(network, self.spec.as_query())
         # A column for each state is a copy, made when it is written.
         return self.spec.partition_rows * width * (2 if self.spec.layout == "columns" else 1)
@@ -144,14 +155,15 @@ class PartTask(PartitionTask[RunSpec]):
 
     def answer(
         self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
-    ) -> pa.Table:
-        """Return the table of answers, exact or from samples."""
+    ) -> Answered:
+        """Return the answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
-        from junctor.runs.results import with_kept
+        from junctor.runs.results import status_names, with_kept
+        from junctor.runs.statistics import count, count_cells
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
-        network, query = network_for(str(self.home.network), self.spec.network_digest), self.spec.as_query()
+        network, query = network_for(self.home.network, self.spec.network_digest), self.spec.as_query()
         if self.spec.method == "exact":
             engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
             answers = engine.answer(inputs.batch, reserved)
@@ -159,7 +171,11 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        return with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
+        table = with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
+        # Now, because evidence is not in memory while answers wait to be written.
+        cells = count_cells(network, inputs.batch)
+        counted = partial(count, network, cells, answers, inputs.case_ids, inputs.first_row, status_names(query))
+        return Answered(table, counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -174,12 +190,14 @@ class Part:
     rows: in it.
     bytes: on disk.
     statuses: rows of each status.
+    sha256: of the file; None in manifests of earlier versions.
     """
 
     file: str
     rows: int
     bytes: int
     statuses: dict[str, int]
+    sha256: str | None = None
 
 
 @dataclass(slots=True)
@@ -275,19 +293,32 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
-def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
-    """Return the record of a finished part from its metadata, without reading its rows."""
+def write_statistics(path: AnyPath, statistics: Statistics) -> None:
+    """Write the statistics of a part, whole or not at all."""
+    with aside(path) as temporary:
+        # In one line: of wide networks there are many numbers.
+        temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
+
+
+def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | None = None) -> Part:
+    """Return the record of a finished part from its metadata, without reading its rows.
+
+    directory: of the run.
+    path: of the part.
+    checksum: of the part, if it is known.
+    Raises RunError for a damaged part.
+    """
     import pyarrow as pa
 
     from junctor.runs.answer_files import read_facts
 
-    path = directory.answers_part(spec.folder, number, spec.output_format)
     try:
         with explained(path):
             rows, statuses = read_facts(path)
+            size = path.stat().st_size
     except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
-    return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
+    return Part(directory.name_of(path), rows, size, statuses, None if checksum is None else checksum.sha256)
 
 
 class _Partition:
@@ -299,7 +330,7 @@ class _Partition:
         self._all_gpus = all_gpus
         self._workers = workers
         self._inputs: Any = None
-        self._answers: pa.Table | None = None
+        self._answered: Answered | None = None
 
     def read(self) -> None:
         _refuse_strange_worker(self.task)
@@ -315,7 +346,7 @@ class _Partition:
             carried = task.carried_bytes(self._inputs)
             reserved = (waiting * (task.answer_bytes() + carried) if waiting else 0) + carried
             try:
-                self._answers = task.answer(self._inputs, options, reserved, self._workers)
+                self._answered = task.answer(self._inputs, options, reserved, self._workers)
             except MemoryError as error:
                 raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
         # Released now: the next partition is read while the answers are written.
@@ -349,11 +380,18 @@ class _Partition:
 
     def write(self) -> tuple[Part, StageTimings]:
         directory, spec, part = self.task.home, self.task.spec, self.task.part
+        assert self._answered is not None
         with self.stages.time("writing"):
-            with aside(directory.answers_part(spec.folder, part, spec.output_format)) as temporary:
-                self.task.write(self._answers, temporary)
-            self._answers = None
-            return read_part(directory, spec, part), self.stages
+            path = directory.answers_part(spec.folder, part, spec.output_format)
+            directory.check_there()
+            # First: a part with its name always has its statistics.
+            write_statistics(directory.statistics(path), self._answered.count())
+            with aside(path) as temporary:
+                self.task.write(self._answered.table, temporary)
+                # Now, while the system still has its pages in memory.
+                checksum = checksum_of(temporary)
+            self._answered = None
+            return read_part(directory, path, checksum), self.stages
 
 
 class _Count:
@@ -393,14 +431,27 @@ _with_inputs, _writing = _Count(), _Count()
 _one_at_a_time = threading.Lock()
 
 
-@lru_cache(maxsize=1)
-def network_for(network_file: str, digest: str) -> Network:
-    """Return the network of a run, kept for its next partition in this process."""
+# The network of the latest run.
+_network: Network | None = None
+
+
+def network_for(network_file: AnyPath, digest: str, given: Network | None = None) -> Network:
+    """Return the network of a run, kept for its next partition in this process.
+
+    network_file: of the run directory.
+    digest: of the network.
+    given: the network, where it is at hand.
+    """
+    global _network
     from junctor.formats import read_network
 
-    network = read_network(network_file)
+    # Threads that come first at the same time read it twice.
+    network = _network if given is None else given
+    if network is None or network.digest != digest:
+        network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
+    _network = network
     return network
 
 
@@ -413,7 +464,7 @@ def tables_of(directory: RunDirectory, spec: RunSpec) -> AnswerTables | ScoreTab
     """
     from junctor.runs.score_tables import tables_for
 
-    return tables_for(network_for(str(directory.network), spec.network_digest), spec.as_query())
+    return tables_for(network_for(directory.network, spec.network_digest), spec.as_query())
 
 
 @lru_cache(maxsize=1)
@@ -435,7 +486,7 @@ def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     # Without options: `with_options` makes engines that share its plans.
     from junctor.engine.engine import Engine
 
-    network = network_for(str(directory.network), spec.network_digest)
+    network = network_for(directory.network, spec.network_digest)
     return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows)
 
 
@@ -475,7 +526,7 @@ def sampler_for(
     # No lru_cache: options differ between partitions, and must not be part of the key.
     key = directory, spec, rows
     if key not in _samplers:
-        network = network_for(str(directory.network), spec.network_digest)
+        network = network_for(directory.network, spec.network_digest)
         # Scores are made of all posteriors and their errors.
         query = as_posteriors(network, spec.as_query())
         _samplers.clear()
@@ -495,5 +546,6 @@ def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
         raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
     if not task.home.network.exists():
         raise RunError(
-            f"{task.home.network} is not there for this worker: the run directory has to be on a disk that all share"
+            f"{task.home.network} is not there for this worker: the run directory was removed (run the same command "
+            "again), or it is neither on a disk that all workers share nor in a store"
         )

@@ -8,15 +8,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
+from junctor.runs.increments import (
+    EvidenceColumns,
+    Increment,
+    IncrementDirectory,
+    increment_of,
+    merge,
+    refuse_broken,
+    total_of,
+)
+from junctor.runs.inputs import Input
+from junctor.runs.integrity import checksums_in, discard_damaged, write_checksums
+from junctor.runs.new_inputs import ingest
 from junctor.runs.partition import (
     Part,
     PartitionTask,
@@ -28,13 +40,25 @@ from junctor.runs.partition import (
 )
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
-from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
+from junctor.runtime.dask_cluster import Resources, check_certificates, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
-from junctor.runtime.files import explained, read_json, refused, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
-from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
+from junctor.runtime.machine import (
+    allowed_disk,
+    allowed_memory,
+    peak_memory,
+    peak_memory_of_children,
+    spill_folder,
+    usable_cores,
+)
 from junctor.runtime.progress import Progress, Silence, shows_passes
-from junctor.runtime.threads import ahead
+from junctor.runtime.remote import RemotePath, location
+from junctor.runtime.remote_lock import check_lock
+from junctor.runtime.threads import ahead, short_turns
+
+if TYPE_CHECKING:
+    from junctor.runs.thresholds import Verdict
 
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
@@ -43,6 +67,11 @@ from junctor.runtime.threads import ahead
 WORKER_CORES = 4
 # Bytes of inputs that wait to be written, encoded.
 INPUTS_AHEAD = 2**28
+# Parts of a store whose metadata are read at a time.
+STORE_READS = 16
+
+# Fields of a manifest that other runs have not.
+_OF_INCREMENTS = ("increment", "inputs", "increments", "columns")
 
 logger = logging.getLogger("junctor")
 
@@ -53,10 +82,14 @@ class RunStats:
 
     reused: partitions with answers of earlier calls.
     stages: seconds of the others.
+    made: the parts of the others.
+    worker_bytes: the most memory of a worker process of this machine, 0 without any.
     """
 
     reused: int
     stages: StageTimings
+    made: tuple[Part, ...] = ()
+    worker_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +104,14 @@ class Manifest:
     seconds: of the last call.
     stages: seconds of its own parts.
     finished_at: date and time, in UTC.
+    peak_bytes: of memory of this process, and of its largest worker on this machine; all that they are made of, where
+        `--memory` is about propagation alone.
+    files: checksums of the network, of the specification and of other small files.
+    increment: number of the increment of the last call, None if nothing was new; this and the rest are of runs whose
+        evidence grows.
+    inputs: files that are answered; their parts follow each other in `parts`.
+    increments: in their order.
+    columns: of the inputs.
     """
 
     spec: AnySpec
@@ -81,10 +122,17 @@ class Manifest:
     seconds: float
     stages: StageTimings
     finished_at: str
+    peak_bytes: tuple[int, int] = (0, 0)
+    files: dict[str, Checksum] = field(default_factory=dict)
+    increment: int | None = None
+    inputs: tuple[Input, ...] = ()
+    increments: tuple[Increment, ...] = ()
+    columns: EvidenceColumns | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
-        return {**asdict(self), "spec": spec_record(self.spec)}
+        record = {**asdict(self), "spec": spec_record(self.spec)}
+        return record if self.increments else {name: record[name] for name in record if name not in _OF_INCREMENTS}
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -94,12 +142,13 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     resources: None for those of this machine.
     progress: None for silence.
     Raises InputError for errors in model, inputs or targets, BudgetError if a plan does not fit, and RunError for the
-    directory: another run in it, no space, in use.
+    directory: another run in it, no space, in use. At its end ThresholdError where it crosses one.
     """
     progress = progress or Silence()
     resources = resources or Resources()
     started = time.monotonic()
     check_resources(resources)
+    job.check_places()
     with job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
         with collector_paused():
@@ -108,13 +157,16 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         with collector_paused():
             estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
-        return finalise(job, work, time.monotonic() - started, progress)
+        manifest = finalise(job, work, time.monotonic() - started, progress)
+        check(job, manifest, conclude(job, manifest, progress))
+        return manifest
 
 
 def check_resources(resources: Resources) -> None:
-    """Raise RunError for an insecure scheduler, DeviceError for a missing GPU, before any work is done."""
+    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work."""
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
+        check_certificates(resources.scheduler)
     else:
         check_device(resources.compute.device)
 
@@ -124,28 +176,49 @@ def ingest_model(job: Workload, progress: Progress) -> AnySpec:
     progress.stage(f"reading the {job.words.model}")
     model = job.read_model()
     spec = job.spec_of(model)
-    # Before anything is written: another run in the directory must stay whole.
-    job.directory.claim(spec, job.overwrite)
-    if not job.directory.network.exists():
-        job.keep_model(model)
+    claim(job, model, spec)
     return spec
 
 
+def claim(job: Workload, model: Any, spec: AnySpec, alone: bool = True) -> None:
+    """Claim the run directory for a job, and write its model there as Parquet.
+
+    job: equal to others at the same directory.
+    model, spec: of the job.
+    alone: whether no other process is at the directory.
+    Raises RunError if another run is there.
+    """
+    # Before anything is written: another run in the directory must stay whole.
+    job.directory.claim(spec, job.overwrite, alone)
+    discard_damaged(job.directory)
+    if not job.directory.network.exists():
+        job.keep_model(model)
+
+
+@short_turns()
 def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
     """Encode the inputs, one file a partition; existing files are kept."""
     directory = job.directory
+    if job.growth is not None and isinstance(directory, IncrementDirectory):
+        there = read_manifest(directory) if directory.manifest.exists() else None
+        inputs, columns, number = (there.inputs, there.columns, len(there.increments)) if there else ((), None, 0)
+        return ingest(directory, job.growth, inputs, columns, number + 1, progress)
     known = directory.read_ingested()
     if known is not None:
         return known
     progress.stage(f"reading the {job.words.inputs}")
-    rows = partitions = 0
+    rows = 0
+    checksums: dict[str, Checksum] = {}
     threads = usable_cores()
     numbered = enumerate(_with_rows(job.input_parts(threads)))
     for written in ahead(partial(_written, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
-        rows += written
-        partitions += 1
-        progress.advance(written)
-    counts = Ingested(rows, partitions)
+        name, count, checksum = written
+        rows += count
+        checksums[name] = checksum
+        progress.advance(count)
+    counts = Ingested(rows, len(checksums))
+    directory.check_there()
+    write_checksums(directory, checksums)
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
     return counts
@@ -158,49 +231,69 @@ def _with_rows(parts: Iterator[InputPart]) -> Iterator[InputPart]:
             yield part
 
 
-def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> int:
-    """Write a partition unless it is there; return its rows."""
+def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tuple[str, int, Checksum]:
+    """Write a partition unless it is there; return the name of its file, its rows and its checksum."""
     number, part = numbered
     path = directory.evidence_part(number)
     # Written by an interrupted call: equal specs give equal partitions.
     if not path.exists():
+        directory.check_there()
         part.write(path)
-    return part.rows
+    return path.name, part.rows, checksum_of(path)
 
 
-def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:
-    """Return the estimate of the remaining partitions; raises BudgetError if they do not fit."""
-    pending = job.directory.unanswered(job.directory.read_spec())
+def _all(partition: int) -> bool:
+    return True
+
+
+def plan(job: Workload, resources: Resources, progress: Progress, ours: Callable[[int], bool] = _all) -> RunEstimate:
+    """Return the estimate of the remaining partitions that are `ours`; raises BudgetError if they do not fit."""
+    pending = [i for i in job.directory.unanswered(job.directory.read_spec()) if ours(i)]
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
 
 
-def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progress: Progress) -> RunStats:
+@short_turns()
+def propagate(
+    job: Workload,
+    resources: Resources,
+    estimate: RunEstimate,
+    progress: Progress,
+    ours: Callable[[int], bool] = _all,
+) -> RunStats:
     """Answer all partitions without a part.
 
     job: its inputs are encoded.
     resources: of the user.
     estimate: decides which of them are used.
     progress: counts rows of finished parts.
+    ours: whether a partition is to be answered by this process.
     """
     directory, counts = job.directory, job.directory.counts()
-    pending = directory.unanswered(directory.read_spec())
-    if pending:
+    numbers = list(filter(ours, range(counts.partitions)))
+    pending = [i for i in directory.unanswered(directory.read_spec()) if ours(i)]
+    if pending and job.growth is None:
         # A manifest of an earlier call would list parts that were deleted since.
         with explained(directory.manifest):
             directory.manifest.unlink(missing_ok=True)
-    progress.stage(job.words.work, counts.rows, counts.rows - job.rows_in(pending))
+    rows = counts.rows if len(numbers) == counts.partitions else job.rows_in(numbers)
+    progress.stage(job.words.work, rows, rows - job.rows_in(pending))
     resources = resources.with_compute(device=device_for(resources, estimate))
     # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
     if estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu"):
-        results = _spread(job, resources, pending)
+        results, workers = _spread(job, resources, pending), resources.workers or 1
     else:
-        results = _distribute(job, replace(resources, workers=workers_for(resources, estimate)), pending)
-    total = StageTimings()
+        workers = workers_for(resources, estimate)
+        results = _distribute(job, replace(resources, workers=workers), pending)
+    total, made = StageTimings(), []
     with shows_passes(progress):
         for part, stages in results:
             progress.advance(part.rows)
             total += stages
-    return RunStats(counts.partitions - len(pending), total.rounded())
+            made.append(part)
+    # Other children of this process do not count: until they start, they have the memory of this one.
+    apart = resources.scheduler is None and min(workers, len(pending)) > 1
+    of_worker = peak_memory_of_children() if apart else 0
+    return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker)
 
 
 def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
@@ -220,8 +313,10 @@ def _spread(job: Workload, resources: Resources, pending: Sequence[int]) -> Iter
 
 
 def _tasks(job: Workload, compute: ComputeOptions, pending: Sequence[int]) -> list[PartitionTask[Any]]:
-    spec, counts = job.directory.read_spec(), job.directory.counts()
-    return [job.task(i, spec, counts, compute) for i in pending]
+    directory = job.directory
+    spec = directory.read_spec()
+    counts = directory.expected(spec)
+    return [job.task(directory, i, spec, counts, compute) for i in pending]
 
 
 def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
@@ -270,30 +365,152 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     Raises RunError with all missing parts.
     """
     directory = job.directory
+    if isinstance(directory, IncrementDirectory):
+        return _commit(directory, work, seconds, progress)
     if directory.manifest.exists():
         # The file stays as it is; only the caller sees that this call found everything done.
         manifest = read_manifest(directory)
-        manifest = replace(manifest, reused_parts=work.reused, seconds=round(seconds, 3), stages=work.stages)
+        seconds = round(seconds, 3)
+        manifest = replace(
+            manifest,
+            reused_parts=work.reused,
+            seconds=seconds,
+            stages=work.stages,
+            peak_bytes=(peak_memory(), work.worker_bytes),
+        )
     else:
         progress.stage("finishing")
-        manifest = _written_manifest(directory, work, seconds)
+        manifest = write_manifest(directory, work, seconds)
     job.export([directory.path / part.file for part in manifest.parts], progress)
+    if job.rejects is not None:
+        from junctor.runs.rejects import write_rejects
+
+        progress.stage("writing rows that are not ok")
+        write_rejects(directory.path, manifest.parts, job.kept, location(job.rejects).absolute())
     return manifest
 
 
-def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
+def conclude(job: Workload, manifest: Manifest, progress: Progress) -> list[Verdict]:
+    """Write the page of a finished run, if requested, and return what comes of the job's thresholds.
+
+    job: of the run.
+    manifest: of the run.
+    progress: shows the stage.
+    """
+    if not job.report and not job.fail_if:
+        return []
+    from junctor.runs.outcome import outcome_of
+
+    outcome = outcome_of(job.directory, manifest)
+    found = outcome.verdicts(job.fail_if)
+    if job.report:
+        # Imported here: pictures take a second to import.
+        from junctor.runs.report.page import write_page
+
+        progress.stage("writing the report")
+        write_page(outcome, found, job.directory.report)
+    return found
+
+
+def check(job: Workload, manifest: Manifest, found: Sequence[Verdict]) -> None:
+    """Raise ThresholdError for thresholds that are crossed; the answers of the run are kept."""
+    from junctor.runs.thresholds import refuse_crossed
+
+    rows, page = f"status and reason of all rows: {job.directory.path / manifest.spec.folder}", job.directory.report
+    if job.rejects is not None:
+        rows = f"all rows that are not ok are in {job.rejects}"
+    refuse_crossed(found, rows, str(page) if page.exists() else None)
+
+
+def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progress: Progress) -> Manifest:
+    """Return the manifest after an increment, written unless nothing is new; raises EvidenceError for broken inputs."""
+    pending, spec = directory.pending, directory.read_spec()
+    there = read_manifest(directory) if directory.manifest.exists() else None
+    done = 0 if there is None else len(there.increments)
+    if not pending.is_empty and done < pending.number:
+        progress.stage("committing")
+        there = _written_increment(directory, there, work, seconds)
+    elif there is not None and done < pending.number:
+        seconds, stages = round(seconds, 3), work.stages
+        there = replace(there, increment=None, reused_parts=len(there.parts), seconds=seconds, stages=stages)
+    # After the commit: whoever reads the manifest does not miss them.
+    if there is not None and not (pending.is_empty and pending.is_clean):
+        directory.sweep(spec, there.parts)
+    else:
+        directory.forget()
+    refuse_broken(pending)
+    assert there is not None
+    return there
+
+
+def _written_increment(
+    directory: IncrementDirectory, before: Manifest | None, work: RunStats, seconds: float
+) -> Manifest:
+    pending, spec, now = directory.pending, directory.read_spec(), _now()
+    fresh, known = _parts_of(directory, spec, work), before.inputs if before else ()
+    inputs = merge(pending, known, fresh)
+    its_parts = {part.file: part for part in (*(before.parts if before else ()), *fresh)}
+    parts = tuple(its_parts[file] for each in inputs for file in each.parts)
+    increment = increment_of(pending, fresh, spec.junctor_version, round(seconds, 3), now)
+    manifest = Manifest(
+        spec=spec,
+        rows=sum(part.rows for part in parts),
+        statuses=total_of(part.statuses for part in parts),
+        parts=parts,
+        reused_parts=len(parts) - len(fresh) + work.reused,
+        seconds=round(seconds, 3),
+        stages=work.stages,
+        finished_at=now,
+        peak_bytes=(peak_memory(), work.worker_bytes),
+        files=_small_files(directory),
+        increment=pending.number,
+        inputs=inputs,
+        increments=(*(before.increments if before else ()), increment),
+        columns=pending.columns,
+    )
+    check_lock(directory.path)
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
+    return manifest
+
+
+def write_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
+    """Write the manifest of a complete run and return it; arguments and errors as of `finalise`."""
     spec = directory.read_spec()
+    parts = _parts_of(directory, spec, work)
+    rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
+    done = work.reused, round(seconds, 3), work.stages, _now()
+    peaks = peak_memory(), work.worker_bytes
+    manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
+    check_lock(directory.path)
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
+    return manifest
+
+
+def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple[Part, ...]:
+    """Return the parts of all partitions; raises RunError with all that are missing."""
+    directory.check_there()
+    # Of workers that were killed: others made their parts.
+    directory.clear_unfinished()
     # Parts may have been deleted since, or written to another disk.
     missing = directory.unanswered(spec)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
-    parts = tuple(read_part(directory, spec, i) for i in range(directory.counts().partitions))
-    statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    rows = sum(part.rows for part in parts)
-    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
-    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
-    return manifest
+    made = {part.file: part for part in work.made}
+    names = [directory.name_of(path) for path in directory.expected_parts(spec)]
+    # Those of earlier calls are read once more; a store takes its time for each, and answers many at once.
+    others = [directory.path / name for name in names if name not in made]
+    threads = STORE_READS if isinstance(directory.path, RemotePath) else usable_cores()
+    for part in ahead(lambda path: read_part(directory, path, checksum_of(path)), others, threads):
+        made[part.file] = part
+    return tuple(made[name] for name in names)
+
+
+def _small_files(directory: Directory[Any]) -> dict[str, Checksum]:
+    return {directory.name_of(path): checksum_of(path) for path in directory.small_files() if path.exists()}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_manifest(directory: Directory[Any]) -> Manifest:
@@ -316,4 +533,15 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     amounts += tuple(count for part in parts for count in (part.rows, part.bytes, *part.statuses.values()))
     if not all(type(count) is int for count in amounts) or not all(isinstance(part.file, str) for part in parts):
         raise TypeError("a number or a name of another type")
-    return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)
+    return Manifest(
+        spec=parse(record["spec"]),
+        parts=parts,
+        stages=StageTimings(**record["stages"]),
+        **fields,
+        peak_bytes=tuple(record.get("peak_bytes", (0, 0))),
+        files=checksums_in(record.get("files", {})),
+        increment=record.get("increment"),
+        inputs=tuple(Input.of(each) for each in record.get("inputs", ())),
+        increments=tuple(Increment.of(each) for each in record.get("increments", ())),
+        columns=EvidenceColumns.of(record.get("columns")),
+    )

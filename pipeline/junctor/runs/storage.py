@@ -8,7 +8,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -19,26 +21,37 @@ from junctor.model.errors import BudgetError, DeviceError, InputError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
-from junctor.runtime.files import explained, read_json, write_json
+from junctor.runtime.files import clear_temporaries, explained, read_json, write_json
+from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote_lock import RemoteLock
 
 #   DIR/run.json                        specification of the run; written first, and compared when the run continues
 #   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
 #   DIR/network.parquet                 the network in Junctor's own format
 #   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
+#   DIR/evidence/checksums.json         of these files
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
+#   DIR/statistics/part-00000.json      counts of one partition, written before its answers; earlier versions had none
 #   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
 #                                       rows and order; `.arrow` in that format
 #   DIR/manifest.json                   written last: the parts, their rows and their statuses
+#   DIR/report.html                     the page of the run, made of the manifest and the statistics
 #
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
-# Every file is written under another name, synced and renamed, so that a file with its name is whole.
+# Every file is written under another name, synced and renamed, so that a file with its name is whole. In a store an
+# object is put whole, and nothing is renamed.
 FORMAT_VERSION = 1
+# Seconds between looks at a lock that another process has.
+WAIT_SECONDS = 0.2
 # Of runs of both kinds: a directory holds one run of either.
-_KINDS = ("posteriors", "scores", "mpe", "viterbi")
-_INPUTS = ("evidence", "sequences")
+KINDS = ("posteriors", "scores", "mpe", "viterbi")
+INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
 logger = logging.getLogger("junctor")
+# Of increments: a key, which is no number, in place of `part`.
+_PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
+_UNFINISHED = re.compile(r"\..*\.tmp")
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
 
@@ -73,6 +86,7 @@ class RunSpec:
     output_format: OutputFormat = field(default="parquet", metadata=OPTIONAL)
     layout: Layout = field(default="lists", metadata=OPTIONAL)
     compression: Compression = field(default="zstd", metadata=OPTIONAL)
+    incremental: bool = field(default=False, metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -139,7 +153,7 @@ class Directory(Generic[Spec]):
     inputs: name of the folder of evidence or sequences.
     """
 
-    path: Path
+    path: AnyPath
     model_file: ClassVar[str]
     inputs: ClassVar[str]
 
@@ -149,39 +163,54 @@ class Directory(Generic[Spec]):
         raise NotImplementedError
 
     @property
-    def network(self) -> Path:
+    def network(self) -> AnyPath:
         """The network, or model, in Parquet."""
         return self.path / self.model_file
 
     @property
-    def manifest(self) -> Path:
+    def manifest(self) -> AnyPath:
         """List of parts, written last."""
         return self.path / "manifest.json"
 
     @property
-    def ingested(self) -> Path:
+    def ingested(self) -> AnyPath:
         """Mark of complete evidence."""
         return self.path / self.inputs / "done.json"
 
     @property
-    def budget(self) -> Path:
+    def input_checksums(self) -> AnyPath:
+        """Checksums of the encoded evidence."""
+        return self.path / self.inputs / "checksums.json"
+
+    @property
+    def budget(self) -> AnyPath:
         """With `--method auto`, the memory budget that decides which rows are sampled."""
         return self.path / "budget.json"
 
     @property
-    def spec_file(self) -> Path:
+    def spec_file(self) -> AnyPath:
         """Specification of the run, written first."""
         return self.path / "run.json"
 
-    def evidence_part(self, part: int) -> Path:
+    def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
         return self.path / self.inputs / f"part-{part:05d}.parquet"
 
-    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> Path:
+    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> AnyPath:
         """The answers to one partition."""
         return self.path / kind / f"part-{part:05d}.{format}"
 
-    def csv(self, kind: str) -> Path:
+    def statistics(self, part: AnyPath) -> AnyPath:
+        """Counts of one partition, written before its answers in `part`."""
+        _, name = self.name_of(part).split("/", 1)
+        return (self.path / "statistics" / name).with_suffix(".json")
+
+    @property
+    def report(self) -> AnyPath:
+        """The page of a finished run."""
+        return self.path / "report.html"
+
+    def csv(self, kind: str) -> AnyPath:
         """The answers as one CSV file."""
         return self.path / f"{kind}.csv"
 
@@ -204,7 +233,7 @@ class Directory(Generic[Spec]):
             or type(partitions) is not int
             or not 1 <= partitions <= max(1, rows) < 2**53
             or record.keys() != {"rows", "partitions"}
-            or partitions > max(len({*_parts_in(self.path / folder)}) for folder in (*_INPUTS, *_KINDS))
+            or partitions > max(len({*parts_in(self.path / folder)}) for folder in (*INPUTS, *KINDS))
         ):
             raise RunError(
                 f"{self.ingested}: found {str(record)[:100]}, which is not the amount of the evidence here: start "
@@ -219,21 +248,53 @@ class Directory(Generic[Spec]):
             raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
         return ingested
 
+    def expected(self, spec: AnySpec) -> Ingested:
+        """Return the rows and partitions that plans are made for."""
+        return self.counts()
+
     def unanswered(self, spec: AnySpec) -> list[int]:
         """Return the numbers of the partitions without answers."""
-        kind, format = spec.folder, spec.output_format
-        return [i for i in range(self.counts().partitions) if not self.answers_part(kind, i, format).exists()]
+        parts = self.expected_parts(spec)
+        # One listing of each folder: a store would take a request for each part.
+        there = {path for folder in {part.parent for part in parts} for path in folder.glob("*")}
+        return [i for i, part in enumerate(parts) if part not in there]
+
+    def expected_parts(self, spec: AnySpec) -> list[AnyPath]:
+        """Return the answers to all partitions, there or not."""
+        return [self.answers_part(spec.folder, i, spec.output_format) for i in range(self.counts().partitions)]
+
+    def small_files(self) -> list[AnyPath]:
+        """Return the files beside encoded inputs, answers and manifest, there or not."""
+        return [
+            self.spec_file,
+            self.network,
+            self.path / "speeds.json",
+            self.budget,
+            self.ingested,
+            self.input_checksums,
+        ]
+
+    def name_of(self, path: AnyPath) -> str:
+        """Return the name of a file, relative to the directory, with slashes."""
+        return "/".join(path.parts[len(self.path.parts) :])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Context manager: exclusive use of the directory; raises RunError while another process has it."""
-        # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
-        # are removed.
+        if isinstance(self.path, RemotePath):
+            lock = RemoteLock(self.path / ".lock")
+            with explained(self.path):
+                lock.acquire()
+            try:
+                clear_temporaries()
+                yield
+            finally:
+                lock.release()
+            return
+        # The operating system drops the lock with the process, however that ends.
         there = self.path.exists()
         with self._lock(), self._unmade_if_refused(there):
-            for folder in (".", *_INPUTS, *_KINDS):
-                for stray in (self.path / folder).glob(".*.tmp"):
-                    stray.unlink(missing_ok=True)
+            self.clear_unfinished()
             yield
 
     @contextmanager
@@ -243,7 +304,7 @@ class Directory(Generic[Spec]):
         try:
             yield
         except (InputError, BudgetError, DeviceError):
-            if not there and not self.ingested.exists():
+            if not there and not self.ingested.exists() and not self._has_answers():
                 with suppress(OSError):
                     self._clear()
                 for path in (*self.path.glob(".*.tmp"), self.path / ".lock"):
@@ -253,12 +314,58 @@ class Directory(Generic[Spec]):
                     self.path.rmdir()
             raise
 
-    def claim(self, spec: Spec, overwrite: bool = False) -> None:
-        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences."""
+    @contextmanager
+    def preparing(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Context manager: the only one that prepares a directory to share; `tell` is called if that takes waiting."""
+        with self._lock_file(".preparing.lock") as lock:
+            waited = False
+            while not _taken(lock, fcntl.LOCK_EX):
+                if not waited:
+                    tell()
+                waited = True
+                # In short waits, which a signal ends.
+                time.sleep(WAIT_SECONDS)
+            yield
+
+    @contextmanager
+    def shared(self) -> Iterator[bool]:
+        """Context manager: use of the directory beside others at the same run; to be entered while `preparing`.
+
+        True for the first one. Raises RunError while another process has the directory alone.
+        """
+        with self._lock_file(".lock") as lock:
+            alone = _taken(lock, fcntl.LOCK_EX)
+            # Those who prepare come one at a time: only a run that shares nothing can come in between.
+            if not _taken(lock, fcntl.LOCK_SH):
+                raise self._in_use(lock)
+            if alone:
+                _sign(lock)
+            yield alone
+
+    def clear_unfinished(self) -> None:
+        """Remove the unfinished files of killed processes; to be called where no other process writes."""
+        if isinstance(self.path, RemotePath):
+            return
+        for folder in (".", *INPUTS, *KINDS, "statistics"):
+            for stray in (self.path / folder).glob(".*.tmp"):
+                stray.unlink(missing_ok=True)
+
+    def check_there(self) -> None:
+        """Raise RunError if the directory was removed; to be called before a file would make it anew, in part."""
+        # A store would take a request for each file, and has no folders that are made anew.
+        if isinstance(self.path, Path) and not self.spec_file.exists():
+            raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
+
+    def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:
+        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences.
+
+        overwrite: whether another run is removed.
+        alone: whether no other process is at the directory.
+        """
         # Another run is removed with `overwrite`, or if it has no answers: an attempt that failed before its first part
         # must not block the next one.
         with explained(self.path):
-            replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
+            replaced = alone and self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
             there = self._read_spec()
@@ -268,42 +375,56 @@ class Directory(Generic[Spec]):
                     self._refuse_foreign_files()
                     self._tell_foreign_files()
                 write_json(self.spec_file, spec_record(spec))
-            elif there != spec:
+            elif not self._is_continued_by(there, spec):
                 raise RunError(_difference(self.path, there, spec))
+            elif there != spec:
+                write_json(self.spec_file, spec_record(spec))
+
+    def _is_continued_by(self, there: Spec, spec: Spec) -> bool:
+        """Return True if a run of `spec` goes on with what is there."""
+        return there == spec
 
     def _lock(self) -> IO[str]:
+        lock = self._lock_file(".lock")
+        if not _taken(lock, fcntl.LOCK_EX):
+            error = self._in_use(lock)
+            lock.close()
+            raise error
+        _sign(lock)
+        return lock
+
+    def _lock_file(self, name: str) -> IO[str]:
+        if isinstance(self.path, RemotePath):
+            raise RunError(f"{self.path}: a store has no locks to share: parts of an array need a disk that all share")
         with explained(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise RunError(f"{self.path} is a file: name a directory with --output")
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - closed by locked()
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read() or "?"
-                lock.close()
-                raise RunError(f"{self.path} is in use by another junctor (process {holder})") from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            return lock
+            return open(self.path / name, "a+")
+
+    def _in_use(self, lock: IO[str]) -> RunError:
+        lock.seek(0)
+        return RunError(f"{self.path} is in use by another junctor (process {lock.read() or '?'})")
 
     def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if the run in the directory is to be removed for one of `spec`."""
         try:
-            return self._read_spec() != spec and (overwrite or not self._has_answers())
+            there = self._read_spec()
+            is_other = there is None or not self._is_continued_by(there, spec)
+            return is_other and (overwrite or not self._has_answers())
         except RunError:
             return overwrite
 
     def _has_answers(self) -> bool:
-        parts = (part for kind in _KINDS for part in _parts_in(self.path / kind))
-        tables = (self.csv(kind) for kind in _KINDS)
+        parts = (part for kind in KINDS for part in parts_in(self.path / kind))
+        tables = (self.csv(kind) for kind in KINDS)
         return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
 
     def _refuse_foreign_files(self) -> None:
-        for name in (*_MODELS, "manifest.json", *_INPUTS, *_KINDS):
-            if (self.path / name).exists():
+        for name in (*_MODELS, "manifest.json", *INPUTS, *KINDS):
+            path = self.path / name
+            # An empty folder is what remains of a directory that was removed while a run wrote to it.
+            if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
     def _tell_foreign_files(self) -> None:
@@ -317,16 +438,27 @@ class Directory(Generic[Spec]):
         # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in (*_INPUTS, *_KINDS):
-            (self.path / folder / "done.json").unlink(missing_ok=True)
-            for part in _parts_in(self.path / folder):
-                part.unlink()
+        for folder in (*INPUTS, *KINDS, "statistics"):
+            self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
-            with suppress(OSError):
-                (self.path / folder).rmdir()
-        for name in (*_MODELS, "speeds.json"):
+        for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink(missing_ok=True)
+
+    def _clear_folder(self, folder: str, named: Collection[AnyPath] = ()) -> None:
+        """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
+        path = self.path / folder
+        # By one listing, the deepest first.
+        found: list[AnyPath] = sorted(path.glob("**/*"), key=lambda each: -len(each.parts))
+        for each in found:
+            if each not in named and (_PART.fullmatch(each.name) or _UNFINISHED.fullmatch(each.name)):
+                each.unlink(missing_ok=True)
+        for name in ("done.json", "checksums.json"):
+            (path / name).unlink(missing_ok=True)
+        for each in (*(each for each in found if "=" in each.name), path):
+            # Not empty, or no folder.
+            with suppress(OSError):
+                each.rmdir()
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
@@ -355,15 +487,15 @@ class RunDirectory(Directory[RunSpec]):
     model_file, inputs = "network.parquet", "evidence"
 
     @property
-    def speeds(self) -> Path:
+    def speeds(self) -> AnyPath:
         """Measured speeds of devices, the basis of the run's choices."""
         return self.path / "speeds.json"
 
-    def evidence_part(self, part: int) -> Path:
+    def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
         path = Directory.evidence_part(self, part)
-        # Earlier versions wrote Parquet, and what an interrupted run of theirs has encoded is not encoded again.
-        return path if path.exists() else path.with_suffix(".arrow")
+        # Earlier versions wrote Parquet, to disks alone; what an interrupted run of theirs has encoded stays.
+        return path if isinstance(path, Path) and path.exists() else path.with_suffix(".arrow")
 
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:
@@ -374,27 +506,43 @@ class RunDirectory(Directory[RunSpec]):
         return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
 
 
+def _taken(lock: IO[str], kind: int) -> bool:
+    """Return True if the lock of a file could be taken; if not, one that was held before may be lost."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sign(lock: IO[str]) -> None:
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+
+
 def spec_record(spec: Any) -> dict[str, Any]:
     """Return the record of a spec, without optional fields that have their defaults."""
     left_out = {each.name for each in fields(spec) if each.metadata and getattr(spec, each.name) == each.default}
     return {name: value for name, value in asdict(spec).items() if name not in left_out}
 
 
-def _parts_in(folder: Path) -> Iterator[Path]:
-    """Yield the files of partitions: Parquet, or Arrow."""
-    return chain(folder.glob("part-*.parquet"), folder.glob("part-*.arrow"))
+def parts_in(folder: AnyPath) -> Iterator[AnyPath]:
+    """Yield the files of partitions, Parquet or Arrow, also those of increments."""
+    return (path for path in folder.glob("**/*") if _PART.fullmatch(path.name))
 
 
-def _difference(path: Path, old: Any, new: Any) -> str:
+def _difference(path: AnyPath, old: Any, new: Any) -> str:
     before, after = asdict(old), asdict(new)
     changed = [
         f"{name} was {_brief(before[name])}, now {_brief(after[name])}"
         for name in before
         if before[name] != after[name]
     ]
+    grows = [name for name in before if before[name] != after[name]] == ["evidence_digest"]
     return (
         f"{path} holds another run: {'; '.join(changed)}. Name another directory with --output, or replace that run "
-        "with --overwrite"
+        "with --overwrite" + ("; --incremental in a new one answers only what is new from then on" if grows else "")
     )
 
 

@@ -5,18 +5,20 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
+from junctor.runs.increments import IncrementDirectory, IncrementTask
+from junctor.runs.new_inputs import Growth
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
@@ -24,6 +26,7 @@ from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.files import aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, RemotePath, location, shown
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
@@ -52,7 +55,7 @@ class InputPart:
 
     rows: int
     bytes: int
-    write: Callable[[Path], None]
+    write: Callable[[AnyPath], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,12 @@ class Workload(ABC):
 
     __slots__ = ()
     words: ClassVar[Words]
+    flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
     overwrite: bool
+    report: bool | None
+    fail_if: tuple[str, ...]
+    rejects: str | None
 
     @property
     @abstractmethod
@@ -98,8 +105,37 @@ class Workload(ABC):
 
     @property
     @abstractmethod
+    def places(self) -> tuple[str, str, str]:
+        """Model, inputs and output, as they were given."""
+
+    @property
+    @abstractmethod
     def title(self) -> str:
         """The inputs and the model, in Markdown."""
+
+    def check_places(self, recorded: bool = False) -> None:
+        """Raise InputError for URLs that cannot be used, before any work.
+
+        recorded: whether others keep a record of the places, in which there must be no credentials.
+        """
+        for path in map(location, self.places):
+            if recorded and isinstance(path, RemotePath) and path.has_credentials:
+                raise InputError(
+                    f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
+                    "environment or a profile, or use --no-prefect"
+                )
+
+    @property
+    def label(self) -> str:
+        """The title with the names of files alone, not Markdown."""
+        return re.sub(r"`([^`]*)`", lambda match: match[1].rstrip("/").rpartition("/")[2], self.title)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for, as far as it is not a default, for JSON."""
+        record = asdict(self)  # type: ignore[call-overload]
+        of_class = {each.name: each for each in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in record.items() if getattr(self, name) != _default(of_class[name])}
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -125,21 +161,61 @@ class Workload(ABC):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
 
-    def task(self, part: int, spec: Any, counts: Ingested, compute: ComputeOptions) -> PartitionTask[Any]:
-        """Return the task of a worker for one partition."""
-        return self.task_class(str(self.directory.path), part, spec, counts, compute)
+    @property
+    def growth(self) -> Growth | None:
+        """The inputs if they grow and only what is new is answered; None if all of them are."""
+        return None
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
+    def task(
+        self, directory: Directory[Any], part: int, spec: Any, counts: Ingested, compute: ComputeOptions
+    ) -> PartitionTask[Any]:
+        """Return the task of a worker for one partition.
+
+        directory: of the run.
+        part: number of the partition.
+        spec: of the run.
+        counts: that plans are made for.
+        compute: options of the worker.
+        """
+        if isinstance(directory, IncrementDirectory):
+            return IncrementTask(directory.path, part, spec, counts, compute, directory.stem_of(part))
+        return self.task_class(directory.path, part, spec, counts, compute)
+
+    @property
+    def kept(self) -> int:
+        """Columns of the inputs that are carried through to the answers."""
+        return 0
+
+    def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
+        """Raise InputError for thresholds and a file of rejects that are of no use, before any work.
+
+        statuses: of the answers.
+        logarithm: name of their column of logarithms.
+        columns: returns the names of the evidence columns.
+        """
+        from junctor.runs.thresholds import parse_threshold, refuse_unknown
+
+        refuse_unknown([parse_threshold(text) for text in self.fail_if], statuses, logarithm, columns)
+        if self.rejects is not None:
+            from junctor.runs.rejects import refuse_ending
+
+            refuse_ending(self.rejects)
+
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Workload):
     """A run of rows of evidence; paths as they were given.
 
-    network: file of it.
-    evidence: file or folder of it.
-    output: run directory.
+    network: file of it, or its URL.
+    evidence: file or folder of it, or its URL.
+    output: run directory, or its URL.
     query: for every row.
     partition_rows: cases in one part; None for a number by the width of the answers.
     part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
@@ -151,6 +227,13 @@ class Job(Workload):
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
     network_format, evidence_format: None for the formats by name or content of the files.
+    incremental: whether only what is new since the last run is answered.
+    backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
+    drop_removed: whether answers to files that are gone are removed.
+    normalize, ignore_decisions: as of `read_network`.
+    report: whether a page of the run is written; None where Prefect shows the run.
+    fail_if: thresholds, such as `impossible > 1%`; a run that crosses one fails at its end.
+    rejects: file for the rows that are not ok, `.csv` or `.parquet`.
     """
 
     network: str
@@ -164,25 +247,45 @@ class Job(Workload):
     overwrite: bool = False
     csv: bool = False
     network_format: str | None = None
+    normalize: bool = False
+    ignore_decisions: bool = False
     evidence_format: str | None = None
     part_bytes: int | None = None
     keep: tuple[str, ...] = ()
     output_format: OutputFormat = "parquet"
     layout: Layout = "lists"
     compression: Compression = "zstd"
+    incremental: bool = False
+    backfill: tuple[str, ...] = ()
+    drop_removed: bool = False
+    report: bool | None = None
+    fail_if: tuple[str, ...] = ()
+    rejects: str | None = None
 
     words = Words("network", "evidence", "propagating")
+    flow_name = "junctor-score-batch"
     task_class = PartTask
 
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""
-        return RunDirectory(Path(self.output).absolute())
+        return (IncrementDirectory if self.incremental else RunDirectory)(location(self.output).absolute())
+
+    @property
+    def growth(self) -> Growth | None:
+        """The evidence if it grows."""
+        growth = Growth(self.evidence, self.evidence_format, self.backfill, self.drop_removed)
+        return growth if self.incremental else None
+
+    @property
+    def places(self) -> tuple[str, str, str]:
+        """Network, evidence and output, as they were given."""
+        return self.network, self.evidence, self.output
 
     @property
     def title(self) -> str:
         """The evidence and the network, in Markdown."""
-        return f"`{self.evidence}` on `{self.network}`"
+        return f"`{shown(self.evidence)}` on `{shown(self.network)}`"
 
     def read_model(self) -> Network:
         """Return the network; raises InputError, also if it does not suit the query."""
@@ -192,7 +295,15 @@ class Job(Workload):
         files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
-        network = read_network(self.network, self.network_format)
+        if self.incremental and self.csv:
+            raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
+        if (self.backfill or self.drop_removed) and not self.incremental:
+            raise EvidenceError(
+                "found partitions to answer again, or answers to drop, in a run that is not incremental"
+            )
+        network = read_network(
+            self.network, self.network_format, normalize=self.normalize, ignore_decisions=self.ignore_decisions
+        )
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
         if self.keep:
@@ -203,7 +314,24 @@ class Job(Workload):
             from junctor.sampling.tables import refuse
 
             refuse(network)
+        if self.fail_if or self.rejects:
+            from junctor.runs.results import status_names
+
+            logarithm = "log_evidence" if self.query.kind == "posteriors" else "log_probability"
+            self.refuse_checks(status_names(self.query), logarithm, lambda: self._evidence_columns(network))
         return network
+
+    @property
+    def kept(self) -> int:
+        """Columns of the evidence that are carried through."""
+        return len(self.keep)
+
+    def _evidence_columns(self, network: Network) -> list[str]:
+        from junctor.evidence.read import open_evidence
+
+        options = {"case_id": self.case_id, "ignore_extra": self.ignore_extra, "keep": self.keep}
+        source = open_evidence(self.evidence, network, **options, format=self.evidence_format)  # type: ignore[arg-type]
+        return [network.variables[v].name for v in source.columns]
 
     def spec_of(self, model: Network) -> RunSpec:
         """Return all that the answers depend on."""
@@ -214,7 +342,8 @@ class Job(Workload):
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
         return RunSpec(
             network_digest=model.digest,
-            evidence_digest=digest_of(self.evidence),
+            # Evidence that grows is no part of the question.
+            evidence_digest="" if self.incremental else digest_of(self.evidence),
             query=self.query.kind,
             targets=self.query.targets,
             precision=self.query.precision,
@@ -232,6 +361,7 @@ class Job(Workload):
             answers=self.query.answers,
             top=self.query.top,
             probabilities=self.query.probabilities,
+            incremental=self.incremental,
         )
 
     def keep_model(self, model: Network) -> None:
@@ -245,20 +375,21 @@ class Job(Workload):
             write_json(self.directory.speeds, local_cost_models().to_record())
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
+        # Read again, it would take longer than a few rows.
+        network_for(self.directory.network, model.digest, model)
 
     def input_parts(self, threads: int) -> Iterator[InputPart]:
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
         from junctor.evidence.read import open_evidence
-        from junctor.formats import read_network
         from junctor.runs.answer_files import refuse_other_types
 
         # The network of the directory, not of the job: an earlier call may have begun with it.
         spec = self.directory.read_spec()
         source = open_evidence(
             self.evidence,
-            read_network(self.directory.network),
+            network_for(self.directory.network, spec.network_digest),
             case_id=spec.case_id,
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,
@@ -290,19 +421,19 @@ class Job(Workload):
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
+        directory = self.directory
+        if isinstance(directory, IncrementDirectory):
+            return directory.rows_in(parts)
         # All but the last one are of one size, so that no file has to be opened.
-        counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
+        counts, size = directory.counts(), directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
-        path = self.directory.csv(self.directory.read_spec().folder)
-        if self.csv and not path.exists():
-            from junctor.runs.export import write_csv
+        if self.csv:
+            from junctor.runs.export import export_csv
 
-            progress.stage("writing CSV")
-            with aside(path) as temporary:
-                write_csv(parts, temporary)
+            export_csv(self.directory.csv(self.directory.read_spec().folder), parts, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +480,7 @@ class _PlannedRun:
         from junctor.sampling.auto import AutoEngine, explain
 
         rows, options = self.directory.counts().rows, self._options(allowed_memory(self.resources.compute), "cpu")
-        engine = sampler_for(self.directory, self.spec, rows, options)
+        engine = sampler_for(self.directory, self.spec, self.directory.expected(self.spec).rows, options)
         if isinstance(engine, AutoEngine):
             explain(engine, next(self._batches()))
         return RunEstimate(engine.least, engine.seconds(rows))
@@ -361,13 +492,13 @@ class _PlannedRun:
 
     def _engine(self, memory: int, device: DeviceChoice) -> Engine:
         """Return an engine that shares its plans with the one that later answers in this process."""
-        engine = engine_for(self.directory, self.spec, self.directory.counts().rows)
+        engine = engine_for(self.directory, self.spec, self.directory.expected(self.spec).rows)
         return engine.with_options(self._options(memory, device))
 
     def _batches(self) -> Iterator[EvidenceBatch]:
         from junctor.evidence.encoded import read_partition
 
-        sizes = network_for(str(self.directory.network), self.spec.network_digest).cardinalities
+        sizes = network_for(self.directory.network, self.spec.network_digest).cardinalities
         parts = (self.directory.evidence_part(i) for i in self.pending)
         return (read_partition(part, cardinalities=sizes).batch for part in parts)
 

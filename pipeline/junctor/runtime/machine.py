@@ -6,12 +6,15 @@ Main functions: `allowed_memory`, `usable_cores`, `allowed_disk`; called by the 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.remote import local_path
 
 # Share of the free memory that Junctor uses by default: the rest is for the caller's tables and for other programs.
 DEFAULT_SHARE = 0.6
@@ -37,6 +40,25 @@ def available_memory() -> int:
     return max(0, min(free, int(limit or free) - used))
 
 
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process has had, all that it is made of included."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return _peak(resource.RUSAGE_SELF)
+
+
+def peak_memory_of_children() -> int:
+    """Return the most bytes of the largest of the processes that this one started and that have ended, 0 if none."""
+    return _peak(resource.RUSAGE_CHILDREN)
+
+
+def _peak(who: int) -> int:
+    # KiB, but bytes on macOS.
+    return resource.getrusage(who).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+
+
 def compute_options(
     memory: int | str | None = None,
     threads: int | None = None,
@@ -57,7 +79,7 @@ def compute_options(
         threads=threads,
         device=device,
         device_memory=_size(device_memory),
-        spill_dir=None if spill is None else Path(spill),
+        spill_dir=None if spill is None else local_path(spill),
         spill_bytes=_size(disk),
     )
 

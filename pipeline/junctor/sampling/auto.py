@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +28,7 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 from junctor.runtime.files import read_json, write_json
 from junctor.runtime.machine import allowed_disk
+from junctor.runtime.remote import AnyPath
 from junctor.sampling.engine import SamplingEngine
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AutoEngine:
         options: ComputeOptions = ONE_THREAD,
         costs: Callable[[], CostModels] | None = None,
         expected_rows: int = 0,
-        budget_file: Path | None = None,
+        budget_file: AnyPath | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -138,7 +138,7 @@ class AutoEngine:
         return SamplingEngine(self.network, self.query, options)
 
 
-def _budget(engine: Engine, file: Path | None) -> dict[str, int]:
+def _budget(engine: Engine, file: AnyPath | None) -> dict[str, int]:
     """Return the memory and disk, in bytes, that decide which rows are sampled."""
     kept = None if file is None else read_json(file)
     # Fixed once: free memory and disk change while a run is interrupted.
@@ -193,6 +193,8 @@ def as_sampled(answers: Answers) -> SampledAnswers:
         answers.log_value,
         answers.posteriors,
         reasons=answers.reasons,
+        ways=answers.ways,
+        climbed=answers.climbed,
         errors={v: np.zeros_like(table) for v, table in answers.posteriors.items()},
         log_error=np.zeros(rows),
         effective=np.full(rows, np.nan),

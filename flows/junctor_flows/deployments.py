@@ -1,0 +1,157 @@
+"""Deployments of the flow of rows on a Prefect server, and the process that runs them without a work pool.
+
+Main functions: `deploy` and `serve`, for the commands of these names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from junctor.model.errors import InputError, RunError
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.runner import Runner
+from prefect.settings import PREFECT_API_URL
+
+from junctor_flows.batch import score_batch
+from junctor_flows.patience import bear_with_server
+from junctor_flows.sequences import decode_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentOptions:
+    """When and where a deployment runs.
+
+    cron: schedule; None for runs that are asked for.
+    timezone: of the schedule, such as Europe/Berlin; None for UTC.
+    work_pool: whose workers run it; None for `junctor serve`.
+    concurrency: runs at the same time, None for any number.
+    skips: whether a run above that number is cancelled, or waits.
+    paused: whether nothing is scheduled yet.
+    """
+
+    cron: str | None = None
+    timezone: str | None = None
+    work_pool: str | None = None
+    concurrency: int | None = 1
+    skips: bool = True
+    paused: bool = False
+
+
+def deploy(name: str, parameters: dict[str, Any], options: DeploymentOptions) -> str:
+    """Make or update a deployment of `score_batch`; returns its full name.
+
+    name: of the deployment.
+    parameters: of the flow, without defaults.
+    options: schedule and limits.
+    Raises InputError for a schedule that is none, RunError without a server or work pool.
+    """
+    overlap = ConcurrencyLimitStrategy.CANCEL_NEW if options.skips else ConcurrencyLimitStrategy.ENQUEUE
+    schedules = _schedules(options)
+    with _client() as client:
+        if options.work_pool is not None:
+            _check_pool(client, options.work_pool)
+        client.create_deployment(
+            client.create_flow_from_name(score_batch.name),
+            name,
+            # A module, not a file: it is wherever Junctor is installed.
+            entrypoint=f"{score_batch.fn.__module__}.{score_batch.fn.__name__}",
+            parameters=parameters,
+            parameter_openapi_schema=score_batch.parameters.model_dump(),
+            enforce_parameter_schema=True,
+            schedules=schedules,
+            paused=options.paused,
+            work_pool_name=options.work_pool,
+            concurrency_limit=options.concurrency,
+            concurrency_options=None if options.concurrency is None else ConcurrencyOptions(collision_strategy=overlap),
+            description=score_batch.description,
+            tags=["junctor"],
+        )
+    return f"{score_batch.name}/{name}"
+
+
+def _schedules(options: DeploymentOptions) -> list[DeploymentScheduleCreate]:
+    if options.cron is None:
+        return []
+    try:
+        schedule = CronSchedule(cron=options.cron, timezone=options.timezone)
+    except ValueError as error:
+        # Of several lines the second says what is wrong.
+        reason = str(error).splitlines()[-2 if len(str(error).splitlines()) > 2 else -1].strip()
+        raise InputError(f"found the schedule {options.cron!r} in {options.timezone or 'UTC'}: {reason}") from error
+    return [DeploymentScheduleCreate(schedule=schedule, active=True)]
+
+
+def _check_pool(client: SyncPrefectClient, name: str) -> None:
+    try:
+        client.request("GET", "/work_pools/{name}", path_params={"name": name})
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != 404:
+            raise
+        raise RunError(
+            f"Prefect's server has no work pool {name!r}: make one with `prefect work-pool create {name} --type "
+            "process`, or leave --work-pool out and use `junctor serve`"
+        ) from error
+
+
+@contextmanager
+def _client() -> Iterator[SyncPrefectClient]:
+    """Context manager: a client of the configured server; raises RunError where it does not answer or refuses."""
+    try:
+        with get_client(sync_client=True) as client:
+            # Asked first without patience: Prefect would try again for a minute.
+            if (failed := client.api_healthcheck()) is not None:
+                raise RunError(f"Prefect's server at {PREFECT_API_URL.value()} does not answer: {failed}")
+            yield client
+    except httpx.HTTPStatusError as error:
+        raise RunError(f"Prefect's server refused it: {error.response.text}") from error
+    except httpx.TransportError as error:
+        raise RunError(f"Prefect's server at {PREFECT_API_URL.value()} does not answer: {error}") from error
+
+
+def serve(names: Sequence[str], limit: int) -> None:
+    """Run the deployments without a work pool, until the process is ended.
+
+    names: of deployments; all where none is given.
+    limit: runs at the same time.
+    Raises RunError for unknown names, and where there is none.
+    """
+    with _client() as client:
+        flows = FlowFilter(name=FlowFilterName(any_=[score_batch.name, decode_sequences.name]))
+        found = {each.name: each for each in client.read_deployments(flow_filter=flows) if each.work_pool_name is None}
+    if unknown := [name for name in names if name not in found]:
+        there = ", ".join(found) or "none"
+        raise RunError(f"no deployment {unknown[0]!r} without a work pool on Prefect's server; there are: {there}")
+    if not found:
+        raise RunError("no deployment without a work pool on Prefect's server: make one with `junctor deploy`")
+    # Schedules stay as they are: what is missed meanwhile runs late, or is skipped.
+    runner = _Server(name="junctor", limit=limit, pause_on_shutdown=False)
+    for name in names or found:
+        runner._deployment_registry.register_deployment(found[name].id, name)
+    bear_with_server()
+    # Ctrl-C as SIGTERM, which the runner handles itself.
+    signal.signal(signal.SIGINT, runner.handle_sigterm)
+    asyncio.run(runner.start())
+
+
+class _Server(Runner):  # type: ignore[misc]
+    """A runner that cancels its runs when it is ended."""
+
+    def handle_sigterm(self, *args: Any, **kwargs: Any) -> None:
+        """Cancel all runs, then end."""
+        # Prefect's own ends before they know, and their page shows them as running.
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(self._begin_to_stop)
+
+    def _begin_to_stop(self) -> None:
+        # Kept: a loop holds its tasks weakly.
+        self._stopping = asyncio.ensure_future(self.astop())

@@ -1,0 +1,100 @@
+"""The parameters of a command, read from its signature: deployed flows have the same ones under the same names.
+
+Main function: `parameters_of`, for `junctor deploy` and the flows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from typer.models import ParameterInfo
+
+# Of the terminal and of the way to run, not of the work.
+_OF_TERMINALS = ("prefect", "json", "quiet", "log_format")
+# What options and arguments that name files or folders are called in the help.
+_PATHS = ("NETWORK", "EVIDENCE", "MODEL", "SEQUENCES", "DIR", "FILE")
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a command.
+
+    name: as on the command line, with underscores.
+    argument: its name in the function.
+    type: without Typer's annotation.
+    default: `inspect.Parameter.empty` where it has to be given.
+    help: one or two sentences.
+    least, most: inclusive bounds of a number, None without.
+    is_path: whether it names a file or folder.
+    """
+
+    name: str
+    argument: str
+    type: Any
+    default: Any
+    help: str
+    least: float | None
+    most: float | None
+    is_path: bool
+
+
+def parameters_of(command: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Return the parameters of a command that say what to do, not how to show it."""
+    # Evaluated: an annotation that is only text means nothing in another process.
+    signature = inspect.signature(command, eval_str=True)
+    return tuple(_parameter(each) for each in signature.parameters.values() if each.name not in _OF_TERMINALS)
+
+
+def _parameter(of: inspect.Parameter) -> Parameter:
+    kind, told = of.annotation, ParameterInfo()
+    if get_origin(kind) is Annotated:
+        kind, *rest = get_args(kind)
+        told = next((each for each in rest if isinstance(each, ParameterInfo)), told)
+    # In an annotation, Typer's first argument is not a default but the first name.
+    names = (told.default, *(told.param_decls or ()))
+    long = [text for text in names if isinstance(text, str) and text.startswith("--")]
+    name = long[0].partition("/")[0].lstrip("-").replace("-", "_") if long else of.name
+    is_path = told.metavar in _PATHS
+    return Parameter(name, of.name, kind, of.default, told.help or "", told.min, told.max, is_path)
+
+
+def arguments(command: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a command.
+
+    given: values by the names of the command line.
+    """
+    return {each.argument: given[each.name] for each in parameters_of(command) if each.name in given}
+
+
+def values(command: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the defaults, by the names of the command line, with absolute paths.
+
+    given: arguments of the command.
+    """
+    told = [(each, given[each.argument]) for each in parameters_of(command)]
+    return {each.name: _absolute(value) if each.is_path else value for each, value in told if value != each.default}
+
+
+def _absolute(path: str) -> str:
+    # Runs begin in another folder; places of other machines, such as s3://bucket, are absolute.
+    return path if "://" in path else os.path.abspath(path)
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds that "90s", "5min", "2h" or "1d" mean; raises BadParameter for anything else."""
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text.strip()[len(number) :]
+    try:
+        seconds = float(number) * _SECONDS[unit]
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise typer.BadParameter(f"found the time {text!r}, expected a number and a unit such as 90s, 5min or 2h")
+    return seconds

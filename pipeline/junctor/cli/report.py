@@ -1,0 +1,67 @@
+"""`junctor report`: the page of a finished run, or of two runs side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from junctor.cli import options as cli
+
+if TYPE_CHECKING:
+    from junctor.runs.outcome import Outcome
+
+
+def report(
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a finished run.")],
+    other: Annotated[
+        str | None, typer.Argument(metavar="OTHER", help="Of another one: what drifted from OUTPUT to it.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The page; report.html or comparison.html in the directory."
+        ),
+    ] = None,
+    fail_if: cli.FailIf = None,
+) -> None:
+    """Write a page on the run in OUTPUT: one HTML file that needs no network. With OTHER, compare two runs."""
+    thresholds = cli.thresholds(fail_if)
+    if other is not None and thresholds:
+        raise typer.BadParameter("thresholds are of one run: leave OTHER out", param_hint="--fail-if")
+    from junctor.runs.report.comparison import write_comparison
+    from junctor.runs.report.page import write_page
+    from junctor.runs.thresholds import refuse_crossed
+    from junctor.runtime.remote import location
+
+    one = _outcome(output)
+    if other is not None:
+        two = _outcome(other)
+        path = location(file).absolute() if file is not None else two.directory.path / "comparison.html"
+        write_comparison(one, two, path)
+        typer.echo(path)
+        return
+    path = location(file).absolute() if file is not None else one.directory.report
+    one.refuse_unknown(thresholds)
+    found = one.verdicts(thresholds)
+    write_page(one, found, path)
+    typer.echo(path)
+    rows = f"status and reason of all rows: {one.directory.path / one.manifest.spec.folder}"
+    refuse_crossed(found, rows, str(path))
+
+
+def _outcome(output: str) -> Outcome:
+    """Return the outcome of the run of either kind in a directory; raises RunError without one."""
+    from junctor.runs.outcome import outcome_of
+    from junctor.runs.run import read_manifest
+    from junctor.runs.storage import Directory, RunDirectory
+    from junctor.runtime.files import read_json
+    from junctor.runtime.remote import location
+
+    directory: Directory[Any] = RunDirectory(location(output).absolute())
+    if "model_digest" in (read_json(directory.spec_file) or {}):
+        from junctor.hmm.run import SequenceDirectory
+
+        directory = SequenceDirectory(directory.path)
+    directory.read_spec()
+    return outcome_of(directory, read_manifest(directory))

@@ -1,0 +1,58 @@
+"""`junctor verify`: whether a run directory is as the run left it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from junctor.cli import options as cli
+
+if TYPE_CHECKING:
+    from junctor.runs.storage import Directory
+
+OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a run.")]
+
+
+def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
+    """Read every file of a run and compare it with its checksum: names what is missing, damaged or foreign.
+
+    Exit code 0 if the run is whole, 6 if not.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from junctor.model.errors import RunError
+    from junctor.planning.budget import format_bytes
+    from junctor.runs import integrity
+
+    directory = directory_of(output)
+    verified = integrity.verify(directory)
+    if json:
+        typer.echo(dumps({"directory": str(directory.path), **asdict(verified)}, indent=2))
+    else:
+        for fault in verified.faults:
+            typer.echo(f"{fault.kind} {fault.file}: {fault.detail}")
+        without = f", {verified.without_checksum:,} of them without a checksum" if verified.without_checksum else ""
+        typer.echo(f"{verified.files:,} files, {format_bytes(verified.bytes)}{without}")
+    if verified.faults:
+        many = f"{len(verified.faults):,} file{'s' * (len(verified.faults) != 1)}"
+        raise RunError(
+            f"{directory.path}: {many} not as the run left them: delete those that are damaged or foreign and run the "
+            "same command again"
+        )
+
+
+def directory_of(output: str) -> Directory[Any]:
+    """Return the directory of a run of either kind; raises RunError where there is none."""
+    from junctor.hmm.run import SequenceDirectory
+    from junctor.runs.increments import IncrementDirectory
+    from junctor.runs.storage import RunDirectory
+    from junctor.runtime.files import read_json
+    from junctor.runtime.remote import location
+
+    rows = RunDirectory(location(output).absolute())
+    spec = read_json(rows.spec_file) or {}
+    if "model_digest" in spec:
+        return SequenceDirectory(rows.path)
+    return IncrementDirectory(rows.path) if spec.get("incremental") else rows

@@ -1,0 +1,234 @@
+"""Damaged and missing files of a run: found by size when it goes on, by checksum when it is verified.
+
+Main functions: `discard_damaged`, called where a run begins, and `verify`, called by the command line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from junctor.model.errors import RunError
+from junctor.runs.increments import IncrementDirectory
+from junctor.runs.partition import read_part
+from junctor.runs.storage import Directory
+from junctor.runtime.files import Checksum, checksum_of, read_json, write_json
+from junctor.runtime.machine import usable_cores
+from junctor.runtime.remote import AnyPath
+from junctor.runtime.threads import in_threads
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A file that is not as the run left it.
+
+    file: relative to the run directory.
+    kind: `missing`, `damaged`, `foreign` (in a folder of the run, but not its own) or `unfinished`.
+    detail: found and expected, in words.
+    """
+
+    file: str
+    kind: Literal["missing", "damaged", "foreign", "unfinished"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found in a run directory.
+
+    files: number of files that were read.
+    bytes: of them.
+    without_checksum: files of them that the run has recorded no checksum of; of parts the metadata was checked.
+    faults: in the order of their names.
+    """
+
+    files: int
+    bytes: int
+    without_checksum: int
+    faults: tuple[Fault, ...]
+
+
+def write_checksums(directory: Directory[Any], checksums: Mapping[str, Checksum]) -> None:
+    """Write the checksums of encoded inputs, by file name."""
+    write_json(directory.input_checksums, {name: asdict(checksum) for name, checksum in checksums.items()})
+
+
+def read_checksums(directory: Directory[Any]) -> dict[str, Checksum]:
+    """Return the checksums of encoded inputs; none of a run of an earlier version."""
+    return checksums_in(read_json(directory.input_checksums) or {})
+
+
+def checksums_in(record: Mapping[str, Any]) -> dict[str, Checksum]:
+    """Return the checksums of a JSON record."""
+    return {name: Checksum(**each) for name, each in record.items()}
+
+
+def checksums_of(paths: list[AnyPath]) -> list[Checksum]:
+    """Return the checksums of some files, read by all cores."""
+    return in_threads(lambda path, _: checksum_of(path), paths, usable_cores())
+
+
+def discard_damaged(directory: Directory[Any]) -> None:
+    """Remove what an earlier call finished and something else damaged, so that this call makes it again.
+
+    Looks at names, sizes and the metadata of parts; at the content of the others if one part is missing or damaged.
+    """
+    recorded: dict[str, tuple[int, Checksum | None]] = {}
+    if directory.manifest.exists():
+        try:
+            recorded = _recorded(directory)
+        except (RunError, KeyError, TypeError) as error:
+            _discard(directory.manifest, f"not a manifest ({error})")
+    _check_size(directory.network, recorded.get(directory.model_file))
+    if not directory.ingested.exists():
+        return
+    try:
+        parts, inputs = directory.expected_parts(directory.read_spec()), read_checksums(directory)
+    except (RunError, TypeError) as error:
+        _discard(directory.ingested, str(error))
+        return
+    for path in parts:
+        _check_part(directory, path, recorded.get(directory.name_of(path)))
+    unanswered = directory.unanswered(directory.read_spec())
+    if unanswered:
+        # The manifest and its checksums give way to new ones, which must not vouch for what is damaged.
+        _check_content(directory, recorded)
+    # Inputs of parts that are there are not needed again.
+    for i in directory.unanswered(directory.read_spec()):
+        path = directory.evidence_part(i)
+        expected = inputs.get(path.name)
+        _check_size(path, None if expected is None else (expected.bytes, expected))
+        if not path.exists():
+            # The mark that all are there; those that are stay.
+            logger.warning("%s: missing: made again", path)
+            directory.ingested.unlink(missing_ok=True)
+
+
+def _check_part(directory: Directory[Any], path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> None:
+    """Remove a part of another size than recorded, or without readable metadata where nothing is."""
+    if recorded is not None:
+        _check_size(path, recorded)
+    elif path.exists():
+        try:
+            # Renamed when it was whole: only what happened to the disk since can have damaged it.
+            read_part(directory, path)
+        except RunError as error:
+            _discard(path, str(error.__cause__ or error))
+
+
+def _check_size(path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> None:
+    """Remove a file of another size than recorded."""
+    if recorded is not None and path.exists() and (found := path.stat().st_size) != recorded[0]:
+        _discard(path, f"found {found:,} bytes, expected {recorded[0]:,}")
+
+
+def _check_content(directory: Directory[Any], recorded: Mapping[str, tuple[int, Checksum | None]]) -> None:
+    """Remove parts with another checksum than recorded."""
+    expected = {directory.path / name: checksum for name, (_, checksum) in recorded.items() if checksum is not None}
+    parts = [path for path in directory.expected_parts(directory.read_spec()) if path in expected and path.exists()]
+    for path, found in zip(parts, checksums_of(parts), strict=True):
+        if (wanted := expected[path]) is not None and found != wanted:
+            _discard(path, _difference(found, wanted))
+
+
+def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None]]:
+    """Return the bytes and the checksum (None in earlier versions) of each file of the manifest."""
+    record = read_json(directory.manifest)
+    if record is None:
+        raise RunError("missing")
+    if record["rows"] != sum(part["rows"] for part in record["parts"]):
+        raise RunError("its rows are not those of its parts")
+    files = checksums_in(record.get("files", {}))
+    found: dict[str, tuple[int, Checksum | None]] = {name: (each.bytes, each) for name, each in files.items()}
+    for part in record["parts"]:
+        size, sha256 = int(part["bytes"]), part.get("sha256")
+        found[part["file"]] = size, None if sha256 is None else Checksum(size, sha256)
+    return found
+
+
+def _discard(path: AnyPath, why: str) -> None:
+    logger.warning("%s: damaged (%s): made again", path, why)
+    path.unlink(missing_ok=True)
+
+
+def verify(directory: Directory[Any]) -> Verified:
+    """Read all files of a run, and return what is missing, damaged, foreign or unfinished.
+
+    Raises RunError where there is no run.
+    """
+    spec = directory.read_spec()
+    faults: list[Fault] = []
+    expected: dict[str, Checksum | None] = {directory.model_file: None}
+    try:
+        expected.update({name: checksum for name, (_, checksum) in _recorded(directory).items()})
+    except (RunError, KeyError, TypeError) as error:
+        if directory.manifest.exists():
+            faults.append(Fault(directory.manifest.name, "damaged", str(error)))
+        else:
+            faults.append(Fault(directory.manifest.name, "missing", "not finished: run the same command again"))
+    expected.update(_of_inputs(directory, faults))
+    if not directory.manifest.exists() and directory.ingested.exists():
+        expected.update({directory.name_of(path): None for path in directory.expected_parts(spec)})
+    there = [name for name in expected if (directory.path / name).exists()]
+    inputs = f"{directory.inputs}/"
+    faults += [
+        Fault(name, "missing", "only needed to answer again" if name.startswith(inputs) else "no such file")
+        for name in expected
+        if name not in there
+    ]
+    found = checksums_of([directory.path / name for name in there])
+    for name, checksum in zip(there, found, strict=True):
+        wanted = expected[name]
+        if wanted is not None and checksum != wanted:
+            faults.append(Fault(name, "damaged", _difference(checksum, wanted)))
+        elif wanted is None and name.startswith(f"{spec.folder}/"):
+            try:
+                read_part(directory, directory.path / name)
+            except RunError as error:
+                faults.append(Fault(name, "damaged", str(error.__cause__ or error)))
+    faults += _strangers(directory, spec.folder, set(expected))
+    without = sum(expected[name] is None for name in there)
+    ordered = tuple(sorted(faults, key=lambda fault: fault.file))
+    return Verified(len(there), sum(checksum.bytes for checksum in found), without, ordered)
+
+
+def _of_inputs(directory: Directory[Any], faults: list[Fault]) -> Iterator[tuple[str, Checksum | None]]:
+    if isinstance(directory, IncrementDirectory) and not directory.ingested.exists():
+        # Evidence of increments is removed after their commit.
+        return
+    try:
+        checksums, counts = read_checksums(directory), directory.counts()
+    except (RunError, TypeError) as error:
+        faults.append(Fault(directory.name_of(directory.ingested), "damaged", str(error)))
+        return
+    for i in range(counts.partitions):
+        path = directory.evidence_part(i)
+        yield directory.name_of(path), checksums.get(path.name)
+
+
+def _strangers(directory: Directory[Any], answers: str, expected: set[str]) -> Iterator[Fault]:
+    """Yield files in the folders of a run that are not its own: readers of the folder would take them for answers."""
+    ours = {directory.ingested, directory.input_checksums}
+    if isinstance(directory, IncrementDirectory):
+        # Of an increment that was interrupted; the next one finds them by their names, or removes them.
+        ours.update(directory.expected_parts(directory.read_spec()) if directory.ingested.exists() else ())
+    for folder in (directory.path, directory.path / directory.inputs, directory.path / answers):
+        # Partitions of increments have folders of their own.
+        for path in folder.glob("*" if folder == directory.path else "**/*"):
+            if path.is_dir():
+                continue
+            name = directory.name_of(path)
+            if path.name.startswith(".") and path.name.endswith(".tmp"):
+                yield Fault(name, "unfinished", "left by a killed process; the next run removes it")
+            elif folder != directory.path and path not in ours and name not in expected:
+                yield Fault(name, "foreign", "not a file of this run")
+
+
+def _difference(found: Checksum, expected: Checksum) -> str:
+    if found.bytes != expected.bytes:
+        return f"found {found.bytes:,} bytes, expected {expected.bytes:,}"
+    return f"found SHA-256 {found.sha256[:12]}..., expected {expected.sha256[:12]}..."

@@ -1,0 +1,293 @@
+"""Encoding of the inputs that an increment answers: those that are new or changed, each with partitions of its own.
+
+Main function: `ingest`, a step of `junctor.runs.run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from junctor.evidence.files import InputFiles, explained, format_of, input_files, partition_of
+from junctor.model.errors import EvidenceError, Place
+from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, stem_of
+from junctor.runs.inputs import Backfill, Change, Changes, Input, Listed, compare, selects
+from junctor.runs.partition import network_for
+from junctor.runs.storage import Ingested, RunSpec, spec_record
+from junctor.runtime.files import write_json
+from junctor.runtime.machine import usable_cores
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, shown
+from junctor.runtime.threads import ahead
+
+if TYPE_CHECKING:
+    from junctor.evidence.encode import EncodedPartition
+    from junctor.evidence.read import EvidenceSource
+    from junctor.model.network import Network
+
+# A file may be written again within the resolution of its time, so that a younger time tells nothing.
+_YOUNG_SECONDS = 2.0
+# Bytes of encoded evidence that waits to be written.
+_AHEAD = 2**28
+# Of a digest that names parts.
+_KEY_DIGITS = 24
+# Most columns that a warning names.
+_NAMED = 5
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Evidence that grows, and what of it is asked for.
+
+    evidence: folder or glob.
+    format: of its files, None for the formats by name or content.
+    backfill: ranges of partitions to answer again, as texts.
+    drop_removed: whether answers to inputs that are gone leave as well.
+    """
+
+    evidence: str
+    format: str | None = None
+    backfill: tuple[str, ...] = ()
+    drop_removed: bool = False
+
+
+def ingest(
+    directory: IncrementDirectory,
+    growth: Growth,
+    known: Sequence[Input],
+    columns: EvidenceColumns | None,
+    number: int,
+    progress: Progress,
+) -> Ingested:
+    """Encode the inputs that are to be answered; returns their amount.
+
+    directory: of the run, with its network.
+    growth: the evidence.
+    known, columns: inputs of the manifest, and their columns.
+    number: of the increment.
+    progress: shows the stages.
+    Raises EvidenceError for a listing without files, for a backfill of nothing and, if the run is strict, for the first
+    input that cannot be read; otherwise those are named in `Pending`.
+    """
+    spec = directory.read_spec()
+    progress.stage("listing the evidence")
+    is_clean = not directory.ingested.parent.exists()
+    files = _Files.of(growth)
+    backfills = [Backfill.parse(text) for text in growth.backfill]
+    if backfills and not any(selects(backfills, each.path) for each in files.listed):
+        raise EvidenceError(f"no input is in {' '.join(growth.backfill)}", Place(shown(growth.evidence)))
+    changes = compare(files.listed, known, files.digest, lambda path: selects(backfills, path), files.found.covers)
+    if spec.strict and changes.broken:
+        raise EvidenceError(next(iter(changes.broken.values())))
+    progress.stage("reading the evidence")
+    encoding = _Encoding(directory, spec, files, columns, dict(changes.broken))
+    threads = usable_cores()
+    for rows in ahead(_write, encoding.partitions(changes, known, threads), threads, _Write.size, _AHEAD):
+        progress.advance(rows)
+    encoding.tell()
+    # Before this call, or found by it.
+    gone = {each.path for each in known if each.removed and each.path not in files.paths} - {*changes.renamed.values()}
+    pending = Pending(
+        number=number,
+        inputs=tuple(encoding.encoded),
+        renamed=changes.renamed,
+        touched=changes.touched,
+        removed=changes.removed,
+        dropped=tuple(sorted({*gone, *changes.removed})) if growth.drop_removed else (),
+        broken=encoding.broken,
+        columns=encoding.columns,
+        is_clean=is_clean,
+    )
+    # Last: the mark that all of it is there.
+    write_json(directory.ingested, asdict(pending))
+    return Ingested(sum(sum(each.rows) for each in pending.inputs), sum(len(each.rows) for each in pending.inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Evidence as it was listed."""
+
+    found: InputFiles
+    format: str | None
+    paths: dict[str, AnyPath]
+    listed: list[Listed]
+    # Size and time of each, however young.
+    stamps: dict[str, tuple[int, float]]
+
+    @classmethod
+    def of(cls, growth: Growth) -> _Files:
+        """List the files; raises EvidenceError if there are none."""
+        found = input_files(growth.evidence)
+        paths = {found.name_of(path): path for path in found.paths}
+        stamps = {name: _stamp(path) for name, path in paths.items()}
+        now = time.time()
+        listed = [Listed(name, size, at if now - at > _YOUNG_SECONDS else None) for name, (size, at) in stamps.items()]
+        return cls(found, growth.format, paths, listed, stamps)
+
+    def digest(self, listed: Listed) -> str:
+        """Return the SHA-256 of a file."""
+        path = self.paths[listed.path]
+        with explained(path), path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def refuse_moving(self, listed: Listed) -> None:
+        """Raise EvidenceError if a file is not as it was listed."""
+        path = self.paths[listed.path]
+        # Another path of that name: of a store, one that was listed stays as it was.
+        if _stamp(path.parent / path.name) != self.stamps[listed.path]:
+            raise EvidenceError("was written to while it was read", Place(str(path)))
+
+
+def _stamp(path: AnyPath) -> tuple[int, float]:
+    with explained(path):
+        found = path.stat()
+        return found.st_size, found.st_mtime
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A partition to write."""
+
+    partition: EncodedPartition
+    path: AnyPath
+
+    def size(self) -> int:
+        """Return the bytes in memory, about: states take four bytes each, case ids some more."""
+        kept = 0 if self.partition.kept is None else self.partition.kept.nbytes
+        return 4 * self.partition.batch.rows * (2 + len(self.partition.batch.states)) + int(kept)
+
+
+def _write(task: _Write) -> int:
+    from junctor.evidence.encoded import write_partition
+
+    write_partition(task.partition, task.path)
+    return task.partition.batch.rows
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """The inputs of an increment while they are encoded, one after the other.
+
+    columns: of the inputs so far.
+    broken: path -> reason of inputs that cannot be read.
+    encoded: the others.
+    lacking: path -> columns that other inputs have.
+    """
+
+    directory: IncrementDirectory
+    spec: RunSpec
+    files: _Files
+    columns: EvidenceColumns | None
+    broken: dict[str, str]
+    encoded: list[Encoded] = field(default_factory=list)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+
+    def partitions(self, changes: Changes, known: Sequence[Input], threads: int) -> Iterator[_Write]:
+        """Yield the partitions of all inputs; none of them has rows of two inputs."""
+        if not changes.answer:
+            return
+        network = network_for(self.directory.network, self.spec.network_digest)
+        taken = {(each.partition, each.key) for each in known}
+        for change in changes.answer:
+            listed = change.listed
+            try:
+                source = self._open(listed, network)
+                columns = self._columns(listed, source, network)
+                key = self._free_key(change, taken)
+                rows = []
+                for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
+                    name = f"{stem_of(listed.path, key, number)}.arrow"
+                    yield _Write(partition, self.directory.ingested.parent / name)
+                    rows.append(partition.batch.rows)
+                self.files.refuse_moving(listed)
+            except EvidenceError as error:
+                if self.spec.strict:
+                    raise
+                self.broken[listed.path] = str(error)
+                continue
+            self.columns = columns
+            its = listed.path, change.digest, listed.bytes, listed.modified
+            self.encoded.append(Encoded(*its, key, change.why, tuple(rows)))
+
+    def tell(self) -> None:
+        """Warn of inputs that lack columns."""
+        if self.lacking:
+            path, names = next(iter(self.lacking.items()))
+            logger.warning(
+                "%d inputs lack columns that others have, and their rows do not observe these variables: %s lacks %s",
+                len(self.lacking),
+                path,
+                ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED),
+            )
+
+    def _open(self, listed: Listed, network: Network) -> EvidenceSource:
+        from junctor.evidence.read import open_evidence
+        from junctor.runs.answer_files import refuse_other_types
+
+        source = open_evidence(
+            self.files.paths[listed.path],
+            network,
+            case_id=self.spec.case_id,
+            ignore_extra=self.spec.ignore_extra,
+            strict=self.spec.strict,
+            keep=self.spec.keep,
+            format=self.files.format,
+            folder=self.files.found.folder,
+        )
+        refuse_other_types(source.kept_schema, self.spec.as_files())
+        return source
+
+    def _columns(self, listed: Listed, source: EvidenceSource, network: Network) -> EvidenceColumns:
+        """Return the columns so far, with those of an input; raises EvidenceError for other types than before."""
+        place = Place(str(self.files.paths[listed.path]))
+        names = tuple(network.variables[i].name for i in source.columns)
+        kept = {field.name: str(field.type) for field in source.kept_schema}
+        here = EvidenceColumns(names, str(source.case_id_type), kept)
+        before = self.columns or here
+        if here.case_id != before.case_id:
+            raise EvidenceError(
+                f"case ids of type {here.case_id}, but those of other inputs are {before.case_id}", place
+            )
+        for name, kind in kept.items():
+            if kind != before.kept[name]:
+                raise EvidenceError(
+                    f"column {name!r} of type {kind}, but in other inputs it is {before.kept[name]}", place
+                )
+        missing = [name for name in before.evidence if name not in names]
+        if missing and self.spec.strict:
+            raise EvidenceError(f"no column {missing[0]!r}, but other inputs have one", place)
+        if missing:
+            self.lacking[listed.path] = missing
+        return replace(before, evidence=tuple(dict.fromkeys([*before.evidence, *names])))
+
+    def _free_key(self, change: Change, taken: set[tuple[str, str]]) -> str:
+        """Return the key of an input; one of equal content in its partition has another."""
+        path = change.listed.path
+        format = self.files.format or format_of(self.files.paths[path])
+        for copy in count():
+            told = [spec_record(self.spec), change.digest, format, copy]
+            key = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:_KEY_DIGITS]
+            if (partition_of(path), key) not in taken:
+                taken.add((partition_of(path), key))
+                break
+        return key
+
+
+def _partitions(source: EvidenceSource, rows: int, threads: int) -> Iterator[EncodedPartition]:
+    """Yield the partitions of an input; of one without rows, a partition without any: its answers have the columns."""
+    from junctor.evidence.encode import concatenate
+
+    has_rows = False
+    for partition in source.partitions(rows, threads):
+        has_rows = True
+        yield partition
+    if not has_rows:
+        yield concatenate([], source.case_id_type, 0, source.kept_schema)

@@ -1,0 +1,136 @@
+"""What came of a finished run: its manifest, the merged statistics of its parts, and drift against its network.
+
+Main class: Outcome; `report`, thresholds and comparisons read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from junctor.model.errors import RunError
+from junctor.runs.drift import Drift, Vector, drifts, marginals
+from junctor.runs.partition import Part, StageTimings, network_for
+from junctor.runs.statistics import Statistics, merged, statistics_of
+from junctor.runs.storage import AnySpec, Directory, RunDirectory
+from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
+from junctor.runtime.files import read_json
+
+if TYPE_CHECKING:
+    from junctor.model.network import Network
+
+
+class FinishedRun(Protocol):
+    """What is read of a manifest."""
+
+    @property
+    def spec(self) -> AnySpec:
+        """Specification of the run."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts in the order of their rows."""
+
+    @property
+    def reused_parts(self) -> int:
+        """Parts of calls before the last one."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the last call."""
+
+    @property
+    def stages(self) -> StageTimings:
+        """Seconds of its stages."""
+
+    @property
+    def finished_at(self) -> str:
+        """Date and time, in UTC."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A finished run.
+
+    directory: of the run.
+    manifest: of the run.
+    statistics: of all parts; of parts without any, rows and statuses alone.
+    counted: parts with statistics.
+    network: None for sequences.
+    """
+
+    directory: Directory[Any]
+    manifest: FinishedRun
+    statistics: Statistics
+    counted: int
+    network: Network | None
+
+    @cached_property
+    def expected(self) -> tuple[dict[str, Vector], str]:
+        """Marginals of the network for all evidence columns, and how they were found."""
+        if self.network is None:
+            return {}, ""
+        return marginals(self.network, list(self.statistics.columns))
+
+    @cached_property
+    def drifts(self) -> list[Drift]:
+        """All evidence columns against the marginals of the network, the most drifted first."""
+        return drifts(self.statistics.columns, self.expected[0])
+
+    def verdicts(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return what comes of thresholds; raises RunError for those that need statistics which are not there."""
+        thresholds = [parse_threshold(text) for text in texts]
+        for each in thresholds:
+            refuse_incomplete(each, len(self.manifest.parts), self.counted)
+        return verdicts(thresholds, self.statistics, self._distances)
+
+    def refuse_unknown(self, texts: Sequence[str]) -> None:
+        """Raise InputError for thresholds on what the run has not."""
+        thresholds = [parse_threshold(text) for text in texts]
+        refuse_unknown(thresholds, list(self.statistics.statuses), self.logarithm, lambda: self.statistics.columns)
+
+    @property
+    def logarithm(self) -> str:
+        """Name of the column of logarithms."""
+        spec = self.manifest.spec
+        if self.network is None:
+            return "log_likelihood" if spec.query == "posteriors" else "log_probability"
+        return "log_evidence" if spec.query == "posteriors" else "log_probability"
+
+    def _distances(self, names: Collection[str]) -> dict[str, float]:
+        return {each.name: each.distance for each in self.drifts if each.name in names} if names else {}
+
+
+def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
+    """Return the outcome of a finished run; raises RunError for files that cannot be read."""
+    parts = [_statistics(directory, part) for part in manifest.parts]
+    # In the order of the rows, whoever answered them.
+    statistics = merged(
+        found or Statistics(part.rows, part.statuses) for found, part in zip(parts, manifest.parts, strict=True)
+    )
+    network = None
+    if isinstance(directory, RunDirectory):
+        network = network_for(directory.network, directory.read_spec().network_digest)
+    return Outcome(directory, manifest, statistics, sum(found is not None for found in parts), network)
+
+
+def _statistics(directory: Directory[Any], part: Part) -> Statistics | None:
+    path = directory.statistics(directory.path / part.file)
+    record = read_json(path)
+    if record is None:
+        return None
+    try:
+        found = statistics_of(record)
+    except RunError as error:
+        raise RunError(f"{path}: {error}: delete it, and the report is made without it") from error
+    # Of another part: someone has moved files.
+    return found if (found.rows, found.statuses) == (part.rows, part.statuses) else None

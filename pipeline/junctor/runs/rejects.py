@@ -1,0 +1,94 @@
+"""Rows that are not ok, in a file of their own: number, case id, kept columns, status and reason.
+
+Main function: `write_rejects`, called when a run with `--rejects` ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from junctor.model.errors import InputError
+from junctor.runs.answer_files import columns_in_batches, schema_of_part
+from junctor.runs.export import plain_column
+from junctor.runs.results import free_names
+from junctor.runtime.arrow import number_array
+from junctor.runtime.files import aside
+from junctor.runtime.remote import AnyPath
+
+if TYPE_CHECKING:
+    from junctor.runs.partition import Part
+
+# Rows that are read at a time.
+BATCH_ROWS = 65_536
+ENDINGS = (".csv", ".parquet")
+
+
+def refuse_ending(name: str) -> None:
+    """Raise InputError for a file name without an ending that says its format."""
+    if not name.endswith(ENDINGS):
+        raise InputError(f"--rejects {name}: expected a name that ends in {' or '.join(ENDINGS)}")
+
+
+def write_rejects(folder: AnyPath, parts: Sequence[Part], kept: int, path: AnyPath) -> None:
+    """Write the rows of finished parts that are not ok; without any, the columns alone.
+
+    folder: run directory.
+    parts: of it, in the order of their rows.
+    kept: how many columns of the evidence are among the answers.
+    path: of the file, `.csv` or `.parquet`.
+    """
+    # Answers begin with case ids and kept columns, and end with status and reason.
+    names = schema_of_part(folder / parts[0].file).names
+    names = [*names[: 1 + kept], *names[-2:]]
+    number = free_names(names)("row")
+    empty = _numbered(next(columns_in_batches(folder / parts[0].file, names, BATCH_ROWS)).slice(0, 0), 0, number)
+    with aside(path) as temporary:
+        if path.suffix == ".csv":
+            _write_csv(_rejected(folder, parts, names, number), empty, temporary)
+        else:
+            _write_parquet(_rejected(folder, parts, names, number), empty, temporary)
+
+
+def _rejected(folder: AnyPath, parts: Sequence[Part], names: Sequence[str], number: str) -> Iterator[pa.Table]:
+    """Yield the rows that are not ok, batch by batch: all of them together may exceed the memory."""
+    first = 0
+    for part in parts:
+        row = first
+        # Of most parts the metadata says all.
+        if part.rows > part.statuses["ok"]:
+            for table in columns_in_batches(folder / part.file, names, BATCH_ROWS):
+                status = table.column(names[-2]).cast(pa.string())
+                yield _numbered(table, row, number).filter(pc.not_equal(status, "ok"))
+                row += table.num_rows
+        first += part.rows
+
+
+def _numbered(table: pa.Table, first: int, number: str) -> pa.Table:
+    """Return a table with the numbers of its rows in the evidence, from 1; first: rows before it."""
+    numbers = number_array(np.arange(first + 1, first + 1 + table.num_rows, dtype=np.int64))
+    return table.replace_schema_metadata(None).add_column(0, number, numbers)
+
+
+def _write_csv(tables: Iterator[pa.Table], empty: pa.Table, path: Path) -> None:
+    from pyarrow import csv
+
+    def plain(table: pa.Table) -> pa.Table:
+        return pa.table([plain_column(column) for column in table.columns], table.column_names)
+
+    with csv.CSVWriter(path, plain(empty).schema) as writer:
+        for table in tables:
+            writer.write_table(plain(table))
+
+
+def _write_parquet(tables: Iterator[pa.Table], empty: pa.Table, path: Path) -> None:
+    from pyarrow import parquet
+
+    with parquet.ParquetWriter(path, empty.schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)

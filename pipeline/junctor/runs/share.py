@@ -1,0 +1,150 @@
+"""Array jobs: several processes, on any machines that see the directory, each answer a share of one run.
+
+Main functions: `run_share`, one task of the array, and `finish`, once after all of them; called by the command line.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from junctor.model.errors import InputError, RunError
+from junctor.runs.integrity import discard_damaged
+from junctor.runs.partition import StageTimings
+from junctor.runs.run import (
+    Manifest,
+    RunStats,
+    check_resources,
+    claim,
+    ingest_inputs,
+    plan,
+    propagate,
+    read_manifest,
+    write_manifest,
+)
+from junctor.runs.storage import Directory
+from junctor.runs.workload import Workload
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.gc_pause import collector_paused
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath
+
+# Missing parts that a message names.
+NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share `number` (from 1) of `of`: every `of`-th partition."""
+
+    # Not a range of them: the last partitions of sorted evidence may be the hard ones.
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """Return the share in a text such as 3/16; raises InputError for another text."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise InputError(f"found the part {text!r}, expected a number and how many there are, from 1/16 to 16/16")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def has(self, partition: int) -> bool:
+        """Return True if the partition belongs to the share."""
+        return partition % self.of == self.number - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStats:
+    """What one task of an array did.
+
+    part: of the array, such as 3/16.
+    partitions: of the share; all_partitions: of the run.
+    reused: partitions of the share with answers of earlier calls.
+    rows: answered by this call.
+    seconds: of this call.
+    stages: seconds of its parts.
+    """
+
+    part: str
+    partitions: int
+    all_partitions: int
+    reused: int
+    rows: int
+    seconds: float
+    stages: StageTimings
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        return asdict(self)
+
+
+def run_share(job: Workload, share: Share, resources: Resources, progress: Progress) -> ShareStats:
+    """Answer the partitions of a share, beside other processes at other shares of the same job.
+
+    job: equal for all shares.
+    share: of this process.
+    resources: of this process.
+    progress: counts rows of the share.
+    Raises the errors of `run`; RunError too where another job is at the directory.
+    """
+    started = time.monotonic()
+    if job.growth is not None:
+        raise InputError("found a part of an array job that is incremental: an increment is answered by one process")
+    check_resources(resources)
+    directory = job.directory
+    if job.growth is not None:
+        raise RunError("increments are committed as one: leave out --part, or --incremental")
+    with collector_paused():
+        progress.stage(f"reading the {job.words.model}")
+        model = job.read_model()
+        spec = job.spec_of(model)
+    with ExitStack() as using:
+        with directory.preparing(lambda: progress.stage(f"waiting for another part to read the {job.words.inputs}")):
+            claim(job, model, spec, alone=using.enter_context(directory.shared()))
+            counts = ingest_inputs(job, progress)
+            # What this decides for all shares, the first one decides.
+            if getattr(spec, "method", "exact") != "exact":
+                plan(job, resources, progress, share.has)
+        with collector_paused():
+            estimate = plan(job, resources, progress, share.has)
+        work = propagate(job, resources, estimate, progress, share.has)
+    partitions = sum(map(share.has, range(counts.partitions)))
+    rows = sum(part.rows for part in work.made)
+    seconds = round(time.monotonic() - started, 3)
+    return ShareStats(str(share), partitions, counts.partitions, work.reused, rows, seconds, work.stages)
+
+
+def finish(directory: Directory[Any], progress: Progress) -> Manifest:
+    """Return the manifest of a run whose shares are done; written unless it exists.
+
+    Raises RunError with the parts that are missing, or while a share is under way.
+    """
+    started = time.monotonic()
+    directory.read_spec()
+    with directory.locked():
+        discard_damaged(directory)
+        paths = directory.expected_parts(directory.read_spec())
+        missing = [i for i, path in enumerate(paths) if not path.exists()]
+        if missing:
+            raise RunError(_missing(directory.path, missing, len(paths)))
+        if directory.manifest.exists():
+            return read_manifest(directory)
+        progress.stage("finishing")
+        return write_manifest(directory, RunStats(len(paths), StageTimings()), time.monotonic() - started)
+
+
+def _missing(path: AnyPath, missing: list[int], of: int) -> str:
+    names = ", ".join(f"part-{i:05d}" for i in missing[:NAMED])
+    more = f" and {len(missing) - NAMED:,} more" if len(missing) > NAMED else ""
+    # Whoever has 16 shares needs the numbers of theirs.
+    return (
+        f"{path}: {len(missing):,} of {of:,} parts are missing: {names}{more}; partition i belongs to --part "
+        "(i mod N) + 1 of N: run these again, or the command without --part for all of them"
+    )

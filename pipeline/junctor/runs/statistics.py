@@ -1,0 +1,580 @@
+"""Counts of a partition, taken while its answers are made, and merged for the report of a run.
+
+Main class: Statistics; `count` makes those of one partition, `merged` those of a run. Everything is a sum of whole
+numbers or the least rows of all, so that neither the order of merging nor workers show.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from junctor.model.answers import INVALID, OK, Answers, SampledAnswers, Scores
+from junctor.model.errors import RunError
+
+if TYPE_CHECKING:
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.model.network import Network
+
+FORMAT_VERSION = 1
+# Bins of posteriors, of equal width from 0 to 1.
+BINS = 20
+# Targets whose posteriors are counted, most states of one of them, and rows of a partition in which they are: all
+# posteriors of a million rows take a tenth of what their inference does. Rows side by side, because those far from each
+# other take ten times as long to fetch.
+MOST_TARGETS, MOST_STATES, COUNTED_ROWS, SIDE_BY_SIDE = 32, 64, 4096, 64
+# Different reasons of a partition that are told apart, and rows that each of them has as examples.
+MOST_REASONS, EXAMPLES = 1000, 3
+# Rows of least log P(e).
+LOWEST = 10
+# Rows of a partition up to which all columns are counted at once.
+FEW_ROWS = 1024
+# Up to so many states, comparisons of a column with each state are faster than counting.
+COMPARED_STATES = 12
+# A bin of `Spread` is what a float32 is without its last bits: 64 bins for each power of two.
+_LAST_BITS = 17
+_LARGEST_KEY = 0x7F800000 >> _LAST_BITS
+# Numbers nearer to zero than that are zero.
+_TINY = 2.0**-20
+# Sums are of whole numbers of 2^-20: floats would depend on the order.
+_UNIT = 2.0**20
+
+# What differs from cell to cell in reasons of the same kind: suggestions, quoted cells, numbers.
+_HINT = re.compile(r", did you mean .*?\?(?=;|$)")
+_QUOTED = re.compile(r"(column |likelihood of )?('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")(\.\.\.)?")
+_UNKNOWN = re.compile(r"(unknown \w+ |found )(?!')[^;,]+?(?=;|,| likelihoods)")
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """A row of the evidence.
+
+    row: its number, from 1.
+    key: its case id; None where that is no more than a number of the row.
+    """
+
+    row: int
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return f"row {self.row:,}" if self.key is None else f"row {self.row:,} ({self.key})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Rows with a reason of one kind: their status, number and the first of them."""
+
+    status: str
+    rows: int
+    examples: tuple[RowKey, ...]
+
+    def __add__(self, other: Reason) -> Reason:
+        return Reason(self.status, self.rows + other.rows, _first(self.examples, other.examples))
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Cells of an evidence column, without those of invalid rows.
+
+    states: cells of each state, in the order of the network.
+    soft: cells with a likelihood.
+    missing: cells without evidence.
+    """
+
+    states: tuple[int, ...]
+    soft: int = 0
+    missing: int = 0
+
+    def __add__(self, other: Cells) -> Cells:
+        states = tuple(mine + its for mine, its in zip(self.states, other.states, strict=True))
+        return Cells(states, self.soft + other.soft, self.missing + other.missing)
+
+    @property
+    def cells(self) -> int:
+        """Number of all cells."""
+        return sum(self.states) + self.soft + self.missing
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How numbers are spread: their counts in bins with fixed edges, 64 for each power of two, and their sum.
+
+    counts: bin -> numbers in it; a negative number is in the bin -k of its magnitude's bin k.
+    total: sum, in units of 2^-20.
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    total: int = 0
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.floating]) -> Spread:
+        """Return the counts of finite numbers [n]."""
+        if not values.size:
+            return cls()
+        bits = values.astype(np.float32).view(np.int32)
+        keys = (bits & 0x7FFFFFFF) >> _LAST_BITS
+        keys[np.abs(values) < _TINY] = 0
+        np.negative(keys, out=keys, where=bits < 0)
+        least = int(keys.min())
+        counts = np.bincount(keys - least)
+        there = np.flatnonzero(counts)
+        total = round(float(values.sum(dtype=np.float64)) * _UNIT)
+        return cls(dict(zip((there + least).tolist(), counts[there].tolist(), strict=True)), total)
+
+    def __add__(self, other: Spread) -> Spread:
+        return Spread(_added(self.counts, other.counts), self.total + other.total)
+
+    @property
+    def rows(self) -> int:
+        """How many numbers there are."""
+        return sum(self.counts.values())
+
+    @property
+    def mean(self) -> float:
+        """Their mean; nan without any."""
+        return self.total / _UNIT / self.rows if self.counts else math.nan
+
+    def quantile(self, share: float) -> float:
+        """Return the middle of the bin below which `share` of the numbers lie; nan without any."""
+        left = share * self.rows
+        for key in sorted(self.counts):
+            left -= self.counts[key]
+            if left <= 0:
+                return sum(edges_of(key)) / 2
+        return math.nan
+
+
+def edges_of(key: int) -> tuple[float, float]:
+    """Return the lower and the upper edge of a bin of `Spread`."""
+    magnitude = abs(key)
+    low, high = (float(np.int32(k << _LAST_BITS).view(np.float32)) for k in (magnitude, magnitude + 1))
+    if magnitude == 0:
+        return 0.0, 0.0
+    return (low, high) if key > 0 else (-high, -low)
+
+
+@dataclass(frozen=True, slots=True)
+class Logarithms:
+    """Natural logarithms of rows that are ok: of P(e), or of P(assignment, e) for explanations.
+
+    spread: of all of them.
+    lowest: the least ones, with their rows.
+    """
+
+    spread: Spread = field(default_factory=Spread)
+    lowest: tuple[tuple[float, RowKey], ...] = ()
+
+    def __add__(self, other: Logarithms) -> Logarithms:
+        return Logarithms(self.spread + other.spread, _lowest((*self.lowest, *other.lowest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Answers of sampled rows that are ok.
+
+    rows: of them.
+    samples: drawn for them.
+    short: rows with a reason: the requested error was not reached, or samples are worth too little.
+    errors: largest standard error of a posterior of each row.
+    effective: effective samples of each row.
+    """
+
+    rows: int = 0
+    samples: int = 0
+    short: int = 0
+    errors: Spread = field(default_factory=Spread)
+    effective: Spread = field(default_factory=Spread)
+
+    def __add__(self, other: Sampled) -> Sampled:
+        counts = self.rows + other.rows, self.samples + other.samples, self.short + other.short
+        return Sampled(*counts, self.errors + other.errors, self.effective + other.effective)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts of one partition, or of several together.
+
+    rows: of all statuses.
+    statuses: rows of each status.
+    reasons: kind of reason -> its rows.
+    other_reasons: rows with a reason of a kind beyond `MOST_REASONS` of a partition.
+    columns: variable -> cells of its evidence column.
+    logarithms: of rows that are ok.
+    targets: variable -> for each state the rows with a posterior in each of `BINS` bins; scores: the rows whose most
+        probable state it is, by its probability; explanations: one bin, the rows with that state.
+    counted: rows that `targets` are counted in.
+    ways: backend -> rows that it answered.
+    climbed: wider number format -> different rows that needed it.
+    sampled: of sampled rows.
+    """
+
+    rows: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    other_reasons: int = 0
+    columns: dict[str, Cells] = field(default_factory=dict)
+    logarithms: Logarithms = field(default_factory=Logarithms)
+    targets: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    counted: int = 0
+    ways: dict[str, int] = field(default_factory=dict)
+    climbed: dict[str, int] = field(default_factory=dict)
+    sampled: Sampled = field(default_factory=Sampled)
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            self.rows + other.rows,
+            _added(self.statuses, other.statuses),
+            _added(self.reasons, other.reasons),
+            self.other_reasons + other.other_reasons,
+            _added(self.columns, other.columns),
+            self.logarithms + other.logarithms,
+            self._targets_with(other),
+            self.counted + other.counted,
+            _added(self.ways, other.ways),
+            _added(self.climbed, other.climbed),
+            self.sampled + other.sampled,
+        )
+
+    def _targets_with(self, other: Statistics) -> dict[str, tuple[tuple[int, ...], ...]]:
+        tables = {name: np.array(counts) for name, counts in self.targets.items()}
+        for name, counts in other.targets.items():
+            tables[name] = tables[name] + np.array(counts) if name in tables else np.array(counts)
+        return {name: _nested(table) for name, table in tables.items()}
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "rows": self.rows,
+            "statuses": self.statuses,
+            "reasons": [
+                [text, reason.status, reason.rows, [[each.row, each.key] for each in reason.examples]]
+                for text, reason in self.reasons.items()
+            ],
+            "other_reasons": self.other_reasons,
+            "columns": {name: [*cells.states, cells.soft, cells.missing] for name, cells in self.columns.items()},
+            "logarithms": {
+                **_spread_record(self.logarithms.spread),
+                "lowest": [[value, each.row, each.key] for value, each in self.logarithms.lowest],
+            },
+            "targets": self.targets,
+            "counted": self.counted,
+            "ways": self.ways,
+            "climbed": self.climbed,
+            "sampled": {
+                "rows": self.sampled.rows,
+                "samples": self.sampled.samples,
+                "short": self.sampled.short,
+                "errors": _spread_record(self.sampled.errors),
+                "effective": _spread_record(self.sampled.effective),
+            },
+        }
+
+
+def statistics_of(record: Mapping[str, Any]) -> Statistics:
+    """Return the statistics of a record of `Statistics.to_record`; raises RunError for another record."""
+    try:
+        if record["format_version"] != FORMAT_VERSION:
+            raise RunError(f"found statistics of format version {record['format_version']}, expected {FORMAT_VERSION}")
+        logs, sampled = record["logarithms"], record["sampled"]
+        return Statistics(
+            record["rows"],
+            record["statuses"],
+            {
+                text: Reason(status, rows, tuple(RowKey(*each) for each in examples))
+                for text, status, rows, examples in record["reasons"]
+            },
+            record["other_reasons"],
+            {name: Cells(tuple(cells[:-2]), *cells[-2:]) for name, cells in record["columns"].items()},
+            Logarithms(_spread_of(logs), tuple((value, RowKey(row, key)) for value, row, key in logs["lowest"])),
+            {name: tuple(map(tuple, counts)) for name, counts in record["targets"].items()},
+            record["counted"],
+            record["ways"],
+            record["climbed"],
+            Sampled(
+                sampled["rows"],
+                sampled["samples"],
+                sampled["short"],
+                _spread_of(sampled["errors"]),
+                _spread_of(sampled["effective"]),
+            ),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"not the statistics of a part ({error})") from error
+
+
+def merged(parts: Iterable[Statistics]) -> Statistics:
+    """Return the statistics of several partitions together."""
+    return reduce(add, parts, Statistics())
+
+
+def count_cells(network: Network, batch: EvidenceBatch) -> dict[str, Cells]:
+    """Return the cells of each evidence column, without those of invalid rows."""
+    bad = np.fromiter(batch.invalid, np.int64, len(batch.invalid))
+    rows, sizes = batch.rows - len(bad), {v: network.cardinalities[v] for v in batch.states}
+    counts = _counts_of_states(batch.states, sizes, bad)
+    found = {}
+    for v in sorted(batch.states.keys() | batch.likelihoods.keys()):
+        seen, soft = counts.get(v, [0] * network.cardinalities[v]), 0
+        if v in batch.likelihoods:
+            soft = int(np.count_nonzero(~np.isin(batch.likelihoods[v].rows, bad)))
+        found[network.variables[v].name] = Cells(tuple(seen), soft, rows - sum(seen) - soft)
+    return found
+
+
+def _counts_of_states(
+    states: Mapping[int, npt.NDArray[np.int32]], sizes: Mapping[int, int], bad: npt.NDArray[np.int64]
+) -> dict[int, list[int]]:
+    """Return variable -> rows of each state.
+
+    states: variable -> int32 [rows], -1 where unobserved.
+    sizes: variable -> number of states.
+    bad: rows that are left out.
+    """
+    if not states:
+        return {}
+    if len(next(iter(states.values()))) > FEW_ROWS:
+        return {
+            v: (_state_counts(seen, sizes[v]) - _state_counts(seen[bad], sizes[v])).tolist()
+            for v, seen in states.items()
+        }
+    # All columns at once: of wide networks, partitions have few rows.
+    columns = np.delete(np.stack(list(states.values())), bad, axis=1).astype(np.int64)
+    ends = np.cumsum([size + 1 for size in sizes.values()])
+    columns += 1 + np.concatenate([[0], ends[:-1]])[:, None]
+    counts = np.bincount(columns.reshape(-1), minlength=int(ends[-1])).tolist()
+    return {v: counts[end - sizes[v] : end] for v, end in zip(sizes, ends.tolist(), strict=True)}
+
+
+def count(
+    network: Network,
+    cells: Mapping[str, Cells],
+    answers: Answers,
+    case_ids: pa.Array,
+    first_row: int,
+    names: Sequence[str],
+) -> Statistics:
+    """Return the statistics of one partition.
+
+    network: of the variables.
+    cells: of its evidence columns.
+    answers: to all of its rows.
+    case_ids: Arrow array [rows].
+    first_row: number of its first row in the evidence, from 0.
+    names: of the statuses, by number.
+    """
+    plain = count_outcomes(answers.status, answers.reasons, answers.log_value, RowKeys(case_ids, first_row), names)
+    ok = np.flatnonzero(answers.status == OK)
+    counted = spaced(ok)
+    return replace(
+        plain,
+        columns=dict(cells),
+        targets=_count_targets(network, cells, answers, counted),
+        counted=len(counted),
+        ways=dict(answers.ways),
+        climbed=dict(answers.climbed),
+        sampled=_count_sampled(answers, ok),
+    )
+
+
+def count_outcomes(
+    status: npt.NDArray[np.int8],
+    reasons: Mapping[int, str],
+    log_values: npt.NDArray[np.float64],
+    keys: RowKeys,
+    names: Sequence[str],
+) -> Statistics:
+    """Return what is counted of rows and of sequences alike.
+
+    status: int8 [rows].
+    reasons: row -> text.
+    log_values: float64 [rows].
+    keys: names of the rows.
+    names: of the statuses, by number.
+    """
+    found, others = count_reasons(status, reasons, keys, names)
+    logarithms = count_logarithms(log_values, np.flatnonzero(status == OK), keys)
+    statuses = dict(zip(names, np.bincount(status, minlength=len(names)).tolist(), strict=True))
+    return Statistics(len(status), statuses, found, others, logarithms=logarithms)
+
+
+class RowKeys:
+    """Names the rows of a partition; case_ids: Arrow array [rows], first_row: number of the first, from 0."""
+
+    def __init__(self, case_ids: pa.Array, first_row: int) -> None:
+        self._case_ids = case_ids
+        self._first = first_row
+
+    def __getitem__(self, row: int) -> RowKey:
+        """Return the name of a row of the partition."""
+        number, key = self._first + row, self._case_ids[row]
+        # Evidence without case ids has numbers of rows, from 0, in their place.
+        if not key.is_valid or (pa.types.is_int64(key.type) and key.as_py() == number):
+            return RowKey(number + 1)
+        try:
+            return RowKey(number + 1, key.cast(pa.string()).as_py())
+        except pa.ArrowException:
+            # Not every type has a text in Arrow.
+            return RowKey(number + 1, str(key))
+
+
+def count_reasons(
+    status: npt.NDArray[np.int8], reasons: Mapping[int, str], keys: RowKeys, names: Sequence[str]
+) -> tuple[dict[str, Reason], int]:
+    """Return the most frequent kinds of reasons, and the rows with another one.
+
+    status: int8 [rows].
+    reasons: row -> text.
+    keys: names of the rows.
+    names: of the statuses, by number.
+    """
+    kinds: dict[tuple[int, str], str] = {}
+    rows: dict[tuple[int, str], list[int]] = {}
+    for row in sorted(reasons):
+        which = int(status[row]), reasons[row]
+        # Most texts come more than once.
+        if which not in kinds:
+            kinds[which] = kind_of_reason(reasons[row], which[0])
+        rows.setdefault((which[0], kinds[which]), []).append(row)
+    order = sorted(rows, key=lambda kind: (-len(rows[kind]), kind))
+    found = {
+        text: Reason(names[number], len(rows[number, text]), tuple(keys[row] for row in rows[number, text][:EXAMPLES]))
+        for number, text in reversed(order[:MOST_REASONS])
+    }
+    return dict(reversed(found.items())), len(reasons) - sum(reason.rows for reason in found.values())
+
+
+def kind_of_reason(text: str, status: int) -> str:
+    """Return a reason without what differs from row to row: cells and suggestions, numbers of samples and errors."""
+    if status == INVALID:
+        text = _UNKNOWN.sub(r"\1…", _QUOTED.sub(_without_cell, _HINT.sub("", text)))
+    elif status != OK and not text.startswith("none of"):
+        # Findings that contradict each other are what counts.
+        return text
+    else:
+        text = _NUMBER.sub("…", text)
+    return text
+
+
+def _without_cell(match: re.Match[str]) -> str:
+    return match[0] if match[1] else "…"
+
+
+def count_logarithms(values: npt.NDArray[np.float64], ok: npt.NDArray[np.int64], keys: RowKeys) -> Logarithms:
+    """Return the spread of the logarithms [rows] of the rows `ok`, and the lowest of them."""
+    values = values if len(ok) == len(values) else values[ok]
+    if not (finite := np.isfinite(values)).all():
+        values, ok = values[finite], ok[finite]
+    if not values.size:
+        return Logarithms()
+    last = np.partition(values, min(LOWEST, len(values)) - 1)[min(LOWEST, len(values)) - 1]
+    below = np.flatnonzero(values < last)
+    # Of equal ones the first.
+    at = np.concatenate([below, np.flatnonzero(values == last)[: LOWEST - len(below)]])
+    return Logarithms(Spread.of(values), _lowest((float(values[i]), keys[int(ok[i])]) for i in at))
+
+
+def spaced(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return at most `COUNTED_ROWS` of the rows [n]: so many side by side, at places evenly spaced."""
+    if len(rows) <= COUNTED_ROWS:
+        return rows
+    places = np.linspace(0, len(rows) - SIDE_BY_SIDE, COUNTED_ROWS // SIDE_BY_SIDE).astype(np.int64)
+    chosen: npt.NDArray[np.int64] = rows[(places[:, None] + np.arange(SIDE_BY_SIDE)).reshape(-1)]
+    return chosen
+
+
+def _count_targets(
+    network: Network, cells: Mapping[str, Cells], answers: Answers, rows: npt.NDArray[np.int64]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the bins of the first targets; those that are observed come last where the user named none."""
+    numbers = [n for n, v in enumerate(answers.targets) if network.cardinalities[v] <= MOST_STATES]
+    if answers.targets == tuple(range(len(network.variables))):
+        numbers.sort(key=lambda n: network.variables[answers.targets[n]].name in cells)
+    at = slice(None) if len(rows) == len(answers.status) else rows
+    found = {}
+    for n in numbers[:MOST_TARGETS]:
+        v = answers.targets[n]
+        size = network.cardinalities[v]
+        if isinstance(answers, Scores):
+            table = _pairs(answers.best[n, :, 0][at], _bins(answers.probabilities[n, :, 0][at]), size, BINS)
+        elif v in answers.states:
+            table = _pairs(answers.states[v][at], np.zeros(len(rows), dtype=np.int64), size, 1)
+        else:
+            # Half the time of an index.
+            bins = _bins(np.take(answers.posteriors[v], rows, axis=0))
+            table = _pairs(np.tile(np.arange(size), len(bins)), bins.reshape(-1), size, BINS)
+        found[network.variables[v].name] = _nested(table)
+    return found
+
+
+def _count_sampled(answers: Answers, ok: npt.NDArray[np.int64]) -> Sampled:
+    estimates = answers.estimates if isinstance(answers, Scores) else answers
+    if not isinstance(estimates, SampledAnswers):
+        return Sampled()
+    rows = ok[estimates.sampled[ok]]
+    largest = np.zeros(len(rows))
+    if isinstance(answers, Scores):
+        # States beyond the last one have no error.
+        tables = [np.nan_to_num(errors[rows]) for errors in answers.errors]
+    else:
+        tables = [estimates.errors[v][rows] for v in answers.targets]
+    for table in tables:
+        np.maximum(largest, table.max(axis=1, initial=0.0), out=largest)
+    short = sum(row in answers.reasons for row in rows.tolist())
+    samples = int(estimates.samples[rows].sum())
+    return Sampled(len(rows), samples, short, Spread.of(largest), Spread.of(estimates.effective[rows]))
+
+
+def _state_counts(states: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int64]:
+    if size <= COMPARED_STATES:
+        return np.array([np.count_nonzero(states == state) for state in range(size)], dtype=np.int64)
+    # Unobserved cells are -1.
+    return np.bincount(states + 1, minlength=size + 1)[1:].astype(np.int64)
+
+
+def _bins(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    return np.clip((probabilities * BINS).astype(np.int64), 0, BINS - 1)
+
+
+def _pairs(
+    states: npt.NDArray[np.integer], bins: npt.NDArray[np.int64], size: int, count: int
+) -> npt.NDArray[np.int64]:
+    """Return int64 [size, count], how often each state comes with each bin."""
+    return np.bincount(states.astype(np.int64) * count + bins, minlength=size * count).reshape(size, count)
+
+
+def _nested(table: npt.NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, table.tolist()))
+
+
+def _first(one: tuple[RowKey, ...], other: tuple[RowKey, ...]) -> tuple[RowKey, ...]:
+    return tuple(sorted((*one, *other), key=lambda each: each.row)[:EXAMPLES])
+
+
+def _lowest(rows: Iterable[tuple[float, RowKey]]) -> tuple[tuple[float, RowKey], ...]:
+    return tuple(sorted(rows, key=lambda each: (each[0], each[1].row))[:LOWEST])
+
+
+def _added(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
+    result = dict(one)
+    for key, value in other.items():
+        result[key] = result[key] + value if key in result else value
+    return result
+
+
+def _spread_record(spread: Spread) -> dict[str, Any]:
+    return {"bins": list(spread.counts), "counts": list(spread.counts.values()), "total": spread.total}
+
+
+def _spread_of(record: Mapping[str, Any]) -> Spread:
+    return Spread(dict(zip(record["bins"], record["counts"], strict=True)), record["total"])

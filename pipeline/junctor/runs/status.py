@@ -1,0 +1,120 @@
+"""What lies in an output: the state of its run, rows, inputs and increments, from its records alone.
+
+Main function: `read_status`, called by the command line for runs of all kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from junctor.model.errors import RunError
+from junctor.runs.increments import Increment, total_of
+from junctor.runs.inputs import Input
+from junctor.runs.storage import INPUTS, KINDS, parts_in
+from junctor.runtime.files import read_json
+from junctor.runtime.remote import AnyPath
+
+# Beside an unfinished increment the last one stays what it is.
+State = Literal["finished", "unfinished", "finished, with an unfinished increment"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """The inputs of one partition: their number, rows, and rows of each status."""
+
+    partition: str
+    inputs: int
+    removed: int
+    rows: int
+    statuses: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The state of an output.
+
+    directory: of the run.
+    state: whether it has a manifest that is whole.
+    spec: the record of run.json.
+    rows: that are answered; None where only the manifest will tell.
+    statuses: rows of each status.
+    parts, bytes: of the answers that the manifest names; of an unfinished run those that are there.
+    expected_rows, expected_parts: of an unfinished run, None before its evidence is encoded.
+    finished_at, seconds: of the last call.
+    inputs, increments: of evidence that grows.
+    """
+
+    directory: str
+    state: State
+    spec: dict[str, Any]
+    rows: int | None
+    statuses: dict[str, int]
+    parts: int
+    bytes: int
+    expected_rows: int | None = None
+    expected_parts: int | None = None
+    finished_at: str | None = None
+    seconds: float | None = None
+    inputs: tuple[Input, ...] = ()
+    increments: tuple[Increment, ...] = ()
+
+    @property
+    def partitions(self) -> list[PartitionStatus]:
+        """The partitions of evidence that grows, in the order of their first inputs."""
+        groups: dict[str, list[Input]] = {}
+        for each in self.inputs:
+            groups.setdefault(each.partition, []).append(each)
+        return [
+            PartitionStatus(
+                partition,
+                len(group),
+                sum(each.removed for each in group),
+                sum(each.rows for each in group),
+                total_of(each.statuses for each in group),
+            )
+            for partition, group in groups.items()
+        ]
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        return {**asdict(self), "partitions": [asdict(each) for each in self.partitions]}
+
+
+def read_status(path: AnyPath) -> RunStatus:
+    """Return the state of an output; raises RunError if there is no run, or its records cannot be read."""
+    spec = read_json(path / "run.json")
+    if spec is None:
+        raise RunError(f"{path}: no run here (run.json is missing)")
+    manifest = read_json(path / "manifest.json")
+    encoded = next(filter(None, (read_json(path / folder / "done.json") for folder in INPUTS)), None)
+    if manifest is None:
+        return _unfinished(path, spec, encoded)
+    try:
+        return RunStatus(
+            directory=str(path),
+            state="finished, with an unfinished increment" if encoded and spec.get("incremental") else "finished",
+            spec=spec,
+            rows=manifest["rows"],
+            statuses=manifest["statuses"],
+            parts=len(manifest["parts"]),
+            bytes=sum(part["bytes"] for part in manifest["parts"]),
+            finished_at=manifest["finished_at"],
+            seconds=manifest["seconds"],
+            inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
+            increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
+        )
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path / 'manifest.json'}: not a manifest ({error})") from error
+
+
+def _unfinished(path: AnyPath, spec: dict[str, Any], encoded: dict[str, Any] | None) -> RunStatus:
+    parts = [part for folder in KINDS for part in parts_in(path / folder)]
+    rows = partitions = None
+    if encoded is not None and "inputs" in encoded:
+        counts = [rows for each in encoded["inputs"] for rows in each["rows"]]
+        rows, partitions = sum(counts), len(counts)
+    elif encoded is not None:
+        rows, partitions = encoded["rows"], encoded["partitions"]
+    size = sum(part.stat().st_size for part in parts)
+    return RunStatus(str(path), "unfinished", spec, None, {}, len(parts), size, rows, partitions)

@@ -1,0 +1,60 @@
+"""Lines on stderr as JSON documents."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.command_line import junctor_cli
+from helpers.files import ASIA
+from junctor.cli.lines import LineFormatter, set_log_format
+
+
+@pytest.fixture(autouse=True)
+def as_text() -> Iterator[None]:
+    yield
+    set_log_format("text")
+
+
+def documents(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def run(folder: Path, *args: str) -> tuple[int, list[dict[str, object]]]:
+    (folder / "rows.csv").write_text("smoke,xray\nyes,no\n,yes\n")
+    given = (ASIA, str(folder / "rows.csv"), "-o", str(folder / "out"), "--no-prefect", "--log-format", "json")
+    result = junctor_cli("run", *given, *args)
+    return result.exit_code, documents(result.stderr)
+
+
+def test_stages_are_documents(tmp_path: Path) -> None:
+    code, lines = run(tmp_path)
+    assert code == 0
+    stages = [line for line in lines if line["event"] == "stage"]
+    assert [line["stage"] for line in stages][:2] == ["reading the network", "reading the evidence"]
+    propagating = next(line for line in stages if line["stage"] == "propagating")
+    assert (propagating["rows"], propagating["done"], propagating["level"]) == (2, 0, "info")
+    assert all(line["time"] for line in lines)
+
+
+def test_errors_are_documents(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, "--targets", "lungs", "--quiet")
+    assert code == 3
+    assert len(lines) == 1
+    assert (lines[0]["event"], lines[0]["level"], lines[0]["exit_code"]) == ("error", "error", 3)
+    assert "did you mean 'lung'" in str(lines[0]["message"])
+
+
+def test_records_of_the_log_are_documents() -> None:
+    record = logging.LogRecord("junctor", logging.WARNING, "", 0, "%d of %d", (1, 2), None)
+    formatter = LineFormatter("%(levelname)s: %(message)s")
+    assert formatter.format(record) == "WARNING: 1 of 2"
+    set_log_format("json")
+    assert json.loads(formatter.format(record))["message"] == "1 of 2"
+
+
+def test_an_unknown_format_is_refused() -> None:
+    assert junctor_cli("run", ASIA, "rows.csv", "-o", "out", "--log-format", "xml").exit_code == 2

@@ -1,0 +1,153 @@
+"""SIGTERM in every mode and stage: a message, a code, no children, and a directory to go on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import junctor
+import psutil
+import pyarrow as pa
+import pytest
+from helpers.signals import COMMAND, children_of, dask_cluster, lines_until
+from junctor.generate import evidence_batches, random_network
+from pyarrow import csv, parquet
+
+# What service managers are promised; the machine of the tests has other work as well.
+SECONDS = 10.0
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network, and rows of evidence that take a while to read and longer to answer."""
+    folder = tmp_path_factory.mktemp("inputs")
+    network = random_network(25, seed=5)
+    junctor.write_network(network, folder / "net.bif")
+    first = next(evidence_batches(network, 65_000, observed=0.3, pattern="random"))
+    table = pa.Table.from_batches([first])
+    csv.write_csv(pa.concat_tables([table] * 2), folder / "many.csv")
+    parquet.write_table(table.slice(0, ROWS), folder / "some.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    """A Dask scheduler with two workers, in processes of their own."""
+    with dask_cluster() as (_, address):
+        yield address
+
+
+def end(process: subprocess.Popen[str], said: str, group: bool = False) -> str:
+    """Send SIGTERM; check code, message, seconds and children; return what was said."""
+    children = children_of(process)
+    started = time.monotonic()
+    if group:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    said += process.stderr.read()
+    assert process.wait(60) == 143, said
+    assert time.monotonic() - started < SECONDS
+    assert "Traceback" not in said
+    assert said.endswith("run the same command again to go on\n"), said
+    assert "error: terminated" in said
+    _, alive = psutil.wait_procs(children, 5)
+    assert not alive
+    return said
+
+
+def goes_on(command: list[str], out: Path) -> None:
+    again = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert again.returncode == 0, again.stderr
+    assert (out / "manifest.json").exists()
+    assert not list(out.rglob("*.tmp"))
+
+
+MODES = {"here": ["--workers", "0"], "workers": ["--workers", "2"], "group": ["--workers", "2"]}
+
+
+@pytest.mark.parametrize("mode", [*MODES, "scheduler"])
+def test_sigterm_while_rows_are_answered(
+    inputs: Path, tmp_path: Path, mode: str, request: pytest.FixtureRequest
+) -> None:
+    options = MODES.get(mode) or ["--scheduler", request.getfixturevalue("scheduler")]
+    out = tmp_path / "out"
+    command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--no-prefect"]
+    command += ["--partition-rows", "500", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        said = lines_until(process, "propagating")
+        while not list(out.glob("posteriors/part-*.parquet")) and process.poll() is None:
+            time.sleep(0.02)
+        end(process, said, mode == "group")
+    assert not (out / "manifest.json").exists()
+    done = len(list(out.glob("posteriors/part-*.parquet")))
+    assert 0 < done < ROWS // 500
+    goes_on(command, out)
+
+
+@pytest.mark.parametrize("stage", ["reading the network", "reading the evidence", "planning", "writing CSV"])
+def test_sigterm_in_other_stages(inputs: Path, tmp_path: Path, stage: str) -> None:
+    out = tmp_path / "out"
+    command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "many.csv"), "-o", str(out), "--no-prefect"]
+    command += ["--targets", "*1", "--csv", "--workers", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        end(process, lines_until(process, stage))
+    assert not (out / "posteriors.csv").exists()
+    goes_on(command, out)
+
+
+def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
+    command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(tmp_path / "out")]
+    command += ["--no-prefect", "--workers", "0"]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        said = lines_until(process, "compiling")
+        time.sleep(1.0)
+        end(process, said)
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize(("stage", "everyone"), [("", False), ("propagating", False), ("propagating", True)])
+def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str, everyone: bool) -> None:
+    out = tmp_path / "out"
+    command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--prefect"]
+    command += ["--partition-rows", "500", "--workers", "0"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        if stage:
+            said = lines_until(process, stage)
+        else:
+            said = ""
+            while not children_of(process) and process.poll() is None:
+                time.sleep(0.02)
+        if everyone:
+            # As systemd does: the server is told, too.
+            for child in children_of(process):
+                child.send_signal(signal.SIGTERM)
+        assert "before all was cleared away" not in end(process, said)
+    goes_on([*command, "--no-prefect"], out)
+
+
+def test_what_cannot_be_interrupted_is_ended(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys, time\n"
+        "from junctor.cli import signals\n"
+        "signals.GRACE_SECONDS = 0.5\n"
+        "signals.end_on_sigterm()\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "print('here', file=sys.stderr, flush=True)\n"
+        "while True:\n"
+        "    try:\n"
+        "        time.sleep(60)\n"
+        "    except BaseException:\n"
+        "        pass\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as process:
+        end(process, lines_until(process, "here"))

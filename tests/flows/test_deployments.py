@@ -1,0 +1,296 @@
+"""Deployments on real Prefect servers: schedules, overlaps, retries, limits of time, cancellation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.files import ASIA, ROOT
+from helpers.prefect_servers import BIN, PrefectServer
+from pyarrow import parquet
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
+UV = shutil.which("uv")
+POSTGRES = Path("/usr/local/bin/postgres")
+
+
+def write_rows(path: Path, rows: int) -> None:
+    path.write_text("smoke,xray\n" + "yes,no\n" * rows)
+
+
+def deployed(server: PrefectServer, folder: Path, *args: str, program: Path = BIN / "junctor") -> None:
+    done = server.junctor("deploy", *args, cwd=folder, program=program)
+    assert done.returncode == 0, done.stderr
+    assert "deployed junctor-score-batch/" in done.stdout
+
+
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/part-*.parquet"))
+
+
+def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "junctor") -> None:
+    """Three runs on schedule, each on new data."""
+    evidence = folder / "patients.csv"
+    write_rows(evidence, 1)
+    options = ("-o", "answers", "--overwrite", "--memory", "1GiB", "--cron", "0 5 * * *", "--timezone", "Europe/Berlin")
+    deployed(server, folder, ASIA, "patients.csv", *options, "--name", "nightly", program=program)
+    schedule = server.deployment("nightly")["schedules"][0]["schedule"]
+    assert schedule["cron"] == "0 5 * * *"
+    assert schedule["timezone"] == "Europe/Berlin"
+    server.every("nightly", 4.0)
+    with server.serve(folder, "nightly", program=program):
+        for night in (1, 2, 3):
+            said = f"{night} rows in"
+            # Runs may be faster than nights: one in between finds everything done.
+            found = server.until(
+                lambda said=said: [
+                    run for run in server.runs("nightly", "COMPLETED") if run["state"]["message"].startswith(said)
+                ],
+                120,
+            )
+            assert parquet.read_table(folder / "answers" / "posteriors").num_rows == night
+            write_rows(evidence, night + 1)
+    run = found[0]
+    assert run["name"].startswith("patients.csv on asia.bif, 20")
+    assert run["parameters"]["evidence"] == str(evidence)
+    assert run["parameters"]["memory"] == "1GiB"
+    assert "propagating: patients.csv on asia.bif" in [task["name"] for task in server.tasks(run["id"])]
+    assert {task["state"]["type"] for task in server.tasks(run["id"])} == {"COMPLETED"}
+    assert "propagating 3 rows: patients.csv on asia.bif" in server.lines(run["id"])
+    artifacts = server.artifacts(run["id"])
+    assert artifacts["nightly-progress"] == 100.0
+    assert "| ok | 3 |" in artifacts["nightly-summary"]
+    server.delete("nightly")
+
+
+def test_schedules_make_runs(server: PrefectServer, tmp_path: Path) -> None:
+    three_nights(server, tmp_path)
+    # SQLAlchemy 2.1 let every pass of the scheduler fail, and only the server's log said so.
+    assert "InvalidRequestError" not in (server.home / "server.log").read_text()
+
+
+@pytest.mark.slow
+def test_an_overlapping_run_is_skipped_or_waits(server: PrefectServer, tmp_path: Path, long: list[str]) -> None:
+    deployed(server, tmp_path, *long, "-o", "skipped", "--name", "skips")
+    deployed(server, tmp_path, *long, "-o", "queued", "--name", "queues", "--on-overlap", "queue")
+    with server.serve(tmp_path, "skips"):
+        first = server.begin("skips")
+        server.until(lambda: parts(tmp_path / "skipped"))
+        second = server.ended(server.begin("skips"))
+        assert second["state"]["type"] == "CANCELLED"
+        assert "concurrency limit" in second["state"]["message"]
+        assert server.ended(first)["state"]["type"] == "COMPLETED"
+        server.delete("skips")
+    with server.serve(tmp_path, "queues"):
+        first = server.begin("queues")
+        server.until(lambda: parts(tmp_path / "queued"))
+        second = server.begin("queues")
+        server.until(lambda: server.run(second)["state"]["name"] == "AwaitingConcurrencySlot")
+        # Cancelled while it runs: what is done stays, and the next run goes on.
+        server.ask(f"/flow_runs/{first}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
+        assert server.ended(first)["state"]["type"] == "CANCELLED"
+        kept = parts(tmp_path / "queued")
+        assert kept
+        assert not (tmp_path / "queued" / "manifest.json").exists()
+        assert server.ended(second)["state"]["type"] == "COMPLETED"
+    assert json.loads((tmp_path / "queued" / "manifest.json").read_text())["reused_parts"] >= len(kept)
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_tried_again(server: PrefectServer, tmp_path: Path) -> None:
+    options = ("-o", "answers", "--retries", "2", "--retry-delay", "3s", "--name", "late")
+    deployed(server, tmp_path, ASIA, "late.csv", *options)
+    with server.serve(tmp_path, "late"):
+        id = server.begin("late")
+        server.until(lambda: server.run(id)["state"]["name"] == "AwaitingRetry")
+        write_rows(tmp_path / "late.csv", 5)
+        run = server.ended(id)
+        assert run["state"]["message"].startswith("5 rows")
+        assert run["run_count"] == 2
+        lines = server.lines(id)
+        assert any("late.csv" in line and "no such file" in line.lower() for line in lines), lines
+        assert not any("Traceback" in line for line in lines)
+        # Without the file both further attempts fail as well.
+        (tmp_path / "late.csv").unlink()
+        failed = server.ended(server.begin("late"))
+    assert failed["state"]["type"] == "FAILED"
+    assert failed["run_count"] == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_takes_too_long_is_ended(server: PrefectServer, tmp_path: Path, long: list[str]) -> None:
+    deployed(server, tmp_path, *long, "-o", "answers", "--timeout", "4s", "--name", "slow")
+    with server.serve(tmp_path, "slow"):
+        run = server.ended(server.begin("slow"))
+    assert run["state"]["name"] == "TimedOut"
+    assert "longer than 4s" in run["state"]["message"]
+    assert not (tmp_path / "answers" / "manifest.json").exists()
+
+
+def test_parameters_are_checked_by_the_server(server: PrefectServer, tmp_path: Path) -> None:
+    write_rows(tmp_path / "patients.csv", 1)
+    deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "checked")
+    form = server.deployment("checked")["parameter_openapi_schema"]["properties"]
+    assert form["query"]["enum"] == ["posteriors", "mpe"]
+    assert form["network"]["description"].startswith("Network: BIF")
+    with pytest.raises(AssertionError, match="'nonsense' is not one of"):
+        server.begin("checked", query="nonsense")
+    # The same name again is an update.
+    deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "checked", "--query", "mpe", "--paused")
+    again = server.deployment("checked")
+    assert again["parameters"]["query"] == "mpe"
+    assert again["paused"]
+    assert again["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--cron", "at five"], 3, ["'at five'"]),
+        (["--cron", "0 5 * * *", "--timezone", "Berlin"], 3, ["Berlin"]),
+        (["--memory", "much"], 2, ["'much'"]),
+        (["--timeout", "long"], 2, ["'long'"]),
+        (["--samples", "1000"], 2, ["--method", "sampling"]),
+        (["--work-pool", "nobodys"], 6, ["'nobodys'", "prefect work-pool create"]),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_at_once(
+    server: PrefectServer, tmp_path: Path, args: list[str], code: int, words: list[str]
+) -> None:
+    done = server.junctor("deploy", ASIA, "patients.csv", "-o", "answers", "--name", "refused", *args, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert all(word in done.stderr for word in words)
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_names_what_there_is(server: PrefectServer, tmp_path: Path) -> None:
+    done = server.junctor("serve", "unknown", cwd=tmp_path)
+    assert done.returncode == 6
+    assert "no deployment 'unknown'" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_work_pool_and_prefect_yaml(server: PrefectServer, tmp_path: Path) -> None:
+    prefect = [str(BIN / "prefect"), "--no-prompt"]
+    create = [*prefect, "work-pool", "create", "junctor", "--type", "process"]
+    subprocess.run(create, env=server.environment, check=True, capture_output=True, timeout=100)
+    write_rows(tmp_path / "patients.csv", 2)
+    deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "pooled", "--work-pool", "junctor")
+    # The file as it is shipped, in a folder that knows nothing of the source.
+    shutil.copyfile(ROOT / "docs" / "scheduling" / "prefect.yaml", tmp_path / "prefect.yaml")
+    deploy = subprocess.run(
+        [*prefect, "deploy", "--all"], env=server.environment, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert deploy.returncode == 0, deploy.stdout + deploy.stderr
+    worker = (*prefect, "worker", "start", "--pool", "junctor")
+    with server.process_of(*worker, cwd=tmp_path):
+        given = {"network": ASIA, "evidence": str(tmp_path / "patients.csv"), "output": str(tmp_path / "yaml")}
+        ids = [server.begin("pooled"), server.begin("asia-nightly", **given)]
+        for id in ids:
+            run = server.ended(id)
+            assert run["state"]["message"].startswith("2 rows"), run["state"]
+    assert parquet.read_table(tmp_path / "answers" / "posteriors").num_rows == 2
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[Any]]]:
+    """Address of a local web server, and what it was sent."""
+    bodies: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/alert", bodies
+        http.shutdown()
+
+
+@pytest.mark.slow
+def test_the_webhook_of_the_page_is_called_when_a_run_fails(
+    server: PrefectServer, tmp_path: Path, received: tuple[str, list[Any]]
+) -> None:
+    url, bodies = received
+    text = (ROOT / "docs" / "scheduling.md").read_text()
+    code = text.partition("<!-- webhook -->")[2].partition("```python\n")[2].partition("```")[0]
+    code = code.replace("https://alerts.example.org/junctor", url)
+    subprocess.run([sys.executable, "-c", code], env=server.environment, check=True, timeout=100, cwd=tmp_path)
+    deployed(server, tmp_path, ASIA, "nothing.csv", "-o", "answers", "--name", "fails")
+    with server.serve(tmp_path, "fails"):
+        assert server.ended(server.begin("fails"))["state"]["type"] == "FAILED"
+        server.until(lambda: bodies, 60)
+    assert "nothing.csv" in bodies[0]["message"]
+    assert bodies[0]["run"].startswith("nothing.csv on asia.bif")
+
+
+@pytest.fixture
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`junctor` of a wheel, in an environment whose other packages are those of the tests."""
+    if UV is None:
+        pytest.skip("uv builds the wheel, and is not here")
+    folder = tmp_path_factory.mktemp("installed")
+    build = [UV, "build", "--wheel", "-q", "-o", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, timeout=200)
+    subprocess.run([UV, "venv", "-q", "--python", sys.executable, str(folder / "venv")], check=True, timeout=100)
+    python = folder / "venv" / "bin" / "python"
+    install = [UV, "pip", "install", "-q", "--no-deps", "--python", str(python), *map(str, folder.glob("*.whl"))]
+    subprocess.run(install, check=True, timeout=100)
+    # Their folder, without what its own .pth files add: the source of Junctor.
+    here = next(path for path in sys.path if path.endswith("site-packages"))
+    there = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    (there / "others.pth").write_text(here + "\n")
+    where = subprocess.run(
+        [str(python), "-c", "import junctor_flows; print(junctor_flows.__file__)"],
+        check=True, capture_output=True, text=True, cwd=folder, timeout=60,
+    )  # fmt: skip
+    assert where.stdout.startswith(str(folder))
+    return folder / "venv" / "bin" / "junctor"
+
+
+@pytest.mark.slow
+def test_schedules_of_an_installed_wheel(server: PrefectServer, tmp_path: Path, installed: Path) -> None:
+    three_nights(server, tmp_path, installed)
+
+
+@pytest.mark.slow
+def test_schedules_on_postgresql(tmp_path: Path) -> None:
+    if not POSTGRES.exists():
+        pytest.skip(f"no PostgreSQL at {POSTGRES}")
+    # PostgreSQL refuses to run as root.
+    user = "nobody" if os.getuid() == 0 else None
+    data = Path("/tmp") / f"junctor-postgres-{os.getpid()}"
+    data.mkdir()
+    if user is not None:
+        shutil.chown(data, user)
+    server = PrefectServer(tmp_path / "prefect")
+    port = server.port + 1 if server.port < 65_000 else server.port - 1
+    try:
+        initdb = [str(POSTGRES.parent / "initdb"), "-D", str(data / "db"), "-U", "junctor", "--auth=trust"]
+        subprocess.run(initdb, check=True, user=user, capture_output=True, timeout=100, cwd=data)
+        start = [str(POSTGRES), "-D", str(data / "db"), "-p", str(port), "-k", str(data), "-h", "127.0.0.1"]
+        with subprocess.Popen(start, user=user, cwd=data, stderr=subprocess.DEVNULL) as postgres:
+            url = f"postgresql+asyncpg://junctor@127.0.0.1:{port}/postgres"
+            server.environment["PREFECT_API_DATABASE_CONNECTION_URL"] = url
+            try:
+                server.start()
+                three_nights(server, tmp_path)
+                server.kill()
+            finally:
+                postgres.terminate()
+    finally:
+        shutil.rmtree(data, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""Commands that are sent signals."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+
+COMMAND = [sys.executable, "-c", "from junctor.cli import main; main()"]
+
+
+def hear_ctrl_c() -> None:
+    """For `preexec_fn`: let a child hear SIGINT also where a shell started the tests in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Context manager: the same for this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def lines_until(process: subprocess.Popen[str], word: str) -> str:
+    """Return what the process says on stderr up to the line with `word`, or up to its end."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if word in line:
+            break
+    return said
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return all processes that it started."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Context manager: the process of a Dask scheduler, whose two workers are its children, and its address."""
+    script = (
+        "import sys\nfrom distributed import LocalCluster\n"
+        "if __name__ == '__main__':\n"
+        "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)\n"
+        "    print(cluster.scheduler_address, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, stderr=-3, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the Dask workers that it started; not the tracker of multiprocessing, nor a server."""
+    workers = []
+    for child in children_of(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "spawn_main" in " ".join(child.cmdline()):
+                workers.append(child)
+    return workers

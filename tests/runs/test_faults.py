@@ -1,0 +1,102 @@
+"""Runs whose workers are killed, whose directory is removed, or whose disk is full."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import junctor
+import pytest
+from helpers.files import ASIA
+from helpers.signals import COMMAND, workers_of
+from junctor.generate import evidence_table, random_network, sample
+from pyarrow import parquet
+
+# Some seconds on one core.
+ROWS, PART = 40_000, 1_000
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    network = random_network(25, seed=5)
+    junctor.write_network(network, folder / "net.bif")
+    table = evidence_table(network, sample(network, ROWS), observed=0.3, pattern="missing", missing=0.01)
+    parquet.write_table(table, folder / "evidence.parquet")
+    return folder
+
+
+def command(inputs: Path, out: Path, *more: str) -> list[str]:
+    words = ["run", str(inputs / "net.bif"), str(inputs / "evidence.parquet"), "-o", str(out), "--case-id", "case_id"]
+    return [*COMMAND, *words, "--no-prefect", "--partition-rows", str(PART), *more]
+
+
+def test_a_killed_worker_leaves_no_unfinished_file(inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed = 0
+    with subprocess.Popen(command(inputs, out, "--workers", "2"), stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and killed < 2:
+            time.sleep(0.001)
+            unfinished = next(iter(out.glob("posteriors/.*.tmp")), None)
+            workers = workers_of(process)
+            if unfinished is not None and workers:
+                workers[killed % len(workers)].send_signal(signal.SIGKILL)
+                killed += 1
+                time.sleep(1.0)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert killed == 2
+    assert (out / "manifest.json").exists()
+    assert not list(out.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("when", "workers"),
+    [("evidence/part-*", "0"), ("network.parquet", "0"), ("posteriors/part-*", "0"), ("posteriors/part-*", "2")],
+)
+def test_a_directory_that_is_removed(inputs: Path, tmp_path: Path, when: str, workers: str) -> None:
+    out = tmp_path / "out"
+    words = command(inputs, out, "--workers", workers)
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not list(out.glob(when)):
+            time.sleep(0.005)
+        while out.exists():
+            # A file that was written meanwhile keeps the folder.
+            shutil.rmtree(out, ignore_errors=True)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 6, said
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("error: ")
+    again = subprocess.run(words, stderr=subprocess.PIPE, text=True)
+    assert again.returncode == 0, again.stderr
+
+
+def can_mount() -> bool:
+    done = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True)
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or not can_mount(), reason="needs a file system of its own")
+@pytest.mark.parametrize("kib", [4, 24, 96])
+def test_a_full_disk_at_every_stage(tmp_path: Path, kib: int) -> None:
+    (tmp_path / "evidence.csv").write_text("smoke,xray\n" + "yes,no\n,yes\nno,\nno,no\n" * 500)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = f"run {ASIA} {tmp_path}/evidence.csv -o {disk}/out --no-prefect --partition-rows 100 --csv -q"
+    quoted = f"{COMMAND[0]} -c '{COMMAND[2]}'"
+    script = (
+        f"mount -t tmpfs -o size={kib}k none {disk} && {{ {quoted} {run}; echo $? > {tmp_path}/full; }};"
+        f"mount -o remount,size=64m {disk} && {quoted} {run} && {quoted} verify {disk}/out && "
+        f"find {disk} -name '*.tmp' > {tmp_path}/unfinished"
+    )
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "full").read_text() == "6\n", done.stderr
+    assert "no space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "unfinished").read_text() == ""

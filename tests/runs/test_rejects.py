@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers.files import ASIA
+from junctor.model.errors import InputError
+from junctor.model.options import Layout, OutputFormat
+from junctor.runs import rejects
+from junctor.runs.run import run
+from junctor.runs.workload import Job
+from junctor.runtime.dask_cluster import Resources
+from pyarrow import csv, parquet
+
+HERE = Resources(workers=0)
+ROWS = 50
+BAD = [3, 4, 20, 49]
+
+
+def make_job(folder: Path, bad: list[int], **changes: object) -> Job:
+    cells = ["maybe" if row in bad else "yes" for row in range(ROWS)]
+    notes = [{"n": row} for row in range(ROWS)]
+    ids = [f"c{row}" for row in range(ROWS)]
+    parquet.write_table(
+        pa.table({"case_id": ids, "xray": cells, "row": ids, "note": notes}), folder / "evidence.parquet"
+    )
+    asked = {"partition_rows": 10, "keep": ("row", "note"), **changes}
+    return Job(ASIA, str(folder / "evidence.parquet"), str(folder / "out"), **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+@pytest.mark.parametrize("layout", ["lists", "columns"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_rows_that_are_not_ok(
+    tmp_path: Path, ending: str, layout: Layout, output_format: OutputFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejects, "BATCH_ROWS", 3)
+    file = tmp_path / f"bad.{ending}"
+    run(make_job(tmp_path, BAD, rejects=str(file), layout=layout, output_format=output_format), HERE)
+    found = csv.read_csv(file) if ending == "csv" else parquet.read_table(file)
+    # The evidence has a column `row` of its own.
+    assert found.column_names == ["row_", "case_id", "row", "note", "status", "reason"]
+    assert found["row_"].to_pylist() == [row + 1 for row in BAD]
+    assert found["case_id"].to_pylist() == found["row"].to_pylist() == [f"c{row}" for row in BAD]
+    assert found["status"].to_pylist() == ["invalid"] * len(BAD)
+    assert all("unknown state 'maybe'" in reason for reason in found["reason"].to_pylist())
+    assert found["note"][0].as_py() == ('{"n": 3}' if ending == "csv" else {"n": 3})
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_without_any_there_are_columns(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"bad.{ending}"
+    run(make_job(tmp_path, [], rejects=str(file)), HERE)
+    found = csv.read_csv(file) if ending == "csv" else parquet.read_table(file)
+    assert found.num_rows == 0
+    assert found.column_names == ["row_", "case_id", "row", "note", "status", "reason"]
+
+
+def test_another_ending_is_refused_before_work(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\.csv or \.parquet"):
+        run(make_job(tmp_path, BAD, rejects="bad.xlsx"), HERE)
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+def test_sequences_too(tmp_path: Path) -> None:
+    from junctor.hmm.run import SequenceJob
+    from junctor.model.errors import ThresholdError
+
+    (tmp_path / "model.json").write_text(
+        '{"start": [0.5, 0.5], "transition": [[0.9, 0.1], [0.1, 0.9]], "emission": [[0.9, 0.1], [0.2, 0.8]]}'
+    )
+    parquet.write_table(pa.table({"sequence": [[0, 1], [5], [1, 1, 0]]}), tmp_path / "words.parquet")
+    job = SequenceJob(
+        str(tmp_path / "model.json"),
+        str(tmp_path / "words.parquet"),
+        str(tmp_path / "out"),
+        rejects=str(tmp_path / "bad.parquet"),
+        fail_if=("invalid > 0",),
+        report=True,
+    )
+    with pytest.raises(ThresholdError, match="row 2"):
+        run(job, HERE)
+    assert parquet.read_table(tmp_path / "bad.parquet")["row"].to_pylist() == [2]
+    assert "Half of the rows have log_probability" in job.directory.report.read_text()
+    with pytest.raises(InputError, match="no column"):
+        run(SequenceJob(job.model, job.sequences, job.output, fail_if=("drift(x) > 0.1",)), HERE)

@@ -1,0 +1,133 @@
+"""Objects on an S3 server, behind a proxy that fails: what is there is whole, and what cannot be is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from helpers.stores import Bucket
+from junctor.runtime import remote
+from junctor.runtime.remote import RemotePath, location
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.01,) * 8)
+
+
+def at(bucket: Bucket, key: str) -> RemotePath:
+    path = location(bucket.url(key))
+    assert isinstance(path, RemotePath)
+    return path
+
+
+def test_objects_are_written_read_listed_and_removed(bucket: Bucket) -> None:
+    path = at(bucket, "out/a%20b/x.bin")
+    path.write_bytes(b"hello")
+    assert bucket.objects() == {"out/a b/x.bin": b"hello"}
+    assert path.read_bytes() == b"hello"
+    assert path.stat().st_size == 5
+    assert path.stat().st_mtime > 1e9
+    assert [str(each) for each in at(bucket, "").rglob("*.bin")] == [f"s3://{bucket.name}/out/a b/x.bin"]
+    first = path.etag()
+    path.write_bytes(b"other")
+    assert first
+    assert path.etag() != first
+    path.unlink()
+    assert not path.exists()
+    assert bucket.names() == []
+
+
+def test_the_environment_names_the_endpoint(bucket: Bucket) -> None:
+    path = location(f"s3://{bucket.name}/x")
+    assert isinstance(path, RemotePath)
+    path.write_bytes(b"1")
+    assert bucket.objects() == {"x": b"1"}
+
+
+@pytest.mark.parametrize("fault", ["drop", "lose", "cut", "500", "503"])
+def test_objects_are_whole_whatever_fails(bucket: Bucket, fault: str, tmp_path: Path) -> None:
+    bucket.proxy.faults, bucket.proxy.share = (fault,), 0.3
+    # Of several parts: uploads of which one fails.
+    large, small = os.urandom(21 << 20), os.urandom(1000)
+    (tmp_path / "large").write_bytes(large)
+    at(bucket, "large").put(tmp_path / "large")
+    for i in range(5):
+        at(bucket, f"small/{i}").write_bytes(small)
+    assert at(bucket, "large").read_bytes() == large
+    with at(bucket, "large").open() as file:
+        assert file.read() == large
+    assert [each.name for each in at(bucket, "small").glob("*")] == list("01234")
+    at(bucket, "small/0").unlink(missing_ok=True)
+    assert bucket.proxy.seen[fault] > 0
+    assert bucket.objects() == {"large": large, **{f"small/{i}": small for i in range(1, 5)}}
+
+
+def test_an_upload_that_never_succeeds_leaves_nothing(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    at(bucket, "x").write_bytes(b"old")
+    bucket.proxy.denies = lambda method, path: "partNumber=2" in path
+    (tmp_path / "large").write_bytes(os.urandom(21 << 20))
+    with pytest.raises(PermissionError, match="access denied"):
+        at(bucket, "x").put(tmp_path / "large")
+    bucket.proxy.denies = lambda method, path: False
+    bucket.proxy.faults, bucket.proxy.share = ("503",), 1.0
+    with pytest.raises(OSError, match="no success in 2 tries") as caught:
+        at(bucket, "x").put(tmp_path / "large")
+    assert f"s3://{bucket.name}/x" in str(caught.value)
+    assert bucket.objects() == {"x": b"old"}
+
+
+@pytest.mark.parametrize("moment", ["POST", "partNumber=2"])
+def test_an_upload_that_is_interrupted_is_whole_or_nothing(bucket: Bucket, tmp_path: Path, moment: str) -> None:
+    at(bucket, "x").write_bytes(b"old")
+    large = os.urandom(21 << 20)
+    (tmp_path / "large").write_bytes(large)
+    awaited = [moment]
+
+    def interrupt(method: str, path: str) -> None:
+        if awaited and awaited[0] in f"{method} {path}":
+            awaited.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    bucket.proxy.watch = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        at(bucket, "x").put(tmp_path / "large")
+    assert bucket.get("x") in (b"old", large)
+    # What was begun ends by itself, and a stream that is dropped must not become an object.
+    for thread in threading.enumerate():
+        if thread.name == "junctor-put":
+            thread.join()
+    assert bucket.get("x") == large
+
+
+def test_nobody_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    with pytest.raises(OSError, match="no success in 2 tries") as caught:
+        location("s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1").exists()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_store_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> None:
+    monkeypatch.setattr(remote, "LONGEST", 0.0)
+    monkeypatch.setitem(remote._OPTIONS, "s3", {"request_timeout": 1.0})
+    bucket.proxy.faults, bucket.proxy.share = ("hang",), 1.0
+    with pytest.raises(OSError, match=r"no success in 1 tries and \d+ s \(AWS Error NETWORK_CONNECTION"):
+        at(bucket, "x").read_bytes()
+
+
+def test_no_bucket_and_no_permission_are_told(bucket: Bucket) -> None:
+    nowhere = location(bucket.url("x").replace(bucket.name, "no-such-bucket"))
+    assert not nowhere.exists()
+    with pytest.raises(OSError, match="no such bucket"):
+        nowhere.write_bytes(b"x")
+    bucket.put("there", b"1")
+    bucket.proxy.denies = lambda method, path: True
+    for work in (at(bucket, "there").read_bytes, at(bucket, "there").exists, lambda: at(bucket, "y").write_bytes(b"")):
+        with pytest.raises(PermissionError, match="access denied"):
+            work()
