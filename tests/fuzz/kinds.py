@@ -170,7 +170,6 @@ def _make_run(folder: Path, unfinished: bool) -> None:
 def _go_on(folder: Path) -> None:
     # What a process keeps from partition to partition would hide what is damaged.
     for kept in (
-        partition.network_for,
         partition.tables_of,
         partition.writer_of,
         partition.engine_for,
@@ -178,6 +177,7 @@ def _go_on(folder: Path) -> None:
         hmm_run.engine_for,
     ):
         kept.cache_clear()
+    partition._network = None
     job = _job(folder) if (folder / "net.bif").exists() else _sequence_job(folder)
     run(job, HERE)
     read_manifest(job.directory)
