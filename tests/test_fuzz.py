@@ -40,5 +40,5 @@ def test_thousands_of_damaged_files(kind: str) -> None:
 def check(result: dict[str, Any]) -> None:
     kind = result["kind"]
     assert not result["failures"], f"python tests/fuzz {kind} --seed SEED --mutants 1 --keep FOLDER: {result}"
-    # Most damage is seen, unless a file is passed over.
-    assert result["refused"] > 0 or kind in ("measurements", "cache")
+    # Most damage is seen, unless a file is passed over, or made again as damaged parts of runs are.
+    assert result["refused"] > 0 or kind in ("measurements", "cache") or kind.startswith("run-")
