@@ -60,7 +60,8 @@ def test_commands_run(page: Path, scratch: Path) -> None:
 def test_python_runs(page: Path, scratch: Path) -> None:
     names: dict[str, object] = {}
     for text in snippets(page, "python"):
-        if not SERVERS.search(text) and ">>>" not in text:
+        # Some go on from a run of the page's reader.
+        if not SERVERS.search(text) and 'Path("out")' not in text and ">>>" not in text:
             exec(compile(text, page.name, "exec"), names)
 
 

@@ -195,7 +195,7 @@ def test_names_that_parquet_could_take_for_paths(tmp_path: Path) -> None:
 
 def test_a_folder_is_one_table(tmp_path: Path) -> None:
     first, second = {"smoke": ["yes", "no"], "case_id": [1, 2]}, {"case_id": [3], "smoke": pa.nulls(1)}
-    for name, columns in (("b/0.parquet", second), ("a.parquet", first), ("c.parquet", first), ("_x.parquet", {})):
+    for name, columns in (("b/0.parquet", second), ("a.parquet", first), ("c.parquet", first), ("_x.parquet", [])):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pq.write_table(as_arrow(columns), tmp_path / name)
     (tmp_path / "_SUCCESS").touch()
