@@ -51,6 +51,8 @@ _HOME = {
     "read_network": "junctor.formats",
     "write_network": "junctor.formats",
 }
+# Parts of the package that users import by name.
+_MODULES = ("generate", "hmm")
 
 
 def __getattr__(name: str) -> Any:
@@ -58,10 +60,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("junctor")
+    if name in _MODULES:
+        return import_module(f"junctor.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME.get(name, "junctor.model.errors")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})

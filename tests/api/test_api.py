@@ -138,3 +138,24 @@ def test_impossible_rows_say_which_findings_contradict_each_other(asia: junctor.
     assert table["status"].to_pylist() == ["impossible", "ok", "ok"]
     assert table["reason"].to_pylist() == ["impossible: lung = yes with either = no", None, None]
     assert junctor.most_probable(asia, evidence)["reason"].to_pylist() == table["reason"].to_pylist()
+
+
+def test_a_mapping_without_columns_has_no_number_of_rows(asia: junctor.Network) -> None:
+    with pytest.raises(JunctorError, match=r"found no columns, so no number of rows; \[\{\}\] is one row without"):
+        junctor.posteriors(asia, {})
+    assert junctor.posteriors(asia, [{}]).num_rows == 1
+    assert junctor.posteriors(asia, []).num_rows == 0
+
+
+def test_a_row_without_evidence_alone_and_among_others(asia: junctor.Network) -> None:
+    # Other routes add in another order: equal to rounding, as the numbers page says.
+    alone = junctor.posteriors(asia, [{}])["log_evidence"].to_pylist()[0]
+    others = junctor.posteriors(asia, [{}, {"smoke": "yes"}, {"xray": "no", "asia": "yes"}] * 100)["log_evidence"]
+    assert abs(alone) < 1e-14
+    assert max(map(abs, others.to_pylist()[::3])) < 1e-14
+
+
+def test_parts_of_the_package_need_no_import_of_their_own() -> None:
+    code = "import junctor; print(junctor.generate.random_network, junctor.hmm.viterbi)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert {"generate", "hmm"} <= set(dir(junctor))

@@ -392,3 +392,72 @@ def test_scores() -> None:
 def test_scores_that_are_refused(options: list[str], words: list[str]) -> None:
     fails(run(*options), 3, *words)
     assert not Path("out/run.json").exists()
+
+
+def test_all_rows_invalid_is_no_success() -> None:
+    Path("bad.csv").write_text("smoke\nmaybe\nperhaps\n")
+    result = junctor_cli("run", ASIA, "bad.csv", "-o", "out", "--no-prefect", "--json")
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["statuses"]["invalid"] == 2
+    assert result.stderr.strip().splitlines()[-1] == (
+        "error: all 2 rows are invalid: the column `reason` of the answers says why"
+    )
+    # No rows at all are no failure.
+    Path("none.csv").write_text("smoke\n")
+    assert junctor_cli("run", ASIA, "none.csv", "-o", "none", "--no-prefect").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--query", "map"], ["'map' is not one of 'posteriors'"]),
+        (["--targets", ""], ["found '', in which a name is empty"]),
+        (["--targets", "lung,"], ["found 'lung,', in which a name is empty"]),
+    ],
+)
+def test_usage_errors_speak_of_the_option(options: list[str], words: list[str]) -> None:
+    result = junctor_cli("run", ASIA, "evidence.csv", "-o", "out", *options)
+    assert result.exit_code == 2
+    text = " ".join(result.output.replace("│", " ").split())
+    assert all(word in text for word in words), text
+    assert "Value error" not in text
+    assert not Path("out").exists()
+
+
+def test_too_little_memory_names_what_was_allowed() -> None:
+    fails(run("--memory", "1kB"), 5, "allowed are 1,000 bytes,", "beside evidence and answers")
+
+
+def test_a_refused_run_leaves_no_folder() -> None:
+    Path("extra.csv").write_text("smoke,foo\nyes,no\n")
+    for evidence, options in (("extra.csv", []), ("evidence.csv", ["--targets", "lungs"]), ("nowhere.csv", [])):
+        command = ["run", ASIA, evidence, "-o", "out", "--no-prefect", *options]
+        assert junctor_cli(*command).exit_code == 3
+        assert not Path("out").exists()
+        # One that was there before stays.
+        Path("out").mkdir()
+        Path("out", "mine.txt").write_text("mine")
+        assert junctor_cli(*command).exit_code == 3
+        assert Path("out", "mine.txt").read_text() == "mine"
+        shutil.rmtree("out")
+
+
+def test_files_of_others_in_the_directory_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    Path("out").mkdir()
+    Path("out", "mine.txt").write_text("mine")
+    assert run().exit_code == 0
+    assert "has files of others (mine.txt): they stay" in caplog.text
+    caplog.clear()
+    assert run("--query", "mpe", "--overwrite").exit_code == 0
+    assert "files of others" not in caplog.text
+    assert Path("out", "mine.txt").exists()
+
+
+def test_an_extra_column_names_the_option() -> None:
+    Path("extra.csv").write_text("smoke,foo\nyes,no\n")
+    fails(junctor_cli("run", ASIA, "extra.csv", "-o", "out", "--no-prefect"), 3, "--ignore-extra", "ignore_extra=True")
+
+
+def test_cliques_that_are_not_there() -> None:
+    fails(junctor_cli("ask", "nosuch", "lung"), 3, "nosuch/cliques.json", "no calibrated cliques")
+    assert "Errno" not in junctor_cli("ask", "nosuch", "lung").stderr

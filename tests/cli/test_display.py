@@ -7,11 +7,13 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from helpers.files import ASIA
-from junctor.cli.display import LineProgress
+from junctor.cli.display import LineProgress, Rate, _bars, _clock, time_left
+from junctor_kernels.cpu.compilation import compilation
 
 
 class Clock:
@@ -116,3 +118,30 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:
         return b""
+
+
+def test_compilation_is_no_rate_of_a_bar() -> None:
+    # What the first parts compile counts for no row; that of Rich would see 500 rows in 110 seconds.
+    clock = Clock()
+    rate = Rate(clock, 0)
+    clock.now += 100
+    rate.advance(100)
+    assert time_left(900.0, rate.rows_a_second()) == "-:--:--"
+    clock.now += 10
+    rate.advance(400)
+    assert time_left(500.0, rate.rows_a_second()) == "0:00:12"
+    assert time_left(40.0 * 7300, 40.0) == "2:01:40"
+    with _bars() as bars:
+        task = bars.add_task("propagating", total=1000, rate=rate)
+        bars.advance(task, 500)
+        assert "0:00:12" in str(bars.columns[-1].render(bars.tasks[0]))
+
+
+def test_the_clock_of_rates_stands_still_while_something_compiles() -> None:
+    before = _clock()
+    compilation.begin()
+    try:
+        time.sleep(0.2)
+        assert _clock() - before < 0.1
+    finally:
+        compilation.end()

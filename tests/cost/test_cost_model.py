@@ -19,6 +19,7 @@ from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration import cliques as stored_tuning
 from junctor.calibration import harness
 from junctor.cli import app
+from junctor.cost import dataset
 from junctor.cost import model as cost_model
 from junctor.cost.dataset import (
     Measured,
@@ -363,3 +364,19 @@ def test_a_forecast_goes_by_the_names_of_counts() -> None:
         costs.seconds("stored-double", {"cliques": 1.0})
     with pytest.raises(KeyError):
         costs.seconds("cpu", work)
+
+
+def test_a_damaged_file_of_the_user_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Its metadata are whole, its numbers are not: forecasts of all runs would fail.
+    _, shipped = next(pair for pair in dataset.shipped_files() if not pair[0].is_gpu)
+    rows = dataset.read(shipped)[:50]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "junctor" / "measured"
+    folder.mkdir(parents=True)
+    for name, seconds in (("good", 1.0), ("bad", float("nan"))):
+        changed = [replace(row, seconds=seconds) for row in rows]
+        dataset.write(dataset.MeasuredDevice(name), "2026-01-01", changed, folder / f"{name}.parquet")
+    assert [device.name for device, _ in dataset.own_files()] == ["good"]
+    assert "bad.parquet: damaged (found numbers that cannot have been measured): run junctor tune again" in caplog.text

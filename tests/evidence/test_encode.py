@@ -275,7 +275,7 @@ def test_strict_names_file_row_and_column() -> None:
 
 @pytest.mark.parametrize(
     ("evidence", "rows"),
-    [([], 0), ({}, 0), ([{}, {}], 2), ({"smoke": []}, 0), ({"smoke": [None]}, 1), ({"case_id": [1, 2]}, 2)],
+    [([], 0), ([{}, {}], 2), ({"smoke": []}, 0), ({"smoke": [None]}, 1), ({"case_id": [1, 2]}, 2)],
 )
 def test_tables_with_little_in_them(evidence: Any, rows: int) -> None:
     encoded = encode(evidence)

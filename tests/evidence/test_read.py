@@ -7,9 +7,12 @@ import gzip
 import hashlib
 import io
 import re
+import subprocess
+import sys
+import threading
 import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
+from helpers.files import ASIA
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
@@ -191,7 +195,7 @@ def test_names_that_parquet_could_take_for_paths(tmp_path: Path) -> None:
 
 def test_a_folder_is_one_table(tmp_path: Path) -> None:
     first, second = {"smoke": ["yes", "no"], "case_id": [1, 2]}, {"case_id": [3], "smoke": pa.nulls(1)}
-    for name, columns in (("b/0.parquet", second), ("a.parquet", first), ("c.parquet", first), ("_x.parquet", {})):
+    for name, columns in (("b/0.parquet", second), ("a.parquet", first), ("c.parquet", first), ("_x.parquet", [])):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pq.write_table(as_arrow(columns), tmp_path / name)
     (tmp_path / "_SUCCESS").touch()
@@ -383,6 +387,74 @@ def test_blocks_and_threads_change_nothing(tmp_path: Path, text: str) -> None:
             patch.setattr(DelimitedTable, "_bytes_at_once", lambda self, size=size: size)
             for threads in (1, 3):
                 assert outcome(path, threads) == stream
+
+
+@pytest.mark.parametrize(("text", "rows"), [(b"smoke\nyes\n\xe9\n", None), (b'case_id,smoke\n5" pipe,yes\n', 1)])
+def test_no_thread_of_arrow_reads_through_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, rows: int | None
+) -> None:
+    # One that still does when the process ends aborts it.
+    readers = set()
+
+    class Watched(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            readers.add(threading.get_ident())
+            return super().read(size)
+
+    path = tmp_path / "t.csv"
+    path.write_bytes(text)
+    monkeypatch.setattr("junctor.evidence.delimited.open_bytes", lambda path: Watched(path.read_bytes()))
+    with suppress(EvidenceError) if rows is None else nullcontext():
+        assert sum(part.batch.rows for part in read(path, 100)) == rows
+    assert readers == {threading.get_ident()}
+
+
+REFUSED = {
+    "latin-1": b"smoke\n" + b"yes\n" * 3 + b"\xe9\n",
+    "ragged": b"case_id,smoke\n1,2,yes\n",
+    "open quote": b'case_id,smoke\n1,"yes\n',
+}
+# Each refused table is read by a process of its own, which then ends as Python does: a fork, since starting Python a
+# thousand times takes half an hour.
+LOOP = """
+import collections, os, sys
+from pathlib import Path
+from junctor.evidence.read import open_evidence
+from junctor.model.errors import EvidenceError
+from junctor.formats import read_network
+
+network = read_network(sys.argv[2])
+codes = collections.Counter()
+for i in range(int(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        try:
+            list(open_evidence(Path(sys.argv[3 + i % (len(sys.argv) - 3)]), network).partitions(1000))
+        except EvidenceError:
+            sys.exit(EvidenceError.exit_code)
+        sys.exit(0)
+    codes[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])] += 1
+print(dict(codes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rows", [1, 100_000])
+def test_refused_tables_never_abort_the_process(tmp_path: Path, rows: int) -> None:
+    paths = [tmp_path / f"{name}.csv" for name in REFUSED]
+    for path, data in zip(paths, REFUSED.values(), strict=True):
+        path.write_bytes(data + (b"yes\n" if path.stem == "latin-1" else b"1,yes\n") * rows)
+    command = [sys.executable, "-c", LOOP, "500", ASIA, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{3: 500}", done.stderr[-300:]
+    # The command line itself, and one process again and again.
+    for path in paths:
+        command = [str(Path(sys.executable).with_name("junctor")), "run", ASIA, str(path), "-o", str(tmp_path / "out")]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == EvidenceError.exit_code
+    for path in paths * 10:
+        with pytest.raises(EvidenceError):
+            read(path, 1000)
 
 
 def outcome(path: Path, threads: int) -> Any:

@@ -157,3 +157,13 @@ def test_the_files_of_the_competition(shared: Path) -> None:
         (part,) = source.partitions(10)
         assert cases(part) == [expected]
         assert not part.batch.invalid
+
+
+@pytest.mark.parametrize("name", ["t.evid", "t.evid.gz"])
+def test_files_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    # A small compressed file may hold a gigabyte of zeros.
+    monkeypatch.setattr("junctor.runtime.files.MAX_BYTES", 2**21)
+    text = b"0 " * 2**21
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(EvidenceError, match="the file holds more than the 2,097,152 bytes that are allowed"):
+        open_evidence(tmp_path / name, NETWORK)

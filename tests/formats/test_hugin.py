@@ -123,6 +123,7 @@ ERRORS = {
     "empty data": ("(0.25 0.75)", "", ":4:17: found no value of 'data', expected one after '='"),
     "expression": ("data", "model_data", ":4:11: table of 'a' is given by an expression (model_data), expected its"),
     "utility": ("node a", "utility a", "n.net:2:1: 'a' is a utility node, expected nothing but discrete chance nodes"),
+    "instance": ("node a", "instance a", "n.net:2:1: 'a' is an instance node, expected nothing but discrete"),
     "decision": ("node a", "discrete decision a", "n.net:2:1: 'a' is a discrete decision node, expected nothing but"),
     "continuous": ("node a", "continuous node a", "n.net:2:1: 'a' is a continuous node, expected nothing but"),
     "no states": ("states", "stats", ':2:6: node \'a\' has no states, expected an attribute: states = ("no" "yes");'),

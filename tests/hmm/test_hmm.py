@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.hmm_models import random_model, sparse_of
 from junctor.hmm import SparseMatrix, build_model, from_slices, read_model, write_model
@@ -179,3 +181,21 @@ def test_a_network_file_is_read_as_a_model(tmp_path: Path) -> None:
     for name in ("net.bif", "net.parquet"):
         write_network(network(RAIN), tmp_path / name)
         assert read_model(tmp_path / name).states == 2
+
+
+def test_model_files_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A small compressed file may hold a gigabyte of zeros.
+    path = tmp_path / "m.json.gz"
+    path.write_bytes(gzip.compress(b"[" + b"0," * 2**21 + b"0]"))
+    monkeypatch.setattr("junctor.formats.files.MAX_BYTES", 2**21)
+    with pytest.raises(ModelError, match=r"m.json.gz: .*more than the 2,097,152 bytes that are allowed"):
+        read_model(path)
+
+
+def test_model_files_of_repeated_numbers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {b"junctor.hmm": b'{"format_version": 1}'}
+    rows = pa.table({"start": [1.0], "transition": [[1.0] * 2**20]}, metadata=facts)
+    pq.write_table(rows, tmp_path / "m.parquet")
+    monkeypatch.setattr("junctor.hmm.formats.MAX_BYTES", 0)
+    with pytest.raises(ModelError, match=r"m.parquet: the file's .* bytes would become"):
+        read_model(tmp_path / "m.parquet")

@@ -22,14 +22,13 @@ from junctor.runtime.progress import Progress, Silence
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+    from rich.progress import Task, TaskID
+    from rich.text import Text
 
     from junctor.runs.run import Manifest
 
 # Seconds between two lines of progress where there is no terminal.
 LINE_SECONDS = 5.0
-# Seconds that the rate of a bar is taken from: parts may take minutes.
-SPEED_SECONDS = 600.0
 # Thirty years: nobody waits for more.
 FAR_TOO_LONG = 1e9
 # Inputs of an increment that are named one by one.
@@ -122,11 +121,36 @@ def duration(seconds: float | None) -> str:
     return "far too long" if seconds is None or seconds > FAR_TOO_LONG else f"about {seconds:.2g} s"
 
 
+class Rate:
+    """Rows a second of a stage, from the end of its first part on: before it plans are made and code is compiled, once.
+
+    clock: gives seconds, without those of compilation.
+    done: rows before the stage.
+    """
+
+    def __init__(self, clock: Callable[[], float], done: int) -> None:
+        self._clock = clock
+        self._done = done
+        self._first: tuple[float, int] | None = None
+
+    def advance(self, rows: int) -> None:
+        """Count rows."""
+        self._done += rows
+        self._first = self._first or (self._clock(), self._done)
+
+    def rows_a_second(self) -> float | None:
+        """Return the rate until now, None where nothing tells it."""
+        now = self._clock()
+        since, before = self._first or (now, self._done)
+        return None if self._done == before or now == since else (self._done - before) / (now - since)
+
+
 class _BarProgress:
     """A bar for each stage."""
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
+        self.rate: Rate | None = None
         self.current: TaskID | None = None
         self.name = ""
 
@@ -137,11 +161,13 @@ class _BarProgress:
             finished = self.bars.tasks[self.current].completed
             self.bars.update(self.current, description=self.name, total=finished or 1, completed=finished or 1)
         self.name = name
-        self.current = self.bars.add_task(name, total=rows, completed=done)
+        self.rate = Rate(_clock, done)
+        self.current = self.bars.add_task(name, total=rows, completed=done, rate=self.rate)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
-        if self.current is not None:
+        if self.current is not None and self.rate is not None:
+            self.rate.advance(rows)
             self.bars.update(self.current, description=self.name, advance=rows)
 
     def passes(self, done: int, of: int) -> None:
@@ -162,13 +188,13 @@ class LineProgress:
         self._rows: int | None = None
         self._done = 0
         self._passes = ""
-        # Time and rows at the end of the first part. Before it plans are made and code is compiled, once: no rate.
-        self._first: tuple[float, int] | None = None
+        self._rate = Rate(clock, 0)
         self._started = self._shown = clock()
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Say what begins."""
-        self._name, self._rows, self._done, self._passes, self._first = name, rows, done, "", None
+        self._name, self._rows, self._done, self._passes = name, rows, done, ""
+        self._rate = Rate(self._clock, done)
         self._started = self._shown = self._clock()
         of = f" {rows:,} rows" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
@@ -177,7 +203,7 @@ class LineProgress:
     def advance(self, rows: int) -> None:
         """Count rows, and say how far it is, if it is time."""
         self._done, self._passes = self._done + rows, ""
-        self._first = self._first or (self._clock(), self._done)
+        self._rate.advance(rows)
         self.tick()
 
     def passes(self, done: int, of: int) -> None:
@@ -199,10 +225,9 @@ class LineProgress:
 
     def _speed(self, now: float) -> str:
         """Return seconds left and rows a second, or only the seconds so far where nothing tells."""
-        since, before = self._first or (now, self._done)
-        if self._done == before or now == since:
+        rate = self._rate.rows_a_second()
+        if rate is None:
             return f"{now - self._started:,.0f} s so far"
-        rate = (self._done - before) / (now - since)
         left = f"{(self._rows - self._done) / rate:,.0f} s left, " if self._rows else ""
         return f"{left}{rate:,.0f} rows/s"
 
@@ -230,14 +255,29 @@ def _bars() -> Bars:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
+        ProgressColumn,
         SpinnerColumn,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
     from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        """Time until the end of the stage; that of Rich takes compilation for work."""
+
+        def render(self, task: Task) -> Text:
+            rate: float | None = task.fields["rate"].rows_a_second()
+            return Text(time_left(task.remaining, rate), style="progress.remaining")
 
     # Seconds so far, because planning knows no others; those left are counted from the end of the first part.
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    times = TimeElapsedColumn(), TimeRemainingColumn()
-    return Bars(SpinnerColumn(), *columns, *times, console=Console(stderr=True), speed_estimate_period=SPEED_SECONDS)
+    return Bars(SpinnerColumn(), *columns, TimeElapsedColumn(), TimeLeft(), console=Console(stderr=True))
+
+
+def time_left(rows: float | None, rate: float | None) -> str:
+    """Return hours, minutes and seconds that some rows take at a rate; dashes where one of them is not known."""
+    if rows is None or rate is None:
+        return "-:--:--"
+    minutes, seconds = divmod(int(rows / rate), 60)
+    return f"{minutes // 60:d}:{minutes % 60:02d}:{seconds:02d}"

@@ -6,6 +6,7 @@
 | 1    | unexpected: a fault of junctor                           |
 | 2    | the command line was not understood                      |
 | 3    | network, evidence or settings cannot be used             |
+| 4    | done, but all rows are invalid                           |
 | 5    | the work does not fit the memory or disk that is allowed |
 | 6    | no run directory, scheduler or worker can be used        |
 | 7    | done, but a threshold of --fail-if is crossed            |
@@ -24,6 +25,9 @@ from junctor.cli.lines import is_json, say
 from junctor.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from junctor.model.errors import InputError, JunctorError, RunError
 
+# Rows that are invalid are no failure, unless there are no others: then columns or names are not those of the model.
+ALL_INVALID = 4
+
 
 class Commands(TyperGroup):
     """Commands whose expected errors are printed in one line, without a traceback."""
@@ -34,6 +38,10 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except JunctorError as error:
             raise _exit(str(error), error.exit_code) from error
+        except typer.BadParameter as error:
+            # What checks a choice says which type of exception it raised.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
         except BrokenPipeError:
             raise  # whoever read our output has seen enough; Typer ends quietly
         except OSError as error:
@@ -42,6 +50,12 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as wish:
             # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
             raise interrupted(wish) from None
+
+
+def all_invalid(rows: int) -> typer.Exit:
+    """Say that no row has an answer, and return the exit to raise."""
+    which = "the only row is" if rows == 1 else f"all {rows:,} rows are"
+    return _exit(f"{which} invalid: the column `reason` of the answers says why", ALL_INVALID)
 
 
 def of_system(error: OSError) -> JunctorError:

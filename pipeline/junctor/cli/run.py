@@ -154,6 +154,7 @@ def run(
 def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:
     """Do `job` and print what it did; arguments as of `score`."""
     from junctor.cli.display import progress_display, show_manifest
+    from junctor.cli.failures import all_invalid
 
     if is_check():
         # Prefect's server would keep what is in a URL.
@@ -169,6 +170,8 @@ def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quie
         show_manifest(job.directory, read_manifest(job.directory), as_json)
         raise
     show_manifest(job.directory, manifest, as_json)
+    if 0 < manifest.rows == manifest.statuses["invalid"]:
+        raise all_invalid(manifest.rows)
 
 
 def run_share_and_show(
@@ -292,4 +295,7 @@ def names_in(text: str) -> tuple[str, ...]:
         names = next(csv.reader([text], skipinitialspace=True)) or [""]
     except csv.Error as error:
         raise typer.BadParameter(f"found {text!r}, expected names like A,B,C ({error})") from None
-    return tuple(name.strip() for name in names)
+    names = [name.strip() for name in names]
+    if not all(names):
+        raise typer.BadParameter(f"found {text!r}, in which a name is empty; expected names like A,B,C")
+    return tuple(names)

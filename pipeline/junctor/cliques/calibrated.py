@@ -19,6 +19,7 @@ from junctor_kernels.tables.views import view, whole
 from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place, nearest
 from junctor.model.network import Variable
+from junctor.runtime.files import refused
 from junctor.runtime.remote import local_path
 
 FORMAT_VERSION = 1
@@ -121,31 +122,50 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
     Raises InputError where there is nothing whole of this format.
     """
     home = local_path(folder)
-    try:
+    with refused(lambda said: InputError(f"found no calibrated cliques ({said})", Place(str(home / _INDEX)))):
         index = json.loads((home / _INDEX).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"found no calibrated cliques ({error})", Place(str(home / _INDEX))) from None
+        if not isinstance(index, dict):
+            raise ValueError("not an object")
     if index.get("format_version") != FORMAT_VERSION:
         version = index.get("format_version")
         raise InputError(f"found format version {version}, expected {FORMAT_VERSION}", Place(str(home / _INDEX)))
-    log_evidence = index["log_evidence"]
-    return CalibratedCliques(
-        tuple(Variable(name, tuple(states)) for name, states in index["variables"].items()),
-        tuple(tuple(scope) for scope in index["cliques"]),
-        # Mapped, not read: a question needs one table.
-        lambda i: _table_in(home / f"clique-{i}.npy"),
-        _ALGEBRAS[index["numbers"]],
-        -math.inf if log_evidence is None else log_evidence,
-        # Indices of earlier versions have none.
-        index.get("reason", NO_PROBABILITY),
-    )
+    with refused(lambda said: InputError(f"damaged: {said}", Place(str(home / _INDEX)))):
+        variables = tuple(_variable(name, states) for name, states in index["variables"].items())
+        scopes = tuple(_scope(scope, len(variables)) for scope in index["cliques"])
+        algebra, log_evidence = _ALGEBRAS[index["numbers"]], index["log_evidence"]
+        sizes = [math.prod(variables[v].cardinality for v in scope) for scope in scopes]
+        return CalibratedCliques(
+            variables,
+            scopes,
+            # Mapped, not read: a question needs one table.
+            lambda i: _table_in(home / f"clique-{i}.npy", sizes[i], algebra),
+            algebra,
+            -math.inf if log_evidence is None else float(log_evidence),
+            # Indices of earlier versions have none.
+            str(index.get("reason", NO_PROBABILITY)),
+        )
 
 
-def _table_in(path: Path) -> npt.NDArray[Any]:
+def _variable(name: str, states: Any) -> Variable:
+    if not states or not isinstance(states, list) or not all(isinstance(state, str) for state in states):
+        raise ValueError(f"found the states {states!r} of {name!r}, expected names")
+    return Variable(name, tuple(states))
+
+
+def _scope(scope: Any, variables: int) -> tuple[int, ...]:
+    # Indices beyond the variables would be read beyond tables.
+    if not isinstance(scope, list) or not all(type(v) is int and 0 <= v < variables for v in scope):
+        raise ValueError(f"found the clique {scope!r}, expected indices of variables")
+    if len(set(scope)) != len(scope):
+        raise ValueError(f"found the clique {scope!r}, expected different variables")
+    return tuple(scope)
+
+
+def _table_in(path: Path, entries: int, algebra: Algebra) -> npt.NDArray[Any]:
     """Return a table of numbers, mapped; raises InputError for anything else."""
-    try:
+    with refused(lambda said: InputError(f"found no table of numbers ({said})", Place(str(path)))):
         # Never objects: they would be pickled, and a pickle is code.
         table: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        if table.shape != (entries,) or table.dtype != algebra.dtype:
+            raise ValueError(f"{table.dtype} {table.shape}, expected {np.dtype(algebra.dtype)} ({entries},)")
         return table
-    except (OSError, ValueError) as error:
-        raise InputError(f"found no table of numbers ({error})", Place(str(path))) from None

@@ -10,7 +10,9 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ from junctor.runtime.machine import own_measurements
 Floats = npt.NDArray[np.float64]
 
 FORMAT_VERSION = 1
+# Counts and seconds below it can be squared and added up.
+MOST = 1e60
 logger = logging.getLogger("junctor")
 
 
@@ -88,15 +92,18 @@ def backends_of(path: Path) -> frozenset[str]:
 
 
 def _facts(path: Path) -> tuple[MeasuredDevice, frozenset[str]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         facts = json.loads((pq.read_schema(path).metadata or {})[b"junctor"])
         version, counts, device = facts["format_version"], facts["counts"], MeasuredDevice(**facts["device"])
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        backends = frozenset(counts.keys() - {"plan"})
+        figures = device.figures.values()
+        if not isinstance(device.name, str) or not all(_is_number(figure) and figure > 0 for figure in figures):
+            raise ValueError("not a device")
+    except Exception as error:
+        # Of any type: Arrow has no common one.
         raise ValueError(f"{path}: not measurements ({type(error).__name__}: {error})") from error
-    backends = frozenset(counts.keys() - {"plan"})
     if version != FORMAT_VERSION or counts != _counts(backends):
         raise ValueError(f"{path}: measurements of another version of junctor")
     return device, backends
@@ -109,12 +116,39 @@ def read(path: Path, backend: str | None = None) -> list[Measured]:
     from junctor.runtime.arrow import number_array
 
     _facts(path)
-    # Neither `read_table` nor `pa.array`: both load pandas where it is installed, for a quarter of a second.
-    with pq.ParquetFile(path) as file:
-        table, vectors = file.read(), ("work", "plan", "tree")
-    wanted = [i for i, name in enumerate(table["backend"].to_pylist()) if backend in (None, name)]
-    rows = table.take(number_array(np.array(wanted, np.int64))).to_pylist()
-    return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]
+    try:
+        # Neither `read_table` nor `pa.array`: both load pandas where it is installed, for a quarter of a second.
+        with pq.ParquetFile(path) as file:
+            table, vectors = file.read(), ("work", "plan", "tree")
+        table.validate(full=True)
+        wanted = [i for i, name in enumerate(table["backend"].to_pylist()) if backend in (None, name)]
+        rows = table.take(number_array(np.array(wanted, np.int64))).to_pylist()
+        return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]
+    except Exception as error:
+        # Of any type: Arrow has no common one.
+        raise ValueError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+
+
+def check(path: Path) -> MeasuredDevice:
+    """Return the device of a file, all of whose numbers can be fitted; raises ValueError for any other."""
+    device, backends = _facts(path)
+    rows = read(path)
+    for row in rows:
+        if not isinstance(row.backend, str):
+            raise ValueError(f"{path}: damaged (a measurement of {row.backend!r})")
+        lengths = len(BACKENDS[row.backend].work) if row.backend in BACKENDS else -1, len(PLAN_WORK), 2
+        vectors = row.work, row.plan, row.tree
+        if not isinstance(row.network, str) or tuple(map(len, vectors)) != lengths or row.backend not in backends:
+            raise ValueError(f"{path}: damaged (a measurement of {row.backend!r} on {row.network!r})")
+        if not all(_is_number(number) for number in chain((row.rows, row.seconds), *vectors)) or row.seconds <= 0:
+            raise ValueError(f"{path}: damaged (found numbers that cannot have been measured)")
+    if backends != {row.backend for row in rows}:
+        raise ValueError(f"{path}: damaged (backends without measurements)")
+    return device
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < MOST
 
 
 def _counts(backends: Iterable[str]) -> dict[str, list[str]]:
@@ -137,7 +171,7 @@ def own_files() -> Iterator[tuple[MeasuredDevice, Path]]:
     """Yield the user's own measurements; a file that cannot be read is named and left out."""
     for path in sorted(own_measurements().glob("*.parquet")):
         try:
-            yield device_of(path), path
+            yield check(path), path
         except ValueError as error:
             logger.warning("%s: run junctor tune again", error)
 

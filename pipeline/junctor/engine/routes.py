@@ -632,7 +632,7 @@ class Router:
         # Asked anew for every cut: other programs fill the disk as well.
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
-        limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu)
+        limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
         costs = self.costs if on_gpu else self.cpu_costs
         gpus = count_gpus() if on_gpu and self.options.all_gpus else 1
         return cut(problem, algebra, limits, costs, rows, gpus)

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +24,15 @@ from junctor.model.errors import EvidenceError, Place
 from junctor.runtime.remote import AnyPath
 from junctor.runtime.threads import ahead
 
-# Bytes of a block of a stream: Arrow reads up to 32 of them ahead, and a row may be about as long as one.
+# Longest line, unless the header says more; so many of them are read at a time.
 _BLOCK_BYTES = 2**20
-# So many of them at a time for a thread; bytes of those that wait to be parsed.
+# Of them, those that are read at a time; bytes of pieces that wait to be parsed.
 _BLOCKS, _AHEAD = 4, 2**27
 # Line ends that are looked at for one outside of all cells.
 _LINE_ENDS = 100
 _QUOTE = ord('"')
+# Byte order mark of UTF-8.
+_MARK = b"\xef\xbb\xbf"
 # Bytes of text that are looked at together.
 _CACHED = 2**17
 # Longest line: a file without line ends would otherwise be loaded whole.
@@ -95,8 +97,8 @@ class DelimitedTable:
             return
         names = [str(position) for position in range(len(self.schema))]
         columns = _Columns(names, [names[i] for i in positions], [names[i] for i in plain])
-        # Blocks of whole lines are parsed in threads. Arrow reads all from the first one that may not be whole on, as a
-        # stream, and says what is wrong.
+        # Blocks of whole lines are parsed in threads. From the first one on that may not be whole, rows are told apart
+        # quote by quote.
         done = 0
         with closing(ahead(partial(self._parsed, columns), self._blocks(), threads, _Block.size, _AHEAD)) as blocks:
             for block, batches in blocks:
@@ -106,12 +108,7 @@ class DelimitedTable:
                 done += block.size()
             else:
                 return
-        with self._open() as raw:
-            raw.seek(done)
-            counted = _CountedQuotes(raw)
-            yield from self._streamed(columns, counted, done == 0)
-            if counted.quotes % 2:
-                self._refuse_open_quote()
+        yield from self._in_order(columns, done)
 
     def _blocks(self) -> Iterator[_Block]:
         """Yield the file in pieces of whole lines, as long as that is easy to see."""
@@ -132,18 +129,47 @@ class DelimitedTable:
         return _BLOCKS * self._block_bytes
 
     def _parsed(self, columns: _Columns, block: _Block) -> tuple[_Block, list[pa.RecordBatch] | None]:
-        """Return a block with its rows, None where they have to be read as part of a stream."""
-        import pyarrow.csv
-
+        """Return a block with its rows, None where they have to be told apart quote by quote, or cannot be read."""
         lines_end = block.is_whole and _lines_are_short(block.data, self._block_bytes)
         if not lines_end or not _quotes_are_pairs(block.data, self.delimiter):
             return block, None
-        options = self._read_options(columns, block.is_start, block.size() + 1)
         try:
-            table = pyarrow.csv.read_csv(pa.BufferReader(block.data), *options)
+            return block, self._parse(columns, block.data, block.is_start)
         except pa.ArrowInvalid:
             return block, None
-        return block, table.select(columns.wanted).to_batches() if columns.wanted else table.to_batches()
+
+    def _parse(self, columns: _Columns, data: bytes, is_start: bool) -> list[pa.RecordBatch]:
+        """Return the rows of some bytes; raises ArrowInvalid."""
+        import pyarrow.csv
+
+        # Bytes, never a Python file: a thread of Arrow that still reads one when the process ends aborts it.
+        table = pyarrow.csv.read_csv(pa.BufferReader(data), *self._read_options(columns, is_start, len(data) + 1))
+        batches: list[pa.RecordBatch] = (table.select(columns.wanted) if columns.wanted else table).to_batches()
+        return batches
+
+    def _in_order(self, columns: _Columns, done: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the file from a byte on, at which one starts; raises EvidenceError for damaged ones."""
+        rest, is_open, most = b"", False, _BLOCKS * self._block_bytes
+        with self._open() as raw:
+            raw.seek(done)
+            while data := raw.read(self._bytes_at_once()):
+                data = rest + data
+                end, is_open = _end_of_rows(data, ord(self.delimiter))
+                rest = data[end:]
+                if len(rest) > most or not _lines_are_short(data[:end], self._block_bytes):
+                    self._explain("a row is longer")
+                yield from self._parse_or_explain(columns, data[:end], done == 0)
+                done += end
+        batches = self._parse_or_explain(columns, rest, done == 0)
+        if is_open:
+            self._refuse_open_quote()
+        yield from batches
+
+    def _parse_or_explain(self, columns: _Columns, data: bytes, is_start: bool) -> list[pa.RecordBatch]:
+        try:
+            return self._parse(columns, data, is_start) if data else []
+        except pa.ArrowInvalid as error:
+            self._explain(error)
 
     def place_of(self, row: int) -> Place:
         """Return the file, and the line on which a row (from 0, the header not counted) starts unless it is unclear."""
@@ -151,15 +177,6 @@ class DelimitedTable:
         with closing(self._rows()) as rows, suppress(EvidenceError):
             line = next((line for i, (line, _) in enumerate(rows) if i == row), None)
         return Place(str(self.path), line)
-
-    def _streamed(self, columns: _Columns, source: _CountedQuotes, is_start: bool) -> Iterator[pa.RecordBatch]:
-        import pyarrow.csv
-
-        try:
-            for batch in pyarrow.csv.open_csv(source, *self._read_options(columns, is_start, self._block_bytes)):
-                yield batch.select(columns.wanted)
-        except pa.ArrowInvalid as error:
-            self._explain(error)
 
     def _read_options(self, columns: _Columns, is_start: bool, block_bytes: int) -> Sequence[Any]:
         import pyarrow.csv
@@ -185,7 +202,7 @@ class DelimitedTable:
             ),
         )
 
-    def _explain(self, error: pa.ArrowInvalid) -> None:
+    def _explain(self, error: object) -> NoReturn:
         """Raise EvidenceError with the line, what was found there and what was expected."""
         expected = len(self.schema)
         # Bytes that are not UTF-8 come first: they explain odd numbers of cells as well.
@@ -295,24 +312,44 @@ def _quotes_are_pairs(data: bytes, delimiter: str) -> bool:
     return not odd
 
 
+def _end_of_rows(data: bytes, delimiter: int) -> tuple[int, bool]:
+    """Return where the last row ends whose end is in `data`, which begins with a row; and whether a quote is open."""
+    quoted, open_at = _quoted_cells(data, delimiter)
+    end = len(data) if open_at is None else open_at
+    while True:
+        # A carriage return alone ends a row as well, but the last byte may be half of a pair.
+        line = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, min(end, len(data) - 1)))
+        while quoted and quoted[-1][0] > line:
+            quoted.pop()
+        if line < 0 or not quoted or quoted[-1][1] < line:
+            return line + 1, open_at is not None
+        end = quoted[-1][0]
+
+
+def _quoted_cells(data: bytes, delimiter: int) -> tuple[list[tuple[int, int]], int | None]:
+    """Return the places of the first and last quote of each quoted cell, and of a quote that is not closed."""
+    quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE).tolist()
+    cells: list[tuple[int, int]] = []
+    i, begins = 0, (delimiter, ord("\n"), ord("\r"))
+    start = len(_MARK) if data.startswith(_MARK) else 0
+    while i < len(quotes):
+        first = quotes[i]
+        i += 1
+        # Anywhere else a quote is a character of the cell.
+        if first > start and data[first - 1] not in begins:
+            continue
+        # Two in a row are one character.
+        while i + 1 < len(quotes) and quotes[i + 1] == quotes[i] + 1:
+            i += 2
+        if i == len(quotes):
+            return cells, first
+        cells.append((first, quotes[i]))
+        i += 1
+    return cells, None
+
+
 def _any_row(records: _Records, empty_counts: bool) -> bool:
     with suppress(EvidenceError):
         return next((True for _, cells in records if cells or empty_counts), False)
     # Something is there; reading it raises the error.
     return True
-
-
-class _CountedQuotes(io.RawIOBase):
-    """Passes a file on and counts its quotes: an odd number means that one is not closed."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self.quotes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> Any:
-        data = self._raw.read(size)
-        self.quotes += data.count(b'"')
-        return data

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
-from junctor.runtime.files import aside
+from junctor.runtime.files import aside, refused
 from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 2
@@ -57,18 +57,23 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | 
         writer.write_table(table)
 
 
-def read_partition(path: str | os.PathLike[str] | RemotePath, kept: bool = False) -> EncodedPartition:
+def read_partition(
+    path: str | os.PathLike[str] | RemotePath, kept: bool = False, cardinalities: Sequence[int] | None = None
+) -> EncodedPartition:
     """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else.
 
     path: of the partition.
     kept: whether the kept columns are read as well.
+    cardinalities: of all variables; states beyond them are refused. None for no such check.
     """
-    try:
+    with refused(lambda said: RunError(f"{path}: cannot be read as encoded evidence ({said}): start the run anew")):
         with _opened(location(path)) as file:
             if file.read(6) != b"ARROW1":
                 return _read_parquet(path)
             file.seek(0)
             metadata, table = _read_arrow(file, path, kept)
+        # Damaged files may have offsets out of range, which crash the process.
+        table.validate(full=True)
         names = [name for name in table.column_names if not name.startswith(_KEPT)]
         carried = table.drop_columns(names).rename_columns(metadata["kept"]) if kept and "kept" in metadata else None
         columns = {name: in_one_piece(table.column(name)) for name in names}
@@ -76,9 +81,24 @@ def read_partition(path: str | os.PathLike[str] | RemotePath, kept: bool = False
         nothing = np.zeros((0, table.num_rows), np.int32)
         states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else nothing
         batch = _batch(dict(zip(variables, states, strict=True)), columns, table.num_rows)
+        if cardinalities is not None:
+            _check(batch, cardinalities)
         return EncodedPartition(batch, columns[_CASE_ID], metadata["first_row"], carried)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read as encoded evidence ({error}): start the run anew") from error
+
+
+def _check(batch: EvidenceBatch, cardinalities: Sequence[int]) -> None:
+    """Raise ValueError for what compiled code would look up beyond its tables."""
+    for variable in (*batch.states, *batch.likelihoods):
+        if type(variable) is not int or not 0 <= variable < len(cardinalities):
+            raise ValueError(f"there is no variable {variable!r}")
+    if not all(isinstance(reason, str) for reason in batch.invalid.values()):
+        raise ValueError("found reasons that are no text")
+    for variable, states in batch.states.items():
+        if states.min(initial=UNOBSERVED) < UNOBSERVED or states.max(initial=UNOBSERVED) >= cardinalities[variable]:
+            raise ValueError(f"found states that variable {variable} has not")
+    for variable, soft in batch.likelihoods.items():
+        if soft.values.shape[1] != cardinalities[variable]:
+            raise ValueError(f"found likelihoods of other states than those of variable {variable}")
 
 
 def _opened(path: AnyPath) -> pa.NativeFile:
@@ -108,6 +128,7 @@ def _read_parquet(path: str | os.PathLike[str] | RemotePath) -> EncodedPartition
     with pq.ParquetFile(parquet_source(location(path))) as file:
         metadata = _metadata(file.schema_arrow, path, _PARQUET_VERSION)
         table = file.read(use_threads=False)
+    table.validate(full=True)
     # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
     kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
     columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}

@@ -197,7 +197,7 @@ def explained(path: AnyPath) -> Iterator[None]:
     except FileNotFoundError as error:
         raise EvidenceError("no such file or folder", place) from error
     except (OSError, EOFError, zlib.error) as error:
-        said = error.strerror if isinstance(path, RemotePath) and isinstance(error, OSError) else None
+        said = error.strerror if isinstance(error, OSError) else None
         raise EvidenceError(f"cannot be read: {said or _first_line(error)}", place) from error
     except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
         raise EvidenceError(f"damaged, or not of its format: {_first_line(error)}", place) from error

@@ -228,14 +228,14 @@ class _LayoutReader:
         if not name:
             self.fail(
                 f"column {position + 1} has no name, expected a variable of the network (pandas writes its index so: "
-                "write the table with index=False, or ignore extra columns)"
+                "write it with index=False; --ignore-extra, in Python ignore_extra=True, leaves such columns out)"
             )
         if len(self.names) == 1 and any(sign in name for sign in ",;\t|"):
             self.fail(f"found one column, {name!r}: is another separator meant? (.csv has commas, .tsv tabs)")
         hint = nearest(name, self.network.index)
         self.fail(
             f"unknown column {name!r}{hint or ': no variable of the network has such a name'} "
-            "(columns that are no evidence can be ignored)"
+            "(--ignore-extra, in Python ignore_extra=True, leaves such columns out)"
         )
 
     def refuse_doubles(self, columns: Sequence[Column]) -> None:

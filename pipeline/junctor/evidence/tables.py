@@ -29,6 +29,8 @@ def as_arrow(evidence: Any) -> pa.Table:
     if isinstance(evidence, pa.RecordBatchReader):
         return evidence.read_all()
     if isinstance(evidence, Mapping):
+        if not evidence:
+            raise EvidenceError("evidence: found no columns, so no number of rows; [{}] is one row without evidence")
         return _from_columns([(name, _checked_cells(name, cells)) for name, cells in evidence.items()])
     if type(evidence).__module__.partition(".")[0] == "pandas" and hasattr(evidence, "items") and evidence.ndim == 2:
         # By columns: pandas' own conversion to Arrow keeps the index and fails at mixed columns.

@@ -19,6 +19,7 @@ from junctor.evidence.files import open_bytes
 from junctor.evidence.layout import NO_COLUMNS
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.files import read_whole
 from junctor.runtime.remote import AnyPath
 
 Integers = npt.NDArray[np.int64]
@@ -63,7 +64,7 @@ class EvidSource:
     def read(cls, path: AnyPath, network: Network, strict: bool) -> EvidSource:
         """Read a file; raises EvidenceError with line and column."""
         with open_bytes(path) as file:
-            text = _Text(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))
+            text = _Text(read_whole(file).removeprefix(b"\xef\xbb\xbf"), str(path))
         numbers = text.numbers()
         cases = _read_cases(numbers, text, network)
         outside = np.flatnonzero(cases.variables >= len(network.public))
@@ -196,7 +197,7 @@ class _Text:
         strange = re.search(rb"[^\s\d]|\d{10,}", self.data)
         if strange:
             before = self.data[: strange.start()]
-            start = strange.start() - len(re.search(rb"\S*$", before)[0])  # type: ignore[index]
+            start = strange.start() - len(re.search(rb"\S*\Z", before)[0])  # type: ignore[index]
             word = re.match(rb"\S{1,40}", self.data[start:])[0].decode(errors="replace")  # type: ignore[index]
             raise EvidenceError(
                 f"found {word!r}, expected numbers of variables and states: from 0, below a thousand million",

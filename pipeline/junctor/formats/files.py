@@ -7,18 +7,14 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 from junctor.model.errors import ModelError, Place
+from junctor.runtime.files import MAX_BYTES, read_whole
 from junctor.runtime.remote import AnyPath, RemotePath
 
-# No network file may be larger than this, counted after decompression: a gzip file of 1 MB can hold 1 GB of zeros.
-MAX_BYTES = 2**30
-
 GZIP_MAGIC = b"\x1f\x8b"
-_BLOCK = 2**20
 
 # Encodings that an XML declaration may name. Python knows more, but some of those take quadratic time or are no
 # encodings of text at all.
@@ -39,7 +35,7 @@ def read_bytes(path: AnyPath, limit: int = MAX_BYTES) -> bytes:
             # Peeked at instead of read and rewound: the file may be a pipe.
             compressed = file.peek(2)[:2] == GZIP_MAGIC
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
-            data = b"".join(_bounded(_chunks(stream), min(limit, MAX_BYTES) if compressed else limit, place))
+            data = read_whole(stream, min(limit, MAX_BYTES) if compressed else limit)
     except FileNotFoundError:
         raise ModelError("there is no such file", place) from None
     except IsADirectoryError:
@@ -52,20 +48,6 @@ def read_bytes(path: AnyPath, limit: int = MAX_BYTES) -> bytes:
     if not data:
         raise ModelError("the file is empty, expected a network", place)
     return data
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(_BLOCK):
-        yield chunk
-
-
-def _bounded(chunks: Iterator[bytes], limit: int, place: Place) -> Iterator[bytes]:
-    total = 0
-    for chunk in chunks:
-        total += len(chunk)
-        if total > limit:
-            raise ModelError(f"the file holds more than the {limit:,} bytes that are allowed", place)
-        yield chunk
 
 
 def decode(data: bytes, file: str | None = None) -> str:

@@ -198,7 +198,7 @@ def _read(data: bytes, place: Place) -> Network:
     options = {"thrift_string_size_limit": _MAX_METADATA, "thrift_container_size_limit": _MAX_METADATA // 8}
     with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, **options) as parquet:
         about = _about(parquet, place)
-        _refuse_bomb(parquet.metadata, len(data), place)
+        refuse_bomb(parquet.metadata, len(data), place)
         variables: list[DraftVariable] = []
         tables: list[DraftTable] = []
         for group in range(parquet.num_row_groups):
@@ -249,8 +249,14 @@ def _same_type(actual: pa.DataType, expected: pa.DataType) -> bool:
     return bool(actual == expected)
 
 
-def _refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place) -> None:
-    """Raise ModelError for a small file that decodes to far more bytes: repeated values are almost free in Parquet."""
+def refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place, spare: int = _SPARE_BYTES) -> None:
+    """Raise ModelError for a small file that decodes to far more bytes: repeated values are almost free in Parquet.
+
+    metadata: of the file.
+    size: its bytes.
+    place: for the error.
+    spare: decoded bytes that are allowed whatever the size.
+    """
     decoded = 0
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
@@ -258,7 +264,7 @@ def _refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place) -> None:
             column = row_group.column(i)
             # Run-length encoding makes even the uncompressed size small; decoded, a value or an offset takes 8 bytes.
             decoded += max(column.num_values * 8, column.total_uncompressed_size)
-    allowed = _SPARE_BYTES + _MAX_EXPANSION * size
+    allowed = spare + _MAX_EXPANSION * size
     if decoded > allowed:
         raise ModelError(f"the file's {size:,} bytes would become {decoded:,}, allowed are {allowed:,}", place)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor.formats.files import read_bytes
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
-from junctor.runtime.files import aside
+from junctor.runtime.files import MAX_BYTES, aside, refused
 from junctor.runtime.remote import AnyPath, RemotePath, location, parquet_source
 
 if TYPE_CHECKING:
@@ -89,11 +90,13 @@ def _record(model: HiddenMarkovModel) -> dict[str, Any]:
 
 def _from_json(source: AnyPath) -> HiddenMarkovModel:
     place = Place(str(source))
-    try:
-        data = source.read_bytes()
-        record = json.loads(gzip.decompress(data) if source.suffix.lower() == ".gz" else data)
-    except (OSError, EOFError, ValueError) as error:
-        raise ModelError(f"cannot be read as JSON: {error}", place) from None
+    # Compressed or not, and never more than a network may have.
+    data = read_bytes(source)
+    with refused(lambda said: ModelError(f"cannot be read as JSON: {said}", place)):
+        return _from_record(json.loads(data), place)
+
+
+def _from_record(record: Any, place: Place) -> HiddenMarkovModel:
     if not isinstance(record, dict) or not {"start", "transition"} <= record.keys() <= _KEYS:
         keys = sorted(record) if isinstance(record, dict) else type(record).__name__
         raise ModelError(
@@ -128,7 +131,7 @@ def _is_model(source: AnyPath) -> bool:
 
     try:
         return _METADATA in (parquet.read_schema(parquet_source(source)).metadata or {})
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         return False  # the reader of networks reports the error
 
 
@@ -159,12 +162,18 @@ def _table(model: HiddenMarkovModel) -> pa.Table:
 
 
 def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
-    import pyarrow as pa
     from pyarrow import parquet
 
+    from junctor.formats.store import refuse_bomb
+
     place = Place(str(source))
-    try:
-        table = parquet.read_table(parquet_source(source), use_threads=False)
+    with refused(lambda said: ModelError(f"cannot be read as a hidden Markov model: {said}", place)):
+        with parquet.ParquetFile(parquet_source(source)) as file:
+            # A matrix of equal numbers is a small file as well.
+            refuse_bomb(file.metadata, source.stat().st_size, place, MAX_BYTES)
+            table = file.read(use_threads=False)
+        # Damaged files may have offsets out of range, which crash the process.
+        table.validate(full=True)
         facts = json.loads(table.schema.metadata[_METADATA])
         if facts.get("format_version") != FORMAT_VERSION:
             raise ModelError(f"found format_version {facts.get('format_version')!r}, expected {FORMAT_VERSION}", place)
@@ -179,9 +188,8 @@ def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
             transition = SparseMatrix(np.cumsum([0, *lengths]), columns, values)
         else:
             transition = _matrix(table, "transition", place)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"cannot be read as a hidden Markov model: {error}", place) from None
-    return build_model(start, transition, emission, names, facts.get("symbols"), place)
+        # Within: names and numbers of other types than they should be.
+        return build_model(start, transition, emission, names, facts.get("symbols"), place)
 
 
 def _matrix(table: pa.Table, name: str, place: Place) -> npt.NDArray[np.float64]:

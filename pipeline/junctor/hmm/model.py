@@ -216,6 +216,8 @@ def _from_scipy(matrix: Any) -> SparseMatrix:
 
 
 def _checked_sparse(matrix: SparseMatrix, size: int, place: Place | None) -> SparseMatrix:
+    if matrix.columns.size and matrix.columns.dtype.kind not in "iu":
+        raise ModelError("transition: next states have to be whole numbers, from 0", place)
     starts, columns = np.asarray(matrix.starts, np.int64), np.asarray(matrix.columns, np.int64)
     if len(starts) != size + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] != len(columns):
         raise ModelError(f"transition: where its rows begin does not fit {size} states", place)

@@ -31,7 +31,7 @@ from junctor.runtime.arrow import (
     reason_array,
     string_array,
 )
-from junctor.runtime.files import aside
+from junctor.runtime.files import aside, refused
 from junctor.runtime.remote import AnyPath, parquet_source
 
 # Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
@@ -93,24 +93,28 @@ def write_sequences(part: EncodedSequences, path: AnyPath) -> None:
 
 def read_sequences(path: AnyPath) -> EncodedSequences:
     """Read a file of `write_sequences`; raises RunError for anything else."""
-    try:
+    with refused(lambda said: RunError(f"{path}: cannot be read as encoded sequences ({said}): start the run anew")):
         table = parquet.read_table(parquet_source(path), use_threads=False)
+        # Damaged files may have offsets out of range, which crash the process.
+        table.validate(full=True)
         facts: dict[str, Any] = json.loads(table.schema.metadata[_ENCODED])
         if facts["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format_version {facts['format_version']}, expected {FORMAT_VERSION}")
         kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(facts["case_id"]))).field(0).type
         name = "symbols" if "symbols" in table.column_names else "likelihoods"
         lists = in_one_piece(table.column(name))
+        if type(facts["width"]) is not int or facts["width"] < 1 or type(facts["first_row"]) is not int:
+            raise ValueError(f"found {facts}")
         lengths = numbers_of(lists.value_lengths(), 0) // facts["width"]
         values = numbers_of(lists.flatten(), 0)
         reasons = table.column("reason").to_pylist()
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read as encoded sequences ({error}): start the run anew") from error
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    symbols, likelihoods = (values, None) if name == "symbols" else (None, values.reshape(-1, facts["width"]))
-    invalid = {n: reason for n, reason in enumerate(reasons) if reason is not None}
-    batch = SequenceBatch(starts, symbols, likelihoods, invalid)
-    return EncodedSequences(batch, in_one_piece(table.column("case_id")).cast(kind), facts["first_row"])
+        if not all(reason is None or isinstance(reason, str) for reason in reasons):
+            raise ValueError("found reasons that are no text")
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        symbols, likelihoods = (values, None) if name == "symbols" else (None, values.reshape(-1, facts["width"]))
+        invalid = {n: reason for n, reason in enumerate(reasons) if reason is not None}
+        batch = SequenceBatch(starts, symbols, likelihoods, invalid)
+        return EncodedSequences(batch, in_one_piece(table.column("case_id")).cast(kind), facts["first_row"])
 
 
 def _states(states: npt.NDArray[Any], model: HiddenMarkovModel) -> pa.Array:

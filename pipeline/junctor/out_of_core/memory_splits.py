@@ -70,6 +70,7 @@ class MemoryLimits:
     folder: where files lie.
     threads: of contractions.
     on_gpu: whether tasks have the memory of a GPU, `task` of it, and none of `memory`.
+    asked: with what evidence and answers take, as the user knows it; 0 where it is not known.
     """
 
     memory: int
@@ -78,6 +79,7 @@ class MemoryLimits:
     folder: Path
     threads: int = 1
     on_gpu: bool = False
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

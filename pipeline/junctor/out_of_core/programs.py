@@ -72,7 +72,7 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
     if fixed >= limits.memory:
         return BudgetError(
             f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors, allowed "
-            f"are {format_bytes(allowed)} ({allowed:,} bytes) beside answers; allow more memory (--memory)"
+            f"are {limits.asked:,} bytes, {allowed:,} of them beside evidence and answers; allow more memory (--memory)"
         )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),

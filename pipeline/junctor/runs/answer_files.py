@@ -213,11 +213,14 @@ def batches_of(path: AnyPath, rows: int) -> Iterator[pa.Table]:
         with arrow_file(path) as source, pa.ipc.open_file(source) as file:
             for i in range(file.num_record_batches):
                 table = pa.Table.from_batches([file.get_batch(i)])
+                # Damaged files may have offsets out of range, which crash the process.
+                table.validate(full=True)
                 for first in range(0, table.num_rows, rows):
                     yield table.slice(first, rows)
     else:
         with parquet.ParquetFile(parquet_source(path)) as file:
             for batch in file.iter_batches(batch_size=rows):
+                batch.validate(full=True)
                 yield pa.Table.from_batches([batch], file.schema_arrow)
 
 

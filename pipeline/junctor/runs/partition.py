@@ -137,7 +137,8 @@ class PartTask(PartitionTask[RunSpec]):
         """Return the encoded evidence."""
         from junctor.evidence.encoded import read_partition
 
-        return read_partition(self.home.evidence_part(self.part), kept=True)
+        network = network_for(self.home.network, self.spec.network_digest)
+        return read_partition(self.home.evidence_part(self.part), kept=True, cardinalities=network.cardinalities)
 
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
@@ -324,7 +325,7 @@ def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | Non
         with explained(path):
             rows, statuses = read_facts(path)
             size = path.stat().st_size
-    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+    except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
     return Part(directory.name_of(path), rows, size, statuses, None if checksum is None else checksum.sha256)
 

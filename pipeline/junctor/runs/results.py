@@ -307,6 +307,8 @@ def numbers_of_scores(schema: pa.Schema) -> list[str]:
 def statuses_of(schema: pa.Schema) -> dict[str, int]:
     """Return status name -> number of rows, from the schema of one part."""
     statuses: dict[str, int] = json.loads(schema.metadata[PART_KEY])["statuses"]
+    if not statuses.keys() >= set(STATUS_NAMES) or not all(type(count) is int for count in statuses.values()):
+        raise ValueError(f"found the statuses {statuses}")
     return statuses
 
 

@@ -42,7 +42,7 @@ from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, s
 from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_certificates, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
-from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import (
     allowed_disk,
@@ -524,10 +524,8 @@ def read_manifest(directory: Directory[Any]) -> Manifest:
     record = read_json(directory.manifest)
     if record is None:
         raise RunError(f"{directory.path}: not finished (manifest.json is missing)")
-    try:
+    with refused(lambda said: RunError(f"{directory.manifest}: not a manifest ({said}): delete it and run again")):
         return manifest_of(record, directory.parse)
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{directory.manifest}: not a manifest ({error}): delete it and run again") from error
 
 
 def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) -> Manifest:
@@ -537,6 +535,10 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(map(Part.of, record["parts"]))
+    amounts = fields["rows"], fields["reused_parts"], *fields["statuses"].values()
+    amounts += tuple(count for part in parts for count in (part.rows, part.bytes, *part.statuses.values()))
+    if not all(type(count) is int for count in amounts) or not all(isinstance(part.file, str) for part in parts):
+        raise TypeError("a number or a name of another type")
     return Manifest(
         spec=parse(record["spec"]),
         parts=parts,

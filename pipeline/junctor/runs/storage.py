@@ -6,6 +6,7 @@ Main classes: Directory and RunSpec, for the steps of a run.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
 
-from junctor.model.errors import RunError
+from junctor.model.errors import BudgetError, DeviceError, InputError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
@@ -47,9 +48,12 @@ WAIT_SECONDS = 0.2
 KINDS = ("posteriors", "scores", "mpe", "viterbi")
 INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
+logger = logging.getLogger("junctor")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
 _UNFINISHED = re.compile(r"\..*\.tmp")
+# Partitions that are looked for whatever files there are, and those for each file.
+PLENTY = 1000
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
 
@@ -224,7 +228,24 @@ class Directory(Generic[Spec]):
     def read_ingested(self) -> Ingested | None:
         """Return the amount of encoded evidence, None while it is incomplete."""
         record = read_json(self.ingested)
-        return Ingested(**record) if record is not None else None
+        if record is None:
+            return None
+        rows, partitions = record.get("rows"), record.get("partitions")
+        if type(rows) is int and type(partitions) is int and record.keys() == {"rows", "partitions"}:
+            # A partition has rows, unless it is the only one.
+            if 1 <= partitions <= max(1, rows) < 2**53 and not self._are_too_many(partitions):
+                return Ingested(rows, partitions)
+        raise RunError(
+            f"{self.ingested}: found {str(record)[:100]}, which is not the amount of the evidence here: start "
+            "afresh with --overwrite"
+        )
+
+    def _are_too_many(self, partitions: int) -> bool:
+        """Return True for far more partitions than files, even if most were lost: to look for each would take hours."""
+        # Some may be missing, and are made again; so few are not worth a listing.
+        if partitions <= PLENTY:
+            return False
+        return partitions > PLENTY * max(len({*parts_in(self.path / folder)}) for folder in (*INPUTS, *KINDS))
 
     def counts(self) -> Ingested:
         """Return the amount of encoded evidence; raises RunError while it is incomplete."""
@@ -277,9 +298,27 @@ class Directory(Generic[Spec]):
                 lock.release()
             return
         # The operating system drops the lock with the process, however that ends.
-        with self._lock():
+        there = self.path.exists()
+        with self._lock(), self._unmade_if_refused(there):
             self.clear_unfinished()
             yield
+
+    @contextmanager
+    def _unmade_if_refused(self, there: bool) -> Iterator[None]:
+        """Context manager: a directory that was not `there` before is removed where the run is refused."""
+        # Once the inputs are encoded, which may have taken hours, another call can use them, with more memory for one.
+        try:
+            yield
+        except (InputError, BudgetError, DeviceError):
+            if not there and not self.ingested.exists() and not self._has_answers():
+                with suppress(OSError):
+                    self._clear()
+                for path in (*self.path.glob(".*.tmp"), self.path / ".lock"):
+                    path.unlink(missing_ok=True)
+                # Nobody else's files.
+                with suppress(OSError):
+                    self.path.rmdir()
+            raise
 
     @contextmanager
     def preparing(self, tell: Callable[[], None]) -> Iterator[None]:
@@ -340,6 +379,7 @@ class Directory(Generic[Spec]):
                 # Files of other programs: never removed, and never mixed with a run.
                 if not replaced:
                     self._refuse_foreign_files()
+                    self._tell_foreign_files()
                 write_json(self.spec_file, spec_record(spec))
             elif not self._is_continued_by(there, spec):
                 raise RunError(_difference(self.path, there, spec))
@@ -393,6 +433,12 @@ class Directory(Generic[Spec]):
             if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
+    def _tell_foreign_files(self) -> None:
+        names = sorted(path.name for path in self.path.glob("[!.]*"))
+        if names:
+            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            logger.warning("%s has files of others (%s): they stay, and the answers lie beside them", self.path, some)
+
     def _clear(self) -> None:
         # The files of a run and nothing else: users may keep files of their own here. run.json marks the others as
         # ours, so it is removed last.
@@ -403,7 +449,7 @@ class Directory(Generic[Spec]):
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
         for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):
             (self.path / name).unlink(missing_ok=True)
-        self.spec_file.unlink()
+        self.spec_file.unlink(missing_ok=True)
 
     def _clear_folder(self, folder: str, named: Collection[AnyPath] = ()) -> None:
         """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
@@ -434,7 +480,7 @@ class Directory(Generic[Spec]):
         try:
             spec: Spec = self.parse(record)
             return spec
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise RunError(
                 f"{path}: not a run, or one of another kind ({error}): name another directory with --output, or start "
                 "afresh with --overwrite"

@@ -515,7 +515,9 @@ class _PlannedRun:
     def _batches(self) -> Iterator[EvidenceBatch]:
         from junctor.evidence.encoded import read_partition
 
-        return (read_partition(self.directory.evidence_part(i)).batch for i in self.pending)
+        sizes = network_for(self.directory.network, self.spec.network_digest).cardinalities
+        parts = (self.directory.evidence_part(i) for i in self.pending)
+        return (read_partition(part, cardinalities=sizes).batch for part in parts)
 
     def _pays(self, engine: Engine, workers: int, memory: int | None = None) -> bool:
         """Return True if the forecast of out-of-core rows is lower on all workers than in one process.

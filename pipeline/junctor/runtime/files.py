@@ -1,4 +1,7 @@
-"""Files and objects that are whole or absent, and errors of file systems in words for users. Main function: `aside`."""
+"""Files and objects that are whole or absent, and errors of file systems in words for users.
+
+Main functions: `aside` for writing, `read_whole` and `refused` for reading.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,22 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from junctor.model.errors import RunError
+from junctor.model.errors import JunctorError, RunError
 from junctor.runtime.remote import AnyPath, RemotePath
 
 # Errors of a full disk, and of a user's quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Start of the names of files in the temporary folder that become objects of stores.
 _PUT = "junctor-put-"
+# No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
+MAX_BYTES = 2**30
+_BLOCK = 2**20
 
 
 @contextmanager
@@ -107,6 +113,32 @@ def checksum_of(path: AnyPath) -> Checksum:
         return Checksum(file.tell(), sha256)
 
 
+def read_whole(file: IO[bytes], limit: int | None = None) -> bytes:
+    """Return all of an open file; raises OSError beyond `limit` bytes, by default `MAX_BYTES`."""
+    limit = MAX_BYTES if limit is None else limit
+    chunks, total = [], 0
+    while chunk := file.read(_BLOCK):
+        chunks.append(chunk)
+        total += len(chunk)
+        if total > limit:
+            raise OSError(errno.EFBIG, f"the file holds more than the {limit:,} bytes that are allowed")
+    return b"".join(chunks)
+
+
+@contextmanager
+def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
+    """Context manager: whatever a damaged file makes its reader raise becomes `error_of` a line that says what."""
+    # Arrow, JSON and NumPy have no common type of error: OSError, ValueError, KeyError, RecursionError, those
+    # of a tokenizer and more occur.
+    try:
+        yield
+    except JunctorError:
+        raise
+    except Exception as error:
+        said = error.strerror if isinstance(error, OSError) else None
+        raise error_of(" ".join((said or str(error)).split())[:200] or type(error).__name__) from error
+
+
 def read_json(path: AnyPath) -> dict[str, Any] | None:
     """Return the JSON object in `path`, None without such a file; raises RunError for anything else."""
     with explained(path):
@@ -114,7 +146,7 @@ def read_json(path: AnyPath) -> dict[str, Any] | None:
             record = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{path}: not JSON ({error}): start afresh with --overwrite") from error
     if not isinstance(record, dict):
         raise RunError(f"{path}: expected a JSON object: start afresh with --overwrite")

@@ -1,0 +1,154 @@
+"""Reads mutants within limits of time and memory, each kind of file in a process of its own. Main function: `fuzz`."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from junctor.model.errors import JunctorError
+
+from fuzz.kinds import KINDS, Kind
+from fuzz.mutations import mutated
+
+# Of one mutant.
+SECONDS, BYTES = 10, 2**30
+# Failures of a kind that are reported; those after them are as a rule the same.
+REPORTED = 20
+
+
+class TooSlow(BaseException):
+    """A mutant takes too long; no Exception, so that no reader takes it for damage."""
+
+
+def fuzz(
+    pattern: str = "*", mutants: int = 200, seconds: float | None = None, seed: int = 0, keep: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield what each kind did: its mutants, those refused, and failures with their seeds.
+
+    pattern: of names of kinds.
+    mutants: of each kind.
+    seconds: for each kind, in place of a number of mutants.
+    seed: of the first mutant; the others follow.
+    keep: folder for the files of failures, None to keep none.
+    """
+    for name, kind in KINDS.items():
+        if not fnmatch(name, pattern):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.json")
+            child = os.fork()
+            if not child:
+                _run_child(name, kind, Path(folder), mutants, seconds, seed, keep)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            result = json.loads(report.read_text()) if report.exists() else {"kind": name, "failures": []}
+            if code:
+                # The seed that it was at: a crash of the process.
+                result["failures"].append({"seed": result.get("at"), "error": f"exit code {code}"})
+            yield result
+
+
+def _run_child(
+    name: str, kind: Kind, folder: Path, mutants: int, seconds: float | None, seed: int, keep: Path | None
+) -> None:
+    code = 1
+    try:
+        faulthandler.enable()
+        logging.disable(logging.CRITICAL)
+        _read_mutants(name, kind, folder, mutants, seconds, seed, keep)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        # Without the end of the interpreter, which is that of the parent.
+        os._exit(code)
+
+
+def _read_mutants(
+    name: str, kind: Kind, folder: Path, mutants: int, seconds: float | None, seed: int, keep: Path | None
+) -> None:
+    whole, damaged = folder / "whole", folder / "damaged"
+    whole.mkdir()
+    kind.make(whole)
+    # The files themselves are read first: what reading compiles and loads is none of the mutants' time and memory.
+    shutil.copytree(whole, damaged)
+    kind.read(damaged)
+    _limit_memory()
+    result: dict[str, Any] = {"kind": name, "mutants": 0, "refused": 0, "failures": []}
+    started = time.monotonic()
+    while (result["mutants"] < mutants * kind.share) if seconds is None else (time.monotonic() - started < seconds):
+        result["at"] = seed + result["mutants"]
+        (folder / "report.json").write_text(json.dumps(result))
+        _damage(whole, damaged, kind, Random(f"{name} {result['at']}"))
+        # A copy, in case the reader changes or removes files.
+        copy = folder / "copy"
+        shutil.copytree(damaged, copy)
+        try:
+            with _in_time(SECONDS):
+                kind.read(damaged)
+        except JunctorError:
+            result["refused"] += 1
+        except BaseException as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:300]
+            if len(result["failures"]) < REPORTED:
+                result["failures"].append({"seed": result["at"], "error": said})
+            if keep is not None:
+                shutil.copytree(copy, keep / f"{name}-{result['at']}", dirs_exist_ok=True)
+        shutil.rmtree(copy)
+        result["mutants"] += 1
+    result["seconds"] = round(time.monotonic() - started, 2)
+    (folder / "report.json").write_text(json.dumps(result))
+
+
+def _damage(whole: Path, damaged: Path, kind: Kind, random: Random) -> None:
+    """Copy the files and change one of them."""
+    shutil.rmtree(damaged, ignore_errors=True)
+    shutil.copytree(whole, damaged)
+    files = sorted(path for pattern in kind.damaged for path in damaged.glob(pattern) if path.is_file())
+    path = random.choice(files)
+    # Now and then a file is missing, or another one of the same kind.
+    if len(files) > 1 and random.random() < 0.02:
+        path.write_bytes(random.choice(files).read_bytes())
+    elif random.random() < 0.02:
+        path.unlink()
+    else:
+        path.write_bytes(mutated(path.name, path.read_bytes(), random))
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+@contextmanager
+def _in_time(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TooSlow(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Compiled code that hangs takes no signals of Python: the process ends with all stacks on stderr.
+    faulthandler.dump_traceback_later(6 * seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,279 @@
+"""All kinds of files that are read: how to make some that are whole, and how to read them. Main name: KINDS."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from helpers.format_helpers import CONTENT
+from helpers.hmm_models import random_model, sparse_of
+from junctor.cliques.calibrated import load_cliques
+from junctor.cliques.tree import StoredTree
+from junctor.cost import dataset
+from junctor.cost.model import local_cost_models
+from junctor.engine.kept_orders import KeptOrders
+from junctor.evidence.encode import as_arrow, encode_table
+from junctor.evidence.encoded import read_partition, write_partition
+from junctor.evidence.read import open_evidence
+from junctor.formats import read_network, store, write_network
+from junctor.generate import random_network
+from junctor.hmm import build_model, read_model, write_model
+from junctor.hmm import run as hmm_run
+from junctor.hmm.sequences import open_sequences
+from junctor.model.errors import JunctorError
+from junctor.model.options import ComputeOptions
+from junctor.runs import partition
+from junctor.runs.run import read_manifest, run
+from junctor.runs.workload import Job
+from junctor.runtime.cache import Cache
+from junctor.runtime.dask_cluster import Resources
+
+NETWORK = random_network(6, seed=1)
+SIZES = NETWORK.cardinalities
+NAMES = [variable.name for variable in NETWORK.variables]
+# Of runs: one thread, and no more memory than the limit of a mutant.
+HERE = Resources(compute=ComputeOptions(memory=2**28, threads=1, device="cpu"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Files that belong together.
+
+    make: writes whole ones into a folder.
+    read: reads them; raises JunctorError alone.
+    damaged: patterns of the files of which one is damaged.
+    share: of the mutants, less than 1 where they take long.
+    """
+
+    make: Callable[[Path], object]
+    read: Callable[[Path], object]
+    damaged: tuple[str, ...] = ("**/*",)
+    share: float = 1.0
+
+
+def _network(ending: str, content: str | bytes) -> Kind:
+    data = content.encode() if isinstance(content, str) else content
+    data = gzip.compress(data) if ending.endswith(".gz") else data
+    return Kind(
+        lambda folder: (folder / f"net.{ending}").write_bytes(data),
+        lambda folder: read_network(folder / f"net.{ending}"),
+    )
+
+
+def _evidence_table() -> pa.Table:
+    states = [variable.states for variable in NETWORK.variables]
+    rng = np.random.default_rng(0)
+    columns = {name: [s[i] for i in rng.integers(0, len(s), 20)] for name, s in zip(NAMES[:4], states, strict=False)}
+    columns[NAMES[0]][3] = None
+    columns[NAMES[1]][5] = "unknown"
+    columns["case_id"] = [f"case {i}" for i in range(20)]
+    return pa.table(columns)
+
+
+def _write_evidence(folder: Path, name: str) -> None:
+    table, path = _evidence_table(), folder / name
+    soft = [rng.tolist() for rng in np.random.default_rng(1).random((20, SIZES[5]))]
+    if name.endswith(".parquet"):
+        pq.write_table(table.append_column(NAMES[5], pa.array(soft)), path, row_group_size=8)
+    elif name.endswith((".arrow", ".arrows")):
+        table = table.append_column(NAMES[5], pa.array(soft))
+        writer = pa.ipc.new_file if name.endswith(".arrow") else pa.ipc.new_stream
+        options = pa.ipc.IpcWriteOptions(compression="lz4" if name.endswith(".arrow") else None)
+        with writer(path, table.schema, options=options) as file:
+            file.write_table(table, max_chunksize=8)
+    elif ".evid" in name:
+        text = b"3\n1 0 0\n2 1 1 2 0\n0\n" if "several" in name else b"2 0 0 3 1"
+        path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    else:
+        mark = "\t" if ".tsv" in name else ","
+        rows = [table.column_names, *zip(*(column.to_pylist() for column in table.columns), strict=True)]
+        text = "".join(
+            mark.join(f'"{cell}"' if i == 2 else str(cell or "") for i, cell in enumerate(row)) + "\n" for row in rows
+        )
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+
+
+def _read_evidence(folder: Path, name: str) -> None:
+    for options in ({}, {"strict": True}, {"ignore_extra": True, "keep": ["case_id"]}):
+        refusal = None
+        try:
+            for part in open_evidence(folder / name, NETWORK, **options).partitions(7):  # type: ignore[arg-type]
+                _check(part)
+        except JunctorError as error:
+            refusal = error
+        if refusal is not None and not options:
+            raise refusal
+
+
+def _check(part: Any) -> None:
+    """What is read is of the network: a state out of range would index outside of tables."""
+    for variable, states in part.batch.states.items():
+        assert states.shape == (part.batch.rows,)
+        assert states.min(initial=-1) >= -1
+        assert states.max(initial=-1) < SIZES[variable]
+    for variable, soft in part.batch.likelihoods.items():
+        assert soft.values.shape == (len(soft.rows), SIZES[variable])
+        assert np.isfinite(soft.values).all()
+    assert len(part.case_ids) == part.batch.rows
+
+
+def _model(sparse: bool = False) -> Any:
+    bare = random_model(4, 3, 1, zeros=0.3 if sparse else 0.0)
+    transition = sparse_of(bare.transition) if sparse else bare.transition
+    return build_model(bare.start, transition, bare.emission, list("abcd"), ["one", "two", "three"])
+
+
+def _write_sequences(folder: Path) -> None:
+    rows = [["one", "two"], ["three"], [], None, ["one", None, "uno"]]
+    table = pa.table({"case_id": [f"c{i}" for i in range(5)], "words": pa.array(rows)})
+    pq.write_table(table, folder / "words.parquet")
+
+
+def _make_cliques(folder: Path) -> None:
+    StoredTree(NETWORK).propagate({}).save(folder)
+
+
+def _ask_cliques(folder: Path) -> None:
+    cliques = load_cliques(folder)
+    for variable in cliques.variables:
+        cliques.posterior(variable.name)
+
+
+def _make_encoded(folder: Path) -> None:
+    table = as_arrow({"b": [1.0] * 3, NAMES[0]: ["0", None, "1"], NAMES[1]: [[1.0] * SIZES[1], None, None]})
+    write_partition(encode_table(table, NETWORK, keep=["b"], ignore_extra=True), folder / "part-00000.arrow")
+
+
+def _job(folder: Path) -> Job:
+    paths = (str(folder / name) for name in ("net.bif", "evidence.parquet", "out"))
+    return Job(*paths, partition_rows=8, csv=True)
+
+
+def _make_run(folder: Path, unfinished: bool) -> None:
+    write_network(NETWORK, folder / "net.bif")
+    _write_evidence(folder, "evidence.parquet")
+    job = _job(folder)
+    run(job, HERE)
+    if unfinished:
+        job.directory.manifest.unlink()
+        job.directory.answers_part("posteriors", 1).unlink()
+
+
+def _go_on(folder: Path) -> None:
+    # What a process keeps from partition to partition would hide what is damaged.
+    for kept in (
+        partition.tables_of,
+        partition.writer_of,
+        partition.engine_for,
+        hmm_run.model_for,
+        hmm_run.engine_for,
+    ):
+        kept.cache_clear()
+    partition._network = None
+    job = _job(folder) if (folder / "net.bif").exists() else _sequence_job(folder)
+    run(job, HERE)
+    read_manifest(job.directory)
+
+
+def _sequence_job(folder: Path) -> hmm_run.SequenceJob:
+    paths = (str(folder / name) for name in ("model.json", "words.parquet", "out"))
+    return hmm_run.SequenceJob(*paths, partition_rows=2)
+
+
+def _make_sequence_run(folder: Path) -> None:
+    write_model(_model(), folder / "model.json")
+    _write_sequences(folder)
+    job = _sequence_job(folder)
+    run(job, HERE)
+    job.directory.manifest.unlink()
+    job.directory.answers_part("viterbi", 1).unlink()
+
+
+def _make_measurements(folder: Path) -> None:
+    _, shipped = next(pair for pair in dataset.shipped_files() if not pair[0].is_gpu)
+    rows = {row.backend: [] for row in dataset.read(shipped)}  # type: ignore[var-annotated]
+    for row in dataset.read(shipped):
+        rows[row.backend].append(row)
+    few = [row for backend in sorted(rows)[:3] for row in rows[backend][:8]]
+    (folder / "junctor" / "measured").mkdir(parents=True)
+    dataset.write(
+        dataset.MeasuredDevice("my cpu"), "2026-01-01", few, folder / "junctor" / "measured" / "my-cpu.parquet"
+    )
+
+
+def _use_measurements(folder: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    local_cost_models.cache_clear()
+    try:
+        for model in local_cost_models().devices[:1]:
+            for backend in sorted(model.coefficients)[:3]:
+                assert all(0 <= seconds < float("inf") for seconds in model.coefficients[backend].work)
+        # A damaged file is passed over.
+        local_cost_models().cpu("my cpu")
+    except JunctorError as error:
+        raise AssertionError(f"not passed over: {error}") from error
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+
+
+def _make_cache(folder: Path) -> None:
+    cache = Cache(folder)
+    KeptOrders(cache).keep("key", (2, 0, 1), 12.0)
+    cache.write("network", "key", store.to_bytes(NETWORK))
+
+
+def _use_cache(folder: Path) -> None:
+    try:
+        found = KeptOrders(Cache(folder)).find("key", frozenset(range(3)))
+        assert found in (None, ((2, 0, 1), 12.0))
+        network = Cache(folder).read("network", "key", store.read)
+        assert network is None or network.digest == NETWORK.digest
+    except JunctorError as error:
+        raise AssertionError(f"not passed over: {error}") from error
+
+
+EVIDENCE = (
+    "t.csv",
+    "t.tsv",
+    "t.csv.gz",
+    "t.parquet",
+    "t.arrow",
+    "t.arrows",
+    "t.evid",
+    "several.evid",
+    "several.evid.gz",
+)
+MODELS = {"m.json": False, "m.json.gz": True, "m.parquet": False, "sparse.parquet": True}
+KINDS: dict[str, Kind] = {
+    **{f"network-{ending}": _network(ending, content) for ending, content in CONTENT.items()},
+    "network-bif.gz": _network("bif.gz", CONTENT["bif"]),
+    **{
+        f"evidence-{name}": Kind(partial(_write_evidence, name=name), partial(_read_evidence, name=name))
+        for name in EVIDENCE
+    },
+    **{
+        f"model-{name}": Kind(
+            lambda folder, name=name, sparse=sparse: write_model(_model(sparse), folder / name),  # type: ignore[misc]
+            lambda folder, name=name: read_model(folder / name),  # type: ignore[misc]
+        )
+        for name, sparse in MODELS.items()
+    },
+    "sequences": Kind(
+        _write_sequences, lambda folder: [*open_sequences(folder / "words.parquet", _model()).partitions(2, 10)]
+    ),
+    "cliques": Kind(_make_cliques, _ask_cliques),
+    "encoded": Kind(_make_encoded, lambda folder: _check(read_partition(folder / "part-00000.arrow", True, SIZES))),
+    "run-unfinished": Kind(partial(_make_run, unfinished=True), _go_on, ("out/**/*",), 0.1),
+    "run-finished": Kind(partial(_make_run, unfinished=False), _go_on, ("out/*.json", "out/evidence/*.json"), 0.1),
+    "run-sequences": Kind(_make_sequence_run, _go_on, ("out/**/*",), 0.1),
+    "measurements": Kind(_make_measurements, _use_measurements, share=0.1),
+    "cache": Kind(_make_cache, _use_cache),
+}

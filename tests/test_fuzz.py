@@ -1,0 +1,44 @@
+"""Every file that is read may be damaged: an answer or an error of ours, within 10 seconds and 1 GiB."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz.kinds import KINDS
+
+PROGRAM = [sys.executable, str(Path(__file__).parent / "fuzz")]
+
+
+@cache
+def results(mutants: int) -> dict[str, Any]:
+    """What mutants of all kinds do. For hours: `python tests/fuzz --seconds 3600`."""
+    # In a process of its own: it forks, and its memory is limited.
+    done = subprocess.run([*PROGRAM, "--mutants", str(mutants)], capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {each["kind"] for each in found} == KINDS.keys(), done.stderr[-2000:]
+    return {each["kind"]: each for each in found}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files(kind: str) -> None:
+    check(results(150)[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_thousands_of_damaged_files(kind: str) -> None:
+    check(results(5000)[kind])
+
+
+def check(result: dict[str, Any]) -> None:
+    kind = result["kind"]
+    assert not result["failures"], f"python tests/fuzz {kind} --seed SEED --mutants 1 --keep FOLDER: {result}"
+    # Most damage is seen, unless a file is passed over, or made again as damaged parts of runs are.
+    assert result["refused"] > 0 or kind in ("measurements", "cache") or kind.startswith("run-")

@@ -1,0 +1,113 @@
+"""Snippets of the README and of docs/ run, and what they print is compared."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.command_line import junctor_cli
+from pyarrow import parquet
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+# What needs a server, another machine, a GPU or minutes.
+ELSEWHERE = re.compile(r"://|--device gpu|--prefect|junctor (demo|tune|warmup|serve|deploy|status)\b")
+SERVERS = re.compile(r"\.serve\(|\.deploy\(|://")
+# Names of files that whoever reads the page has.
+INPUT = re.compile(r"[\w./*-]+\.(?:csv|parquet|arrow|evid|bif|uai|net|xdsl|xmlbif|json|toml|dne|pgmx)$|[A-Z]{5,}$")
+
+
+def snippets(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCED.findall(page.read_text()) if language in languages]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The commands of a page, without those that need what is not here."""
+    lines = "".join(snippets(page, "sh")).replace("\\\n", " ").splitlines()
+    found = [line.removeprefix("uv run ") for line in lines if not ELSEWHERE.search(line)]
+    return [shlex.split(line, comments=True)[1:] for line in found if line.startswith("junctor ")]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the shipped networks and the README's table of patients, where snippets run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    (patients,) = snippets(ROOT / "README.md", "csv")
+    (tmp_path / "patients.csv").write_text(patients)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_run(page: Path, scratch: Path) -> None:
+    ran = 0
+    for command in commands(page):
+        # The examples of a page may be about files that nobody has.
+        if any(INPUT.fullmatch(word) and not Path(word).exists() for word in command if "=" not in word):
+            continue
+        result = junctor_cli(*command)
+        assert result.exit_code == 0, f"{shlex.join(command)}: {result.output}"
+        ran += 1
+    assert ran, "no command of this page runs here"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")], ids=lambda page: page.name)
+def test_python_runs(page: Path, scratch: Path) -> None:
+    names: dict[str, object] = {}
+    for text in snippets(page, "python"):
+        # Some go on from a run of the page's reader.
+        if not SERVERS.search(text) and 'Path("out")' not in text and ">>>" not in text:
+            exec(compile(text, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=lambda page: page.name)
+def test_what_python_prints(page: Path, scratch: Path) -> None:
+    # The examples in all snippets are one session.
+    text = "\n".join(text for text in snippets(page, "python") if ">>>" in text)
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert runner.run(test).failed == 0
+
+
+def test_answers_in_the_readme(scratch: Path) -> None:
+    first = commands(ROOT / "README.md")[0]
+    assert junctor_cli(*first).exit_code == 0
+    answers = parquet.read_table(scratch / first[first.index("--output") + 1] / "posteriors").to_pylist()
+    shown = [line.strip("|").split("|") for line in (ROOT / "README.md").read_text().splitlines() if line[:2] == "| "]
+    header, *rows = [[cell.strip() for cell in row] for row in shown if row[0].strip() in ("case_id", "17", "18", "19")]
+    assert len(rows) == len(answers)
+    for cells, answer in zip(rows, answers, strict=True):
+        for name, cell in zip(header, cells, strict=True):
+            assert name == "..." or not cell or is_shown(cell, answer[name]), f"{name}: {cell}, answered {answer[name]}"
+            assert cell or name == "..." or answer[name] is None
+
+
+def is_shown(cell: str, value: object) -> bool:
+    """Whether a cell shows a value; `0.48...` shows 0.4871."""
+    numbers = value if isinstance(value, list) else [value]
+    texts = cell.strip("[]").split(", ") if isinstance(value, list) else [cell]
+    if not all(isinstance(number, float) for number in numbers):
+        return cell == str(value)
+    return len(texts) == len(numbers) and all(
+        f"{number:.15f}".startswith(text.removesuffix("..."))
+        if text.endswith("...")
+        else abs(float(text) - number) < 1e-12
+        for text, number in zip(texts, numbers, strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_the_demo_in_the_readme(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    result = junctor_cli("demo")
+    assert result.exit_code == 0, result.output
+    table = next(text for text in snippets(ROOT / "README.md", "text") if "fault" in text)
+    rows = [line for line in table.splitlines() if line.startswith("│")]
+    assert rows
+    for row in rows:
+        assert row in result.output
