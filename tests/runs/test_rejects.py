@@ -85,3 +85,14 @@ def test_sequences_too(tmp_path: Path) -> None:
     assert "Half of the rows have log_probability" in job.directory.report.read_text()
     with pytest.raises(InputError, match="no column"):
         run(SequenceJob(job.model, job.sequences, job.output, fail_if=("drift(x) > 0.1",)), HERE)
+
+
+def test_of_all_increments(tmp_path: Path) -> None:
+    folder, file = tmp_path / "in", tmp_path / "bad.csv"
+    folder.mkdir()
+    for night, cells in enumerate((["yes", "maybe"], ["perhaps", "no"])):
+        csv.write_csv(pa.table({"xray": cells}), folder / f"{night}.csv")
+        job = Job(ASIA, str(folder), str(tmp_path / "out"), incremental=True, rejects=str(file), report=True)
+        run(job, HERE)
+        assert csv.read_csv(file)["row"].to_pylist() == [2, 3][: night + 1]
+    assert "2 of 4 rows" in job.directory.report.read_text()

@@ -366,15 +366,13 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     """
     directory = job.directory
     if isinstance(directory, IncrementDirectory):
-        return _commit(directory, work, seconds, progress)
-    if directory.manifest.exists():
+        manifest = _commit(directory, work, seconds, progress)
+    elif directory.manifest.exists():
         # The file stays as it is; only the caller sees that this call found everything done.
-        manifest = read_manifest(directory)
-        seconds = round(seconds, 3)
         manifest = replace(
-            manifest,
+            read_manifest(directory),
             reused_parts=work.reused,
-            seconds=seconds,
+            seconds=round(seconds, 3),
             stages=work.stages,
             peak_bytes=(peak_memory(), work.worker_bytes),
         )
