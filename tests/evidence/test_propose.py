@@ -87,7 +87,8 @@ def test_a_messy_table(tmp_path: Path) -> None:
     }
     variables = proposal.content["variables"]
     assert variables["Smoker"] == {"missing": ["unknown"], "states": {"Yes": "yes", "NO": "no", "y": "yes"}}
-    assert variables["age"] == {"edges": [0, 18, 65, INF], "labels": ["0-17", "18-64", "65+"], "missing": ["n/a"]}
+    # "n/a" is missing without a word.
+    assert variables["age"] == {"edges": [0, 18, 65, INF], "labels": ["0-17", "18-64", "65+"]}
     assert variables["Visit_Asia"]["states"] == {"Visit": "visit", "novisit": "no visit", "visitt": "visit"}
     assert proposal.unobserved == ("unseen",)
     told = {each.column.strip(): each for each in proposal.columns}
