@@ -39,10 +39,21 @@ def parts(folder: Path) -> list[Path]:
 
 def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "junctor") -> None:
     """Three runs on schedule, each on new data."""
-    evidence = folder / "patients.csv"
-    write_rows(evidence, 1)
-    options = ("-o", "answers", "--overwrite", "--memory", "1GiB", "--cron", "0 5 * * *", "--timezone", "Europe/Berlin")
-    deployed(server, folder, ASIA, "patients.csv", *options, "--name", "nightly", program=program)
+    evidence = folder / "patients"
+    evidence.mkdir()
+    write_rows(evidence / "1.csv", 1)
+    options = (
+        "-o",
+        "answers",
+        "--incremental",
+        "--memory",
+        "1GiB",
+        "--cron",
+        "0 5 * * *",
+        "--timezone",
+        "Europe/Berlin",
+    )
+    deployed(server, folder, ASIA, "patients", *options, "--name", "nightly", program=program)
     schedule = server.deployment("nightly")["schedules"][0]["schedule"]
     assert schedule["cron"] == "0 5 * * *"
     assert schedule["timezone"] == "Europe/Berlin"
@@ -50,7 +61,7 @@ def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "jun
     with server.serve(folder, "nightly", program=program):
         for night in (1, 2, 3):
             said = f"{night} rows in"
-            # Runs may be faster than nights: one in between finds everything done.
+            # Runs may be faster than nights: one in between finds nothing new.
             found = server.until(
                 lambda said=said: [
                     run for run in server.runs("nightly", "COMPLETED") if run["state"]["message"].startswith(said)
@@ -58,17 +69,18 @@ def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "jun
                 120,
             )
             assert parquet.read_table(folder / "answers" / "posteriors").num_rows == night
-            write_rows(evidence, night + 1)
+            write_rows(evidence / f"{night + 1}.csv", 1)
     run = found[0]
-    assert run["name"].startswith("patients.csv on asia.bif, 20")
+    assert run["name"].startswith("patients on asia.bif, 20")
     assert run["parameters"]["evidence"] == str(evidence)
     assert run["parameters"]["memory"] == "1GiB"
-    assert "propagating: patients.csv on asia.bif" in [task["name"] for task in server.tasks(run["id"])]
+    assert "propagating: patients on asia.bif" in [task["name"] for task in server.tasks(run["id"])]
     assert {task["state"]["type"] for task in server.tasks(run["id"])} == {"COMPLETED"}
-    assert "propagating 3 rows: patients.csv on asia.bif" in server.lines(run["id"])
+    assert "propagating 1 rows: patients on asia.bif" in server.lines(run["id"])
     artifacts = server.artifacts(run["id"])
     assert artifacts["nightly-progress"] == 100.0
     assert "| ok | 3 |" in artifacts["nightly-summary"]
+    assert "Increment 3: 1 rows\n\n- new: 3.csv, 1 rows" in artifacts["nightly-summary"]
     server.delete("nightly")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.files import ROOT
-from helpers.format_helpers import assert_same, by_name, odd_networks
+from helpers.format_helpers import CONTENT, MAX_SECONDS, assert_same, by_name, odd_networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import WRITABLE, read_network, write_network
@@ -141,3 +144,30 @@ def test_networks_with_odd_names_read_back_or_are_refused(
     except ModelError:
         return
     assert by_name(read_network(path, format)) == by_name(network)
+
+
+@pytest.mark.parametrize("format", sorted(CONTENT.keys() - {"parquet"}))
+def test_files_with_parts_left_out_doubled_or_swapped_give_a_network_or_our_error(tmp_path: Path, format: str) -> None:
+    pieces = re.findall(rb"<[^>]*>|[^\s{}();<>]+|\s+|[{}();]", CONTENT[format])
+    path = tmp_path / "n"
+    read_well = 0
+    for seed in range(300):
+        rng, changed = random.Random(seed), list(pieces)
+        for _ in range(rng.randint(1, 3)):
+            first, second = rng.randrange(len(changed)), rng.randrange(len(changed))
+            kind = rng.randrange(3)
+            if kind == 0:
+                del changed[first : first + rng.choice([1, 1, 5])]
+            elif kind == 1:
+                changed[second:second] = changed[first : first + rng.choice([1, 1, 20])]
+            else:
+                changed[first], changed[second] = changed[second], changed[first]
+        path.write_bytes(b"".join(changed))
+        began = time.process_time()
+        try:
+            read_network(path, format)
+            read_well += 1
+        except ModelError:
+            pass
+        assert time.process_time() - began < MAX_SECONDS, seed
+    assert 0 < read_well < 300

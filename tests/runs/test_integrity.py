@@ -57,7 +57,7 @@ def faults(folder: Path) -> list[tuple[str, str]]:
 def test_a_finished_run_is_whole(folder: Path) -> None:
     verified = verify(RunDirectory(folder / "out"))
     # Four parts and their evidence, done.json, checksums.json, run.json and the network.
-    assert (verified.files, verified.without_checksum, verified.faults) == (12, 0, ())
+    assert (verified.files, verified.without_checksum, verified.faults) == (16, 0, ())
     record = json.loads((folder / "out/manifest.json").read_text())
     part = folder / "out" / record["parts"][2]["file"]
     assert record["parts"][2]["sha256"] == hashlib.sha256(part.read_bytes()).hexdigest()
@@ -172,7 +172,7 @@ def test_runs_of_earlier_versions_have_no_checksums(folder: Path) -> None:
     record = json.loads((out / "manifest.json").read_text())
     del record["files"]
     for part in record["parts"]:
-        del part["sha256"]
+        del part["sha256"], part["statistics"]
     (out / "manifest.json").write_text(json.dumps(record))
     (out / "evidence/checksums.json").unlink()
     verified = verify(RunDirectory(out))
@@ -188,7 +188,7 @@ def test_the_command_names_what_is_wrong(folder: Path) -> None:
     out = folder / "out"
     whole = junctor_cli("verify", str(out))
     assert (whole.exit_code, whole.stderr) == (0, "")
-    assert whole.stdout.startswith("12 files, ")
+    assert whole.stdout.startswith("16 files, ")
     (out / "posteriors/part-00001.parquet").write_bytes(b"")
     damaged = junctor_cli("verify", str(out))
     assert damaged.exit_code == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -129,11 +130,17 @@ def test_another_job_does_not_come_between(inputs: Path, tmp_path: Path) -> None
 
 def test_evidence_is_read_once_and_others_wait(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    processes = start(inputs, out, range(1, 4), 3)
+    out.mkdir()
+    with (out / ".preparing.lock").open("a+") as held:
+        # As another task that reads the evidence has it.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        processes = start(inputs, out, range(1, 4), 3)
+        stderr = processes[0].stderr
+        assert stderr is not None
+        assert any("waiting for another part to read the evidence" in line for line in iter(stderr.readline, ""))
     said = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 3, said
     assert sum("reading the evidence" in each for each in said) == 1
-    assert any("waiting for another part to read the evidence" in each for each in said)
     done = junctor_cli("finalise", str(out), "--csv", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["rows"] == ROWS

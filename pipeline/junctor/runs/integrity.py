@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -91,8 +92,14 @@ def discard_damaged(directory: Directory[Any]) -> None:
     except (RunError, TypeError) as error:
         _discard(directory.ingested, str(error))
         return
+    counted = {path: path.stat().st_size for path in (directory.path / "statistics").glob("**/*.json")}
     for path in parts:
         _check_part(directory, path, recorded.get(directory.name_of(path)))
+        # Statistics are made with their part.
+        statistics = directory.statistics(path)
+        wanted = recorded.get(directory.name_of(statistics))
+        if wanted is not None and counted.get(statistics) != wanted[0] and path.exists():
+            _discard(path, f"of its statistics found {counted.get(statistics, 0):,} bytes, expected {wanted[0]:,}")
     unanswered = directory.unanswered(directory.read_spec())
     if unanswered:
         # The manifest and its checksums give way to new ones, which must not vouch for what is damaged.
@@ -147,6 +154,9 @@ def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None
     for part in record["parts"]:
         size, sha256 = int(part["bytes"]), part.get("sha256")
         found[part["file"]] = size, None if sha256 is None else Checksum(size, sha256)
+        if part.get("statistics") is not None:
+            checksum = Checksum(**part["statistics"])
+            found[directory.name_of(directory.statistics(directory.path / part["file"]))] = checksum.bytes, checksum
     return found
 
 
@@ -213,10 +223,14 @@ def _of_inputs(directory: Directory[Any], faults: list[Fault]) -> Iterator[tuple
 def _strangers(directory: Directory[Any], answers: str, expected: set[str]) -> Iterator[Fault]:
     """Yield files in the folders of a run that are not its own: readers of the folder would take them for answers."""
     ours = {directory.ingested, directory.input_checksums}
+    # A damaged mark of the inputs is told elsewhere.
+    with suppress(RunError, TypeError):
+        ours.update(map(directory.statistics, directory.expected_parts(directory.read_spec())))
     if isinstance(directory, IncrementDirectory):
         # Of an increment that was interrupted; the next one finds them by their names, or removes them.
         ours.update(directory.expected_parts(directory.read_spec()) if directory.ingested.exists() else ())
-    for folder in (directory.path, directory.path / directory.inputs, directory.path / answers):
+    folders = directory.inputs, answers, "statistics"
+    for folder in (directory.path, *(directory.path / name for name in folders)):
         # Partitions of increments have folders of their own.
         for path in folder.glob("*" if folder == directory.path else "**/*"):
             if path.is_dir():

@@ -191,6 +191,7 @@ class Part:
     bytes: on disk.
     statuses: rows of each status.
     sha256: of the file; None in manifests of earlier versions.
+    statistics: checksum of the statistics of the part; None where there are none.
     """
 
     file: str
@@ -198,6 +199,13 @@ class Part:
     bytes: int
     statuses: dict[str, int]
     sha256: str | None = None
+    statistics: Checksum | None = None
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Part:
+        """Return the part of a JSON record; raises TypeError for another record."""
+        counted = record.get("statistics")
+        return cls(**{**record, "statistics": None if counted is None else Checksum(**counted)})
 
 
 @dataclass(slots=True)
@@ -293,11 +301,12 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
-def write_statistics(path: AnyPath, statistics: Statistics) -> None:
-    """Write the statistics of a part, whole or not at all."""
+def write_statistics(path: AnyPath, statistics: Statistics) -> Checksum:
+    """Write the statistics of a part, whole or not at all, and return their checksum."""
     with aside(path) as temporary:
         # In one line: of wide networks there are many numbers.
         temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
+        return checksum_of(temporary)
 
 
 def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | None = None) -> Part:
@@ -379,19 +388,24 @@ class _Partition:
             return writing.result()
 
     def write(self) -> tuple[Part, StageTimings]:
+        from junctor.runs.results import statuses_of
+
         directory, spec, part = self.task.home, self.task.spec, self.task.part
         assert self._answered is not None
         with self.stages.time("writing"):
             path = directory.answers_part(spec.folder, part, spec.output_format)
             directory.check_there()
             # First: a part with its name always has its statistics.
-            write_statistics(directory.statistics(path), self._answered.count())
+            counted = write_statistics(directory.statistics(path), self._answered.count())
             with aside(path) as temporary:
                 self.task.write(self._answered.table, temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
+            statuses = statuses_of(self._answered.table.schema)
             self._answered = None
-            return read_part(directory, path, checksum), self.stages
+            rows = sum(statuses.values())
+            name = directory.name_of(path)
+            return Part(name, rows, checksum.bytes, statuses, checksum.sha256, counted), self.stages
 
 
 class _Count:

@@ -53,7 +53,7 @@ from junctor.runtime.machine import (
     usable_cores,
 )
 from junctor.runtime.progress import Progress, Silence, shows_passes
-from junctor.runtime.remote import RemotePath, location
+from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.remote_lock import check_lock
 from junctor.runtime.threads import ahead, short_turns
 
@@ -500,9 +500,15 @@ def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple
     # Those of earlier calls are read once more; a store takes its time for each, and answers many at once.
     others = [directory.path / name for name in names if name not in made]
     threads = STORE_READS if isinstance(directory.path, RemotePath) else usable_cores()
-    for part in ahead(lambda path: read_part(directory, path, checksum_of(path)), others, threads):
+    for part in ahead(partial(_read_again, directory), others, threads):
         made[part.file] = part
     return tuple(made[name] for name in names)
+
+
+def _read_again(directory: Directory[Any], path: AnyPath) -> Part:
+    statistics = directory.statistics(path)
+    counted = checksum_of(statistics) if statistics.exists() else None
+    return replace(read_part(directory, path, checksum_of(path)), statistics=counted)
 
 
 def _small_files(directory: Directory[Any]) -> dict[str, Checksum]:
@@ -528,7 +534,7 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     parse: makes the spec of its record.
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
-    parts = tuple(Part(**part) for part in record["parts"])
+    parts = tuple(map(Part.of, record["parts"]))
     amounts = fields["rows"], fields["reused_parts"], *fields["statuses"].values()
     amounts += tuple(count for part in parts for count in (part.rows, part.bytes, *part.statuses.values()))
     if not all(type(count) is int for count in amounts) or not all(isinstance(part.file, str) for part in parts):

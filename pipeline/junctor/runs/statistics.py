@@ -498,7 +498,7 @@ def _count_targets(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the bins of the first targets; those that are observed come last where the user named none."""
     numbers = [n for n, v in enumerate(answers.targets) if network.cardinalities[v] <= MOST_STATES]
-    if answers.targets == tuple(range(len(network.variables))):
+    if answers.targets == tuple(range(len(network.public))):
         numbers.sort(key=lambda n: network.variables[answers.targets[n]].name in cells)
     at = slice(None) if len(rows) == len(answers.status) else rows
     found = {}

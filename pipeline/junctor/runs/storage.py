@@ -229,10 +229,15 @@ class Directory(Generic[Spec]):
         if record is None:
             return None
         rows, partitions = record.get("rows"), record.get("partitions")
-        if type(rows) is int and type(partitions) is int and record.keys() == {"rows", "partitions"}:
-            # A partition has rows, unless it is the only one.
-            if 1 <= partitions <= max(1, rows) < 2**53 and not self._are_too_many(partitions):
-                return Ingested(rows, partitions)
+        # A partition has rows, unless it is the only one.
+        if (
+            type(rows) is int
+            and type(partitions) is int
+            and record.keys() == {"rows", "partitions"}
+            and 1 <= partitions <= max(1, rows) < 2**53
+            and not self._are_too_many(partitions)
+        ):
+            return Ingested(rows, partitions)
         raise RunError(
             f"{self.ingested}: found {str(record)[:100]}, which is not the amount of the evidence here: start "
             "afresh with --overwrite"

@@ -111,7 +111,7 @@ def facts_of(outcome: Outcome) -> list[tuple[str, str]]:
     facts = {"finished": manifest.finished_at, "directory": str(outcome.directory.path)}
     facts |= {"answers": f"{counted(len(manifest.parts), 'part')}, {size / 2**20:,.1f} MiB in {manifest.spec.folder}"}
     if outcome.network is not None:
-        facts["network"] = f"{outcome.network.name or 'no name'}, {counted(len(outcome.network.variables), 'variable')}"
+        facts["network"] = f"{outcome.network.name or 'no name'}, {counted(len(outcome.network.public), 'variable')}"
     record = manifest.to_record()["spec"]
     for name, value in record.items():
         if value not in (None, (), [], False) and name != "format_version":
