@@ -59,6 +59,9 @@ def test_commands_run(page: Path, scratch: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")], ids=lambda page: page.name)
 def test_python_runs(page: Path, scratch: Path) -> None:
     names: dict[str, object] = {}
+    if any('"answers"' in text for text in snippets(page, "python")):
+        # Those of the first command of the README.
+        assert junctor_cli(*commands(ROOT / "README.md")[0]).exit_code == 0
     for text in snippets(page, "python"):
         # Some go on from a run of the page's reader.
         if not SERVERS.search(text) and 'Path("out")' not in text and ">>>" not in text:
