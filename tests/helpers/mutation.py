@@ -23,12 +23,13 @@ def check_damaged(read: Callable[[str], object], texts: Sequence[str], name: str
 
 def error_in_time(read: Callable[[str], object], text: str) -> str | None:
     """Return what reading says is wrong, None where nothing is; fails where that takes seconds."""
-    started, message = time.perf_counter(), None
+    # Of this thread: others may have the cores.
+    started, message = time.thread_time(), None
     try:
         read(text)
     except ModelError as caught:
         message = str(caught)
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
     return message
 
 
