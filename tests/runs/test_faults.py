@@ -13,6 +13,9 @@ import pytest
 from helpers.files import ASIA
 from helpers.signals import COMMAND, workers_of
 from junctor.generate import evidence_table, random_network, sample
+from junctor.model.errors import RunError
+from junctor.runs.storage import RunDirectory
+from junctor.runtime.files import aside
 from pyarrow import parquet
 
 # Some seconds on one core.
@@ -100,3 +103,20 @@ def test_a_full_disk_at_every_stage(tmp_path: Path, kib: int) -> None:
     assert "no space left" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "unfinished").read_text() == ""
+
+
+def test_a_directory_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "out")
+    part = directory.answers_part("posteriors", 0)
+    directory.path.mkdir()
+    directory.spec_file.write_text("{}")
+    directory.make_folder_of(part)
+    with aside(part, parents=False) as temporary:
+        temporary.write_text("answers")
+    shutil.rmtree(directory.path)
+    with pytest.raises(RunError, match="removed while the run was under way"):
+        directory.make_folder_of(part)
+    # Between the one and the other.
+    with pytest.raises(RunError, match="No such file"), aside(part, parents=False) as temporary:
+        temporary.write_text("answers")
+    assert not directory.path.exists()

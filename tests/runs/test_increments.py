@@ -31,6 +31,7 @@ from junctor.runs.partition import Part, PartitionTask, PartTask, StageTimings
 from junctor.runs.run import Manifest, read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.files import Checksum
 from pyarrow import csv, parquet
 
 HERE = Resources(workers=0, compute=on_cpu())
@@ -375,10 +376,11 @@ def test_files_that_grow_while_they_are_read(world: World, monkeypatch: pytest.M
     world.days([1, 2])
     real = encoded.write_partition
 
-    def write_partition(partition: encoded.EncodedPartition, path: Path) -> None:
-        real(partition, path)
+    def write_partition(partition: encoded.EncodedPartition, path: Path) -> Checksum:
+        checksum = real(partition, path)
         if DAY.format(1) in str(path):
             world.write(f"{DAY.format(1)}/a.parquet", seed=77, rows=8)
+        return checksum
 
     with monkeypatch.context() as patch:
         patch.setattr(encoded, "write_partition", write_partition)

@@ -33,6 +33,7 @@ from junctor.runs.run import Manifest, run
 from junctor.runs.storage import Ingested, RunDirectory
 from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.files import Checksum
 from junctor.runtime.progress import Silence
 from pyarrow import csv, parquet
 
@@ -216,10 +217,10 @@ def test_reading_evidence_goes_on_too(job: Job, monkeypatch: pytest.MonkeyPatch)
 
     real, left = encoded.write_partition, iter(range(2))
 
-    def write_partition(*args: object) -> None:
+    def write_partition(*args: object) -> Checksum:
         if next(left, None) is None:
             raise StopError
-        real(*args)  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(encoded, "write_partition", write_partition)

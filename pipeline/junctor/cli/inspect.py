@@ -113,7 +113,7 @@ def inspect(
         first = next(iter(source.partitions(SAMPLE_ROWS)), None)
         record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), stored)
     if plot is not None:
-        # Imported here, because matplotlib is optional.
+        # Imported here, because matplotlib takes a second.
         from junctor.cli.picture import draw_tree
 
         draw_tree(tree, model, plot)

@@ -219,10 +219,11 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     from junctor.runs.run import run as run_plainly
     from junctor.runs.watch import watched
 
-    recorded = deployed.get() is not None or (is_configured() if prefect is None else prefect)
+    configured = is_configured()
+    recorded = deployed.get() is not None or (configured if prefect is None else prefect)
     job.check_places(recorded=recorded)
     try:
-        with watched(job, progress, _watchers(job, prefect)) as watch:
+        with watched(job, progress, _watchers(job, recorded, configured)) as watch:
             # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
             reported = replace(job, report=recorded) if job.report is None else job  # type: ignore[type-var]
             try:
@@ -235,16 +236,18 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
         raise interrupted(wish, "run the same command again to go on") from None
 
 
-def _watchers(job: Workload, prefect: bool | None) -> list[Watcher]:
-    """Return who is told of a run; the server of Prefect's that is started where none is configured is there then."""
-    from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
+def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:
+    """Return who is told of a run.
+
+    recorded: whether a server of Prefect's is; one is started where none is `configured`.
+    """
+    from junctor.cli.prefect_server import EmbeddedServer, embed
     from junctor.runs.metrics import metrics
 
     found = metrics()
     if (reporter := deployed.get()) is not None:
         return [*found, reporter]
-    configured = is_configured()
-    if not (configured if prefect is None else prefect):
+    if not recorded:
         return found
     server = None if configured else EmbeddedServer(embed(job.directory.path))
     from junctor_flows.reporter import Reporter, load_prefect

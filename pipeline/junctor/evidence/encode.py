@@ -40,6 +40,12 @@ class EncodedPartition:
     first_row: int
     kept: pa.Table | None = None
 
+    @property
+    def bytes(self) -> int:
+        """Of it in memory, about: states take four bytes each, case ids some more."""
+        kept = 0 if self.kept is None else self.kept.nbytes
+        return 4 * self.batch.rows * (2 + len(self.batch.states)) + int(kept)
+
     def rows(self, start: int, rows: int) -> EncodedPartition:
         """Return `rows` rows from `start` on; shares the memory."""
         batch, end = self.batch, start + rows

@@ -23,7 +23,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
-from junctor.runtime.files import aside, refused
+from junctor.runtime.files import Checksum, aside, checksum_of, refused
 from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 2
@@ -37,8 +37,8 @@ _STATES = "states"
 _KEPT = "kept"
 
 
-def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | RemotePath) -> None:
-    """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is complete."""
+def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | RemotePath) -> Checksum:
+    """Write a partition, whole or not at all, and return the checksum of its file."""
     columns = dict(_columns(partition))
     metadata = {
         "format_version": FORMAT_VERSION,
@@ -53,8 +53,11 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | 
             table = table.append_column(field.with_name(f"{_KEPT}{i}"), column)
     # Read once or twice and then never again: cheap to write and to read comes before small.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with aside(location(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
-        writer.write_table(table)
+    with aside(location(path), parents=False) as temporary:
+        with pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
+            writer.write_table(table)
+        # Now: an object of a store would be fetched again.
+        return checksum_of(temporary)
 
 
 def read_partition(

@@ -31,7 +31,7 @@ from junctor.runtime.arrow import (
     reason_array,
     string_array,
 )
-from junctor.runtime.files import aside, refused
+from junctor.runtime.files import Checksum, aside, checksum_of, refused
 from junctor.runtime.remote import AnyPath, parquet_source
 
 # Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
@@ -71,8 +71,8 @@ def write_table(table: pa.Table, path: Path) -> None:
     parquet.write_table(table, path, compression="zstd", compression_level=1, write_statistics=False)
 
 
-def write_sequences(part: EncodedSequences, path: AnyPath) -> None:
-    """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is whole."""
+def write_sequences(part: EncodedSequences, path: AnyPath) -> Checksum:
+    """Write a partition, whole or not at all, and return the checksum of its file."""
     batch = part.batch
     if batch.symbols is not None:
         name, width, steps = "symbols", 1, number_array(batch.symbols)
@@ -87,8 +87,9 @@ def write_sequences(part: EncodedSequences, path: AnyPath) -> None:
     # Parquet lacks some Arrow types; the recorded one restores them.
     kind = base64.b64encode(pa.schema([("case_id", part.case_ids.type)]).serialize()).decode()
     facts = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width, "case_id": kind}
-    with aside(path) as temporary:
+    with aside(path, parents=False) as temporary:
         write_table(pa.table(columns, metadata={_ENCODED: json.dumps(facts).encode()}), temporary)
+        return checksum_of(temporary)
 
 
 def read_sequences(path: AnyPath) -> EncodedSequences:

@@ -15,7 +15,7 @@ from junctor.model.errors import EvidenceError, RunError
 from junctor.model.options import OutputFormat
 from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
-from junctor.runs.storage import AnySpec, Ingested, RunDirectory, RunSpec
+from junctor.runs.storage import STATISTICS, AnySpec, Ingested, RunDirectory, RunSpec
 from junctor.runtime.files import explained, read_json
 from junctor.runtime.remote import AnyPath
 
@@ -208,7 +208,7 @@ class IncrementDirectory(RunDirectory):
         with explained(self.path):
             named = {self.path / part.file for part in parts}
             self._clear_folder(spec.folder, named)
-            self._clear_folder("statistics", {self.statistics(part) for part in named})
+            self._clear_folder(STATISTICS, {self.statistics(part) for part in named})
         self.forget()
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from junctor.model.errors import RunError
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import read_part
-from junctor.runs.storage import Directory
+from junctor.runs.storage import STATISTICS, Directory
 from junctor.runtime.files import Checksum, checksum_of, read_json, write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
@@ -88,11 +88,12 @@ def discard_damaged(directory: Directory[Any]) -> None:
     if not directory.ingested.exists():
         return
     try:
-        parts, inputs = directory.expected_parts(directory.read_spec()), read_checksums(directory)
+        spec = directory.read_spec()
+        parts, inputs = directory.expected_parts(spec), read_checksums(directory)
     except (RunError, TypeError) as error:
         _discard(directory.ingested, str(error))
         return
-    counted = {path: path.stat().st_size for path in (directory.path / "statistics").glob("**/*.json")}
+    counted = {path: path.stat().st_size for path in (directory.path / STATISTICS).glob("**/*.json")}
     for path in parts:
         _check_part(directory, path, recorded.get(directory.name_of(path)))
         # Statistics are made with their part.
@@ -100,12 +101,12 @@ def discard_damaged(directory: Directory[Any]) -> None:
         wanted = recorded.get(directory.name_of(statistics))
         if wanted is not None and counted.get(statistics) != wanted[0] and path.exists():
             _discard(path, f"of its statistics found {counted.get(statistics, 0):,} bytes, expected {wanted[0]:,}")
-    unanswered = directory.unanswered(directory.read_spec())
-    if unanswered:
-        # The manifest and its checksums give way to new ones, which must not vouch for what is damaged.
-        _check_content(directory, recorded)
+    if not directory.unanswered(spec):
+        return
+    # The manifest and its checksums give way to new ones, which must not vouch for what is damaged.
+    _check_content(directory, parts, recorded)
     # Inputs of parts that are there are not needed again.
-    for i in directory.unanswered(directory.read_spec()):
+    for i in directory.unanswered(spec):
         path = directory.evidence_part(i)
         expected = inputs.get(path.name)
         _check_size(path, None if expected is None else (expected.bytes, expected))
@@ -133,11 +134,13 @@ def _check_size(path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> 
         _discard(path, f"found {found:,} bytes, expected {recorded[0]:,}")
 
 
-def _check_content(directory: Directory[Any], recorded: Mapping[str, tuple[int, Checksum | None]]) -> None:
+def _check_content(
+    directory: Directory[Any], parts: list[AnyPath], recorded: Mapping[str, tuple[int, Checksum | None]]
+) -> None:
     """Remove parts with another checksum than recorded."""
     expected = {directory.path / name: checksum for name, (_, checksum) in recorded.items() if checksum is not None}
-    parts = [path for path in directory.expected_parts(directory.read_spec()) if path in expected and path.exists()]
-    for path, found in zip(parts, checksums_of(parts), strict=True):
+    there = [path for path in parts if path in expected and path.exists()]
+    for path, found in zip(there, checksums_of(there), strict=True):
         if (wanted := expected[path]) is not None and found != wanted:
             _discard(path, _difference(found, wanted))
 
@@ -229,7 +232,7 @@ def _strangers(directory: Directory[Any], answers: str, expected: set[str]) -> I
     if isinstance(directory, IncrementDirectory):
         # Of an increment that was interrupted; the next one finds them by their names, or removes them.
         ours.update(directory.expected_parts(directory.read_spec()) if directory.ingested.exists() else ())
-    folders = directory.inputs, answers, "statistics"
+    folders = directory.inputs, answers, STATISTICS
     for folder in (directory.path, *(directory.path / name for name in folders)):
         # Partitions of increments have folders of their own.
         for path in folder.glob("*" if folder == directory.path else "**/*"):

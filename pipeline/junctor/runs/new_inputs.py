@@ -92,7 +92,9 @@ def ingest(
     progress.stage("reading the evidence")
     encoding = _Encoding(directory, spec, files, columns, growth.mapping, dict(changes.broken))
     threads = usable_cores()
-    for rows in ahead(_write, encoding.partitions(changes, known, threads), threads, _Write.size, _AHEAD):
+    for rows in ahead(
+        _write, encoding.partitions(changes, known, threads), threads, lambda task: task.partition.bytes, _AHEAD
+    ):
         progress.advance(rows)
     encoding.tell()
     # Before this call, or found by it.
@@ -111,6 +113,43 @@ def ingest(
     # Last: the mark that all of it is there.
     write_json(directory.ingested, asdict(pending))
     return Ingested(sum(sum(each.rows) for each in pending.inputs), sum(len(each.rows) for each in pending.inputs))
+
+
+def open_inputs(
+    path: str | AnyPath,
+    network: Network,
+    spec: RunSpec,
+    format: str | None,
+    mapping: str | None,
+    folder: AnyPath | None = None,
+) -> EvidenceSource:
+    """Open evidence as a run reads it.
+
+    path: of the evidence.
+    network: that it is for.
+    spec: of the run, with the options of reading.
+    format: None for one by name or content.
+    mapping: file of what columns and cells mean.
+    folder: of which the names of folders below are columns.
+    Raises EvidenceError, also for kept columns of types that the answers cannot have.
+    """
+    from junctor.evidence.read import open_evidence
+    from junctor.runs.answer_files import refuse_other_types
+
+    source = open_evidence(
+        path,
+        network,
+        case_id=spec.case_id,
+        ignore_extra=spec.ignore_extra,
+        strict=spec.strict,
+        keep=spec.keep,
+        missing=spec.missing,
+        format=format,
+        folder=folder,
+        mapping=mapping,
+    )
+    refuse_other_types(source.kept_schema, spec.as_files())
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +200,6 @@ class _Write:
     partition: EncodedPartition
     path: AnyPath
 
-    def size(self) -> int:
-        """Return the bytes in memory, about: states take four bytes each, case ids some more."""
-        kept = 0 if self.partition.kept is None else self.partition.kept.nbytes
-        return 4 * self.partition.batch.rows * (2 + len(self.partition.batch.states)) + int(kept)
-
 
 def _write(task: _Write) -> int:
     from junctor.evidence.encoded import write_partition
@@ -203,13 +237,15 @@ class _Encoding:
         for change in changes.answer:
             listed = change.listed
             try:
-                source = self._open(listed, network)
+                path, found = self.files.paths[listed.path], self.files.found
+                source = open_inputs(path, network, self.spec, self.files.format, self.mapping, found.folder)
                 columns = self._columns(listed, source, network)
                 key = self._free_key(change, taken)
                 rows = []
                 for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
-                    name = f"{stem_of(listed.path, key, number)}.arrow"
-                    yield _Write(partition, self.directory.ingested.parent / name)
+                    target = self.directory.ingested.parent / f"{stem_of(listed.path, key, number)}.arrow"
+                    self.directory.make_folder_of(target)
+                    yield _Write(partition, target)
                     rows.append(partition.batch.rows)
                 self.files.refuse_moving(listed)
             except EvidenceError as error:
@@ -231,25 +267,6 @@ class _Encoding:
                 path,
                 ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED),
             )
-
-    def _open(self, listed: Listed, network: Network) -> EvidenceSource:
-        from junctor.evidence.read import open_evidence
-        from junctor.runs.answer_files import refuse_other_types
-
-        source = open_evidence(
-            self.files.paths[listed.path],
-            network,
-            case_id=self.spec.case_id,
-            ignore_extra=self.spec.ignore_extra,
-            strict=self.spec.strict,
-            keep=self.spec.keep,
-            missing=self.spec.missing,
-            format=self.files.format,
-            folder=self.files.found.folder,
-            mapping=self.mapping,
-        )
-        refuse_other_types(source.kept_schema, self.spec.as_files())
-        return source
 
     def _columns(self, listed: Listed, source: EvidenceSource, network: Network) -> EvidenceColumns:
         """Return the columns so far, with those of an input; raises EvidenceError for other types than before."""

@@ -303,7 +303,7 @@ def propagate_over(
 
 def write_statistics(path: AnyPath, statistics: Statistics) -> Checksum:
     """Write the statistics of a part, whole or not at all, and return their checksum."""
-    with aside(path) as temporary:
+    with aside(path, parents=False) as temporary:
         # In one line: of wide networks there are many numbers.
         temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
         return checksum_of(temporary)
@@ -394,10 +394,12 @@ class _Partition:
         assert self._answered is not None
         with self.stages.time("writing"):
             path = directory.answers_part(spec.folder, part, spec.output_format)
-            directory.check_there()
+            statistics = directory.statistics(path)
+            directory.make_folder_of(path)
+            directory.make_folder_of(statistics)
             # First: a part with its name always has its statistics.
-            counted = write_statistics(directory.statistics(path), self._answered.count())
-            with aside(path) as temporary:
+            counted = write_statistics(statistics, self._answered.count())
+            with aside(path, parents=False) as temporary:
                 self.task.write(self._answered.table, temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)

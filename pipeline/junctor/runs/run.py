@@ -236,10 +236,10 @@ def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tupl
     number, part = numbered
     path = directory.evidence_part(number)
     # Written by an interrupted call: equal specs give equal partitions.
-    if not path.exists():
-        directory.check_there()
-        part.write(path)
-    return path.name, part.rows, checksum_of(path)
+    if path.exists():
+        return path.name, part.rows, checksum_of(path)
+    directory.make_folder_of(path)
+    return path.name, part.rows, part.write(path)
 
 
 def _all(partition: int) -> bool:

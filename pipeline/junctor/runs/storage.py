@@ -47,6 +47,7 @@ WAIT_SECONDS = 0.2
 # Of runs of both kinds: a directory holds one run of either.
 KINDS = ("posteriors", "scores", "mpe", "viterbi")
 INPUTS = ("evidence", "sequences")
+STATISTICS = "statistics"
 _MODELS = ("network.parquet", "model.parquet")
 logger = logging.getLogger("junctor")
 # Of increments: a key, which is no number, in place of `part`.
@@ -207,7 +208,7 @@ class Directory(Generic[Spec]):
     def statistics(self, part: AnyPath) -> AnyPath:
         """Counts of one partition, written before its answers in `part`."""
         _, name = self.name_of(part).split("/", 1)
-        return (self.path / "statistics" / name).with_suffix(".json")
+        return (self.path / STATISTICS / name).with_suffix(".json")
 
     @property
     def report(self) -> AnyPath:
@@ -357,7 +358,7 @@ class Directory(Generic[Spec]):
         """Remove the unfinished files of killed processes; to be called where no other process writes."""
         if isinstance(self.path, RemotePath):
             return
-        for folder in (".", *INPUTS, *KINDS, "statistics"):
+        for folder in (".", *INPUTS, *KINDS, STATISTICS):
             for stray in (self.path / folder).glob(".*.tmp"):
                 stray.unlink(missing_ok=True)
 
@@ -366,6 +367,16 @@ class Directory(Generic[Spec]):
         # A store would take a request for each file, and has no folders that are made anew.
         if isinstance(self.path, Path) and not self.spec_file.exists():
             raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
+
+    def make_folder_of(self, path: AnyPath) -> None:
+        """Make the folder of a file of the run; raises RunError if the directory was removed."""
+        if isinstance(self.path, RemotePath) or isinstance(path, RemotePath):
+            return
+        self.check_there()
+        with explained(self.path):
+            # One by one, but never the directory itself: it may be removed at this moment.
+            for folder in reversed(path.parents[: -len(self.path.parents) - 1]):
+                folder.mkdir(exist_ok=True)
 
     def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:
         """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences.
@@ -449,7 +460,7 @@ class Directory(Generic[Spec]):
         # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in (*INPUTS, *KINDS, "statistics"):
+        for folder in (*INPUTS, *KINDS, STATISTICS):
             self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
         for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):

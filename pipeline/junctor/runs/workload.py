@@ -18,12 +18,12 @@ from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
 from junctor.runs.increments import IncrementDirectory, IncrementTask
-from junctor.runs.new_inputs import Growth
+from junctor.runs.new_inputs import Growth, open_inputs
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
-from junctor.runtime.files import aside, write_json
+from junctor.runtime.files import Checksum, aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
@@ -50,12 +50,12 @@ class InputPart:
 
     rows: number of rows.
     bytes: in memory, about.
-    write: writes them to a file that is whole as soon as it has its name.
+    write: writes them to a file that is whole as soon as it has its name, and returns its checksum.
     """
 
     rows: int
     bytes: int
-    write: Callable[[AnyPath], None]
+    write: Callable[[AnyPath], Checksum]
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,29 +397,14 @@ class Job(Workload):
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
-        from junctor.evidence.read import open_evidence
-        from junctor.runs.answer_files import refuse_other_types
 
         # The network of the directory, not of the job: an earlier call may have begun with it.
         spec = self.directory.read_spec()
-        source = open_evidence(
-            self.evidence,
-            network_for(self.directory.network, spec.network_digest),
-            case_id=spec.case_id,
-            ignore_extra=spec.ignore_extra,
-            strict=spec.strict,
-            keep=spec.keep,
-            missing=spec.missing,
-            format=self.evidence_format,
-            mapping=self.mapping,
-        )
-        refuse_other_types(source.kept_schema, spec.as_files())
+        network = network_for(self.directory.network, spec.network_digest)
+        source = open_inputs(self.evidence, network, spec, self.evidence_format, self.mapping)
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
-            # States take four bytes each, case ids some more.
-            size = 4 * partition.batch.rows * (2 + len(source.columns))
-            size += 0 if partition.kept is None else partition.kept.nbytes
-            yield InputPart(partition.batch.rows, size, partial(write_partition, partition))
+            yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition))
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
         """Return the estimate of the remaining partitions.

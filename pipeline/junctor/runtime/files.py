@@ -31,11 +31,13 @@ _BLOCK = 2**20
 
 
 @contextmanager
-def aside(path: AnyPath) -> Iterator[Path]:
+def aside(path: AnyPath, parents: bool = True) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
     For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
     cannot be written; `path` is unchanged then.
+
+    parents: whether missing folders are made; otherwise the folder has to be there.
     """
     if isinstance(path, RemotePath):
         with explained(path), _temporary() as local:
@@ -45,7 +47,8 @@ def aside(path: AnyPath) -> Iterator[Path]:
     # In the same folder, because only there a rename is atomic. `.tmp` is the ending that run directories clear away.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             _sync(temporary)
