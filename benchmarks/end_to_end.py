@@ -44,7 +44,7 @@ from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
-from junctor.runs.score_tables import answers_table
+from junctor.runs.score_tables import tables_for
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
@@ -159,7 +159,7 @@ def encodings(network_file: str, evidence: Path, precision: str, folder: Path) -
     network, query = read_network(network_file), Query(precision=precision)
     partition = read_partition(evidence)
     answers = engine.Engine(network, query, expected_rows=10**7).answer(partition.batch)
-    table = answers_table(answers, partition.case_ids, network, query)
+    table = tables_for(network, query).table(answers, partition.case_ids)
     posteriors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
     words = [name for name in table.column_names if name not in posteriors]
     leaves = [f"{name}.list.element" for name in posteriors]

@@ -23,7 +23,7 @@ import pyarrow as pa
 from junctor import generate
 from junctor.formats import read_network
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
-from junctor.runs.answer_files import write_answers
+from junctor.runs.answer_files import AnswerWriter
 
 
 def answers(network: str, rows: int, precision: Any) -> pa.Table:
@@ -43,12 +43,12 @@ def measure(table: pa.Table, files: AnswerFiles, threads: Sequence[int], repeats
     busy, clock = [], {count: [] for count in threads}
     for _ in range(repeats):
         started = time.process_time()
-        write_answers(table, paths[0], files)
+        AnswerWriter(files).write(table, paths[0])
         busy.append(time.process_time() - started)
         for count in threads:
             with ThreadPoolExecutor(count) as pool:
                 started = time.perf_counter()
-                list(pool.map(lambda path: write_answers(table, path, files), paths[:count]))
+                list(pool.map(lambda path: AnswerWriter(files).write(table, path), paths[:count]))
                 clock[count].append(time.perf_counter() - started)
     return [min(busy), *(min(clock[count]) / count for count in threads), paths[0].stat().st_size]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -127,7 +127,9 @@ def posteriors(
     sampling = method, sampler, samples, error, seed, stages
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+    return _prepared(network).answer(
+        question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+    )
 
 
 def most_probable(
@@ -153,7 +155,9 @@ def most_probable(
     `reason`.
     """
     question = _question("mpe", targets, precision, (memory, threads, device))
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+    return _prepared(network).answer(
+        question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+    )
 
 
 class Model:
@@ -211,7 +215,9 @@ class Model:
         sampling = method, sampler, samples, error, seed, stages
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+        return self._prepared.answer(
+            question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+        )
 
     def most_probable(
         self,
@@ -231,7 +237,9 @@ class Model:
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         question = _question("mpe", targets, precision, (memory, threads, device))
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+        return self._prepared.answer(
+            question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+        )
 
 
 def _question(
@@ -242,12 +250,9 @@ def _question(
     sampling: tuple[Any, ...] = (),
     scores: tuple[AnswerKind, int | None, Sequence[str]] = ("posteriors", None, ()),
 ) -> _Question:
-    # A name alone would otherwise pass for a sequence of letters.
-    if isinstance(targets, str):
-        targets = [targets]
     answers, top, probabilities = scores
-    named = (probabilities,) if isinstance(probabilities, str) else tuple(probabilities)
-    asked = kind, None if targets is None else tuple(targets), precision, resources, sampling, (answers, top, named)
+    named = None if targets is None else _several(targets)
+    asked = kind, named, precision, resources, sampling, (answers, top, _several(probabilities))
     try:
         return _checked(*asked)
     except TypeError:
@@ -276,6 +281,23 @@ def _checked(
     return query, options
 
 
+class _Evidence(NamedTuple):
+    """A table of evidence, and how it is read; fields as arguments of `posteriors`."""
+
+    table: Any
+    case_id: str | None
+    ignore_extra: bool
+    strict: bool
+    keep: Sequence[str]
+    mapping: MappingSource | None
+    missing: Sequence[str]
+
+
+def _several(names: Sequence[str]) -> tuple[str, ...]:
+    # A name alone would otherwise pass for a sequence of letters.
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 class _Prepared:
     """What was prepared for a network, at rest; a call takes what it needs, alone, and gives it back.
 
@@ -289,21 +311,11 @@ class _Prepared:
         # The longest unused first.
         self._idle: list[_Answerer] = []
 
-    def answer(
-        self,
-        question: _Question,
-        evidence: Any,
-        case_id: str | None,
-        extra: bool,
-        strict: bool,
-        keep: Sequence[str] = (),
-        mapping: MappingSource | None = None,
-        missing: Sequence[str] = (),
-    ) -> pa.Table:
-        """Return the answers to a table of evidence; other arguments as of `posteriors`."""
+    def answer(self, question: _Question, evidence: _Evidence) -> pa.Table:
+        """Return the answers to a table of evidence."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence, case_id, extra, strict, keep, mapping, missing)
+            table = answerer.answer(evidence)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -344,46 +356,35 @@ class _Answerer:
         self._engine: Engine | None = None
         self._sampler: SamplingEngine | AutoEngine | None = None
 
-    def answer(
-        self,
-        evidence: Any,
-        case_id: str | None,
-        extra: bool,
-        strict: bool,
-        keep: Sequence[str] = (),
-        mapping: MappingSource | None = None,
-        missing: Sequence[str] = (),
-    ) -> pa.Table:
-        """Return the answers to a table of evidence; other arguments as of `posteriors`."""
-        # A name alone would otherwise pass for a sequence of letters.
-        missing = (missing,) if isinstance(missing, str) else tuple(missing)
+    def answer(self, evidence: _Evidence) -> pa.Table:
+        """Return the answers to a table of evidence."""
+        missing, keep = _several(evidence.missing), _several(evidence.keep)
         if keep:
             from junctor.runs.answer_files import refuse_taken_names
 
-            # A name alone would otherwise pass for a sequence of letters.
-            keep = (keep,) if isinstance(keep, str) else tuple(keep)
             refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
-        few = None if keep or missing or mapping is not None else self._encoder.encode(evidence, case_id)
+        is_plain = not (keep or missing or evidence.mapping is not None)
+        few = self._encoder.encode(evidence.table, evidence.case_id) if is_plain else None
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
         from junctor.evidence.encode import as_arrow, encode_table
         from junctor.evidence.mapping import read_mapping
 
-        table, meaning = as_arrow(evidence), read_mapping(mapping, self._network)
+        table, mapping = as_arrow(evidence.table), read_mapping(evidence.mapping, self._network)
         results = []
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
             encoded = encode_table(
                 piece,
                 self._network,
-                case_id=case_id,
-                ignore_extra=extra,
-                strict=strict,
+                case_id=evidence.case_id,
+                ignore_extra=evidence.ignore_extra,
+                strict=evidence.strict,
                 keep=keep,
                 missing=missing,
                 first_row=first,
-                mapping=meaning,
+                mapping=mapping,
             )
             answers = self._answer(encoded.batch, first, table.num_rows)
             results.append(with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept))

@@ -44,7 +44,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runs import run as steps
-from junctor.runs.score_tables import answers_table
+from junctor.runs.score_tables import tables_for
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import silent_dask
 from junctor.runtime.machine import compute_options
@@ -117,7 +117,7 @@ def answers_on(device: EmulatedDevice, network: Network, table: pa.Table, precis
     """Return the posteriors that a device has for rows of evidence."""
     query, encoded = Query(precision=precision), encode_table(table, network)
     found = Engine(network, query, ComputeOptions(1 << 30, 2, "cpu"), expected_rows=table.num_rows, gpu=device)  # type: ignore[arg-type]
-    return answers_table(found.answer(encoded.batch), encoded.case_ids, network, query)
+    return tables_for(network, query).table(found.answer(encoded.batch), encoded.case_ids)
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def samples_on_gpu(network: Network, table: pa.Table, sampler: Any) -> pa.Table:
         found = SamplingEngine(network, query, ComputeOptions(threads=1, device="gpu"))
         found.__dict__["gpu"] = GpuSampling(found.sampled, EmulatedSampling(), found.cpu)  # type: ignore[arg-type]
         encoded = encode_table(table, network)
-        return answers_table(found.answer(encoded.batch, first_row=0), encoded.case_ids, network, query)
+        return tables_for(network, query).table(found.answer(encoded.batch, first_row=0), encoded.case_ids)
 
 
 def stored_on_gpu(

@@ -22,10 +22,10 @@ from junctor.model.errors import EvidenceError, Place, RunError
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.options import AnswerFiles
 from junctor.model.query import Query, Sampling
-from junctor.runs.answer_files import batches_of, column_names, in_columns, read_facts, write_answers
+from junctor.runs.answer_files import AnswerWriter, batches_of, column_names, in_columns, read_facts
 from junctor.runs.results import METADATA_KEY, answer_width, default_partition_rows, with_kept
 from junctor.runs.run import read_manifest, run
-from junctor.runs.score_tables import answers_table
+from junctor.runs.score_tables import tables_for
 from junctor.runs.storage import RunSpec, spec_record
 from junctor.runs.workload import Job
 from junctor.runtime.arrow import columns_of_lists
@@ -144,9 +144,9 @@ def test_kept_columns_come_out_as_they_went_in(tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("precision", ["double", "single"])
 def test_files_hold_what_the_table_has(files: AnswerFiles, precision: Any, tmp_path: Path) -> None:
     query = Query(precision=precision)
-    table = answers_table(make_answers(query), pa.array(["a", "b", "c", "d"]), make_network(), query)
+    table = tables_for(make_network(), query).table(make_answers(query), pa.array(["a", "b", "c", "d"]))
     path = tmp_path / f"part.{files.format}"
-    write_answers(table, path, files)
+    AnswerWriter(files).write(table, path)
     found = read(path)
     assert read_facts(path) == (4, {"ok": 2, "impossible": 1, "invalid": 1})
     expected = in_columns(table) if files.layout == "columns" else table

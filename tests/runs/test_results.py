@@ -9,7 +9,7 @@ from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, posterior_by
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query, target_names
-from junctor.runs.answer_files import write_answers
+from junctor.runs.answer_files import AnswerFiles, AnswerWriter
 from junctor.runs.export import write_csv
 from junctor.runs.results import (
     PARTITION_BYTES,
@@ -21,7 +21,7 @@ from junctor.runs.results import (
     states_of,
     statuses_of,
 )
-from junctor.runs.score_tables import answers_table
+from junctor.runs.score_tables import tables_for
 from junctor.runtime.arrow import list_array, number_array, string_array
 from pyarrow import csv, parquet
 
@@ -56,7 +56,7 @@ def make_answers(query: Query) -> Answers:
 
 
 def make_table(query: Query, network: Network | None = None) -> pa.Table:
-    return answers_table(make_answers(query), pa.array(["a", "b", "c", "d"]), network or make_network(), query)
+    return tables_for(network or make_network(), query).table(make_answers(query), pa.array(["a", "b", "c", "d"]))
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
@@ -87,7 +87,7 @@ def test_explanations_are_state_names() -> None:
 def test_parquet_gives_back_rows_and_metadata(kind: str, tmp_path: Path) -> None:
     query = Query(kind)  # type: ignore[arg-type]
     table = make_table(query)
-    write_answers(table, tmp_path / "a.parquet")
+    AnswerWriter(AnswerFiles()).write(table, tmp_path / "a.parquet")
     again = parquet.read_table(tmp_path / "a.parquet")
     assert again.schema.equals(table.schema)
     assert again.to_pydict() == table.to_pydict()
@@ -111,7 +111,7 @@ def test_no_rows() -> None:
     none = np.zeros(0)
     answers = Answers((0,), none.astype(np.int8), none, {0: np.zeros((0, 2))})
     query = Query("posteriors", ("rain",))
-    table = answers_table(answers, pa.array([], pa.int64()), make_network(), query)
+    table = tables_for(make_network(), query).table(answers, pa.array([], pa.int64()))
     table.validate(full=True)
     assert table.num_rows == 0
     assert statuses_of(table.schema) == {"ok": 0, "impossible": 0, "invalid": 0}
@@ -147,7 +147,7 @@ def test_partitions_of_long_networks_have_rows_for_all_threads(
 def test_csv_has_a_column_for_each_state(tmp_path: Path) -> None:
     parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
     for part in parts:
-        write_answers(make_table(Query()), part)
+        AnswerWriter(AnswerFiles()).write(make_table(Query()), part)
     write_csv(parts, tmp_path / "all.csv")
     text = (tmp_path / "all.csv").read_text().splitlines()
     assert text[0] == '"case_id","rain=no","rain=yes","grass=s0","grass=s1","grass=s2","log_evidence","status","reason"'
@@ -157,7 +157,7 @@ def test_csv_has_a_column_for_each_state(tmp_path: Path) -> None:
 
 
 def test_csv_of_explanations(tmp_path: Path) -> None:
-    write_answers(make_table(Query("mpe")), tmp_path / "0.parquet")
+    AnswerWriter(AnswerFiles()).write(make_table(Query("mpe")), tmp_path / "0.parquet")
     write_csv([tmp_path / "0.parquet"], tmp_path / "all.csv")
     assert csv.read_csv(tmp_path / "all.csv")["grass"].to_pylist() == ["s2", "", "", "s0"]
 
@@ -205,7 +205,7 @@ def test_tables_from_a_template_are_tables_of_columns(
     monkeypatch.setattr("junctor.runs.results.TEMPLATE_NUMBERS", 0)
     for table, answers, case_ids in zip(found, few, ids, strict=True):
         table.validate(full=True)
-        expected = answers_table(answers, case_ids, network, query)
+        expected = tables_for(network, query).table(answers, case_ids)
         assert table.equals(expected, check_metadata=True)
         assert [field.nullable for field in table.schema] == [field.nullable for field in expected.schema]
 
@@ -215,7 +215,7 @@ def test_one_maker_of_tables_serves_all_batches() -> None:
     tables = AnswerTables(network, query)
     for case_ids in (pa.array([1, 2, 3, 4]), pa.array(["a", "b", "c", "d"]), pa.array([1, None, 3, 4])):
         for answers in (answered(network, query, 4, 1), make_answers(query), answered(network, query, 4, 2)):
-            expected = answers_table(answers, case_ids, network, query)
+            expected = tables_for(network, query).table(answers, case_ids)
             assert tables.table(answers, case_ids).equals(expected, check_metadata=True)
     reasons = answered(network, query, 1, 1)
     reasons.reasons[0] = "a word"

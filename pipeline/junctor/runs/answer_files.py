@@ -59,16 +59,6 @@ class AnswerWriter:
             _write_parquet(table, path, self._files, columns)
 
 
-def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None) -> None:
-    """Write a table of answers.
-
-    table: of `answers_table`, kept columns included.
-    path: of the file.
-    files: format, layout and compression; None for the defaults.
-    """
-    AnswerWriter(files or AnswerFiles()).write(table, path)
-
-
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """Columns of a table of answers by what is written of them.

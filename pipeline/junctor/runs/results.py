@@ -1,6 +1,6 @@
 """Answers as an Arrow table: one row a case, one column a target, and the metadata of its schema.
 
-Main class: AnswerTables, kept by the API from call to call; `score_tables.answers_table` is for one table.
+Main class: AnswerTables, kept by the API from call to call.
 """
 
 from __future__ import annotations
@@ -175,7 +175,12 @@ class AnswerTables:
         self._template = lru_cache(KEPT_TEMPLATES)(self._template_of)
 
     def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
-        """Return the answers to one batch as a table; arguments as of `score_tables.answers_table`."""
+        """Return the answers to one batch as a table, rows in the order of the batch.
+
+        answers: to the rows of the batch.
+        case_ids: Arrow array [rows].
+        The metadata under `junctor.part` has the number of rows of each status.
+        """
         counts = tuple(np.bincount(answers.status, minlength=len(self._statuses)).tolist())
         schema = self._schema_of_part(case_ids.type, counts)
         bad = answers.status != OK if counts[OK] < len(answers.status) else None

@@ -1,7 +1,7 @@
 """Scores as an Arrow table: for each target its most probable state, the probability of that state and the entropy.
 
-Main functions: `answers_table` and `tables_for`, which make tables of scores or of other answers. Main class:
-ScoreTables, kept by the API from call to call.
+Main function: `tables_for`, which gives what makes tables of scores or of other answers. Main class: ScoreTables, kept
+by the API from call to call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from junctor.runs.results import (
     sampled_columns,
     status_array,
     status_names,
-    with_kept,
 )
 from junctor.runtime.arrow import list_array, number_array, number_columns, reason_array, string_array
 
@@ -172,20 +171,6 @@ class ScoreTables:
 def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
     """Return what makes tables of the answers to a query."""
     return ScoreTables(network, query) if query.has_scores else AnswerTables(network, query)
-
-
-def answers_table(
-    answers: Answers, case_ids: pa.Array, network: Network, query: Query, kept: pa.Table | None = None
-) -> pa.Table:
-    """Return the answers to one batch as a table, rows in the order of the batch.
-
-    answers: to the rows of the batch.
-    case_ids: Arrow array [rows].
-    network, query: of the answers.
-    kept: columns of the evidence that are carried through.
-    The metadata under `junctor.part` has the number of rows of each status.
-    """
-    return with_kept(tables_for(network, query).table(answers, case_ids), kept)
 
 
 def schema_of(network: Network, query: Query) -> pa.Schema:
