@@ -47,6 +47,14 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
+def command_of(process: psutil.Process) -> str:
+    """Return the words of its command line; none once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 @contextlib.contextmanager
 def dask_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Context manager: the process of a Dask scheduler, whose two workers are its children, and its address."""
@@ -64,9 +72,4 @@ def dask_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Return the Dask workers that it started; not the tracker of multiprocessing, nor a server."""
-    workers = []
-    for child in children_of(process):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "spawn_main" in " ".join(child.cmdline()):
-                workers.append(child)
-    return workers
+    return [child for child in children_of(process) if "spawn_main" in command_of(child)]

@@ -1,4 +1,4 @@
-"""Random kills of client, workers and scheduler: no row lost or doubled, and the bytes of a run that nobody killed."""
+"""Random kills of client, workers, scheduler and Prefect server: no row is lost or doubled, the bytes stay the same."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import junctor
 import psutil
 import pytest
-from helpers.signals import COMMAND, dask_cluster, workers_of
+from helpers.signals import COMMAND, children_of, command_of, dask_cluster, workers_of
 from junctor.generate import evidence_table, random_network, sample
 from junctor.runs.integrity import verify
 from junctor.runs.storage import RunDirectory
 from pyarrow import parquet
 
 ROWS, PARTS = 4_800, 24
-# Of each output; three modes in turns.
+# Of each output; four modes in turns.
 KILLS = 4
-MODES = ("here", "workers", "scheduler")
+MODES = ("here", "workers", "scheduler", "server")
 PATIENCE = 120.0
 
 
@@ -32,14 +32,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     junctor.write_network(network, folder / "net.bif")
     table = evidence_table(network, sample(network, ROWS), observed=0.3, pattern="missing", missing=0.01)
     parquet.write_table(table, folder / "evidence.parquet")
-    done = subprocess.run(command(folder, folder / "whole", "--workers", "0"), stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command(folder, folder / "whole", "--no-prefect", "--workers", "0"), stderr=subprocess.PIPE, text=True
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def command(inputs: Path, out: Path, *more: str) -> list[str]:
     words = ["run", str(inputs / "net.bif"), str(inputs / "evidence.parquet"), "-o", str(out), "--case-id", "case_id"]
-    return [*COMMAND, *words, "--no-prefect", "--partition-rows", str(ROWS // PARTS), "--quiet", *more]
+    return [*COMMAND, *words, "--partition-rows", str(ROWS // PARTS), "--quiet", *more]
 
 
 class Episode:
@@ -67,9 +69,11 @@ class Episode:
             cluster = None
             if self.mode == "scheduler":
                 cluster, address = stack.enter_context(dask_cluster())
-                how = ["--scheduler", address]
+                how = ["--no-prefect", "--scheduler", address]
+            elif self.mode == "server":
+                how = ["--prefect", "--workers", self.random.choice("02")]
             else:
-                how = ["--workers", "0" if self.mode == "here" else "2"]
+                how = ["--no-prefect", "--workers", "0" if self.mode == "here" else "2"]
             words = command(self.inputs, self.out, *how)
             process = stack.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
             if kill and self.moment(process, first):
@@ -112,10 +116,15 @@ class Episode:
             victims += ["worker", "worker"]
         if cluster is not None:
             victims += ["scheduler"]
+        servers = [each for each in children_of(process) if "junctor_flows.server" in command_of(each)]
+        if servers:
+            victims += ["server"] * 3
         victim = self.random.choice(victims)
         with contextlib.suppress(psutil.NoSuchProcess):
             if victim == "worker":
                 self.random.choice(workers).kill()
+            elif victim == "server":
+                servers[0].kill()
             else:
                 (cluster if victim == "scheduler" and cluster else process).kill()
             self.killed.append(victim)
