@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 UV = shutil.which("uv")
-POSTGRES = Path("/usr/local/bin/postgres")
+POSTGRES = shutil.which("postgres")
 
 
 def write_rows(path: Path, rows: int) -> None:
@@ -281,8 +281,10 @@ def test_schedules_of_an_installed_wheel(server: PrefectServer, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_schedules_on_postgresql(tmp_path: Path) -> None:
-    if not POSTGRES.exists():
-        pytest.skip(f"no PostgreSQL at {POSTGRES}")
+    if POSTGRES is None:
+        pytest.skip("no PostgreSQL: `postgres` is not on the path")
+    # Beside the program itself: Debian has no link to the others.
+    programs = Path(POSTGRES).resolve().parent
     # PostgreSQL refuses to run as root.
     user = "nobody" if os.getuid() == 0 else None
     data = Path("/tmp") / f"junctor-postgres-{os.getpid()}"
@@ -292,9 +294,9 @@ def test_schedules_on_postgresql(tmp_path: Path) -> None:
     server = PrefectServer(tmp_path / "prefect")
     port = server.port + 1 if server.port < 65_000 else server.port - 1
     try:
-        initdb = [str(POSTGRES.parent / "initdb"), "-D", str(data / "db"), "-U", "junctor", "--auth=trust"]
+        initdb = [programs / "initdb", "-D", str(data / "db"), "-U", "junctor", "--auth=trust"]
         subprocess.run(initdb, check=True, user=user, capture_output=True, timeout=100, cwd=data)
-        start = [str(POSTGRES), "-D", str(data / "db"), "-p", str(port), "-k", str(data), "-h", "127.0.0.1"]
+        start = [programs / "postgres", "-D", str(data / "db"), "-p", str(port), "-k", str(data), "-h", "127.0.0.1"]
         with subprocess.Popen(start, user=user, cwd=data, stderr=subprocess.DEVNULL) as postgres:
             url = f"postgresql+asyncpg://junctor@127.0.0.1:{port}/postgres"
             server.environment["PREFECT_API_DATABASE_CONNECTION_URL"] = url
