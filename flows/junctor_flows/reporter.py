@@ -324,7 +324,15 @@ def _outcome(manifest: Manifest | None, error: BaseException | None) -> tuple[st
 def statuses(manifest: Manifest) -> str:
     """Return a line on the rows of a run."""
     counts = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")
-    return f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {counts}"
+    return f"{_rows(manifest)}: {counts}"
+
+
+def _rows(manifest: Manifest) -> str:
+    """Return the rows that a run answered, and of evidence that grows those of all its runs."""
+    if not manifest.increments:
+        return f"{manifest.rows:,} rows in {manifest.seconds:.1f} s"
+    rows = "nothing is new" if manifest.increment is None else f"{manifest.increments[-1].rows:,} rows"
+    return f"{rows} in {manifest.seconds:.1f} s; {manifest.rows:,} rows in all"
 
 
 def slug(text: str) -> str:
@@ -341,7 +349,7 @@ def summary(inputs: str, output: str, manifest: Manifest) -> str:
     """
     rows = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
     return (
-        f"# {manifest.rows:,} rows in {manifest.seconds:.1f} s\n\n"
+        f"# {_rows(manifest)[0].upper()}{_rows(manifest)[1:]}\n\n"
         f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{rows}\n\n"
         f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -271,7 +272,7 @@ def test_a_reported_run_reads_and_writes_a_store(
 
 
 def test_a_summary_says_what_is_new(tmp_path: Path) -> None:
-    from junctor_flows.reporter import summary
+    from junctor_flows.reporter import statuses, summary
 
     evidence = tmp_path / "in" / "date=2026-11-22" / "a.csv"
     evidence.parent.mkdir(parents=True)
@@ -279,7 +280,10 @@ def test_a_summary_says_what_is_new(tmp_path: Path) -> None:
     job = Job(ASIA, str(tmp_path / "in"), str(tmp_path / "out"), incremental=True)
     manifest = run_plainly(job, Resources(workers=0))
     assert "Increment 1: 1 rows\n\n- new: date=2026-11-22/a.csv, 1 rows\n" in summary("", "", manifest)
-    assert "Nothing is new" in summary("", "", run_plainly(job, Resources(workers=0)))
+    assert re.match(r"# 1 rows in \d\.\d s; 1 rows in all\n", summary("", "", manifest))
+    manifest = run_plainly(job, Resources(workers=0))
+    assert re.match(r"# Nothing is new in \d\.\d s; 1 rows in all\n", summary("", "", manifest))
+    assert re.fullmatch(r"nothing is new in \d\.\d s; 1 rows in all: 1 ok", statuses(manifest))
 
 
 def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_us(
