@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,19 @@ from fuzz.kinds import KINDS
 PROGRAM = [sys.executable, str(Path(__file__).parent / "fuzz")]
 
 
-@cache
-def results(mutants: int) -> dict[str, Any]:
-    """What mutants of all kinds do. For hours: `python tests/fuzz --seconds 3600`."""
+def results(mutants: int) -> list[dict[str, Any]]:
+    """Return what mutants of each kind do. For hours: `python tests/fuzz --seconds 3600`."""
     # In a process of its own: it forks, and its memory is limited.
     done = subprocess.run([*PROGRAM, "--mutants", str(mutants)], capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {each["kind"] for each in found} == KINDS.keys(), done.stderr[-2000:]
-    return {each["kind"]: each for each in found}
+    return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_damaged_files(kind: str) -> None:
-    check(results(150)[kind])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", KINDS)
-def test_thousands_of_damaged_files(kind: str) -> None:
-    check(results(5000)[kind])
+@pytest.mark.parametrize("mutants", [60, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+def test_damaged_files(mutants: int) -> None:
+    for result in results(mutants):
+        check(result)
 
 
 def check(result: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pyarrow import csv, parquet
 
 # What service managers are promised; the machine of the tests has other work as well.
 SECONDS = 10.0
-ROWS = 20_000
+ROWS = 8_000
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_sigterm_while_rows_are_answered(
     options = MODES.get(mode) or ["--scheduler", request.getfixturevalue("scheduler")]
     out = tmp_path / "out"
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--no-prefect"]
-    command += ["--partition-rows", "500", *options]
+    command += ["--partition-rows", "200", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         said = lines_until(process, "propagating")
         while not list(out.glob("posteriors/part-*.parquet")) and process.poll() is None:
@@ -88,7 +88,7 @@ def test_sigterm_while_rows_are_answered(
         end(process, said, mode == "group")
     assert not (out / "manifest.json").exists()
     done = len(list(out.glob("posteriors/part-*.parquet")))
-    assert 0 < done < ROWS // 500
+    assert 0 < done < ROWS // 200
     goes_on(command, out)
 
 
@@ -118,7 +118,7 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
 def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str, everyone: bool) -> None:
     out = tmp_path / "out"
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--prefect"]
-    command += ["--partition-rows", "500", "--workers", "0"]
+    command += ["--partition-rows", "200", "--workers", "0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         if stage:

@@ -151,6 +151,7 @@ def test_a_server_that_never_comes_back_costs_ten_seconds(
     assert len(said) < 2_000
 
 
+@pytest.mark.slow
 def test_without_its_server_a_run_begins_all_the_same(tmp_path: Path, evidence: str) -> None:
     server = PrefectServer(tmp_path / "prefect")
     done = server.junctor("run", ASIA, evidence, "-o", "out", "-q", "--workers", "0", cwd=tmp_path)
@@ -286,6 +287,7 @@ def test_a_summary_says_what_is_new(tmp_path: Path) -> None:
     assert re.fullmatch(r"nothing is new in \d\.\d s; 1 rows in all: 1 ok", statuses(manifest))
 
 
+@pytest.mark.slow
 def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,18 +12,16 @@ from junctor_kernels.gpu import early_launch
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import BlockLaunch, grid
 
+# The compiler takes up to half a minute for each.
+SINGLE = [pytest.param(each, "single", marks=[pytest.mark.slow] if each != "sm_90" else []) for each in ARCHITECTURES]
 
-@pytest.mark.parametrize(
-    ("architecture", "algebra"),
-    [*((architecture, "single") for architecture in ARCHITECTURES), ("sm_90", "double"), ("sm_90", "log")],
-)
+
+@pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, ("sm_90", "double"), ("sm_90", "log")])
 def test_kernels_compile(architecture: str, algebra: str) -> None:
     compiles(gpu.source(algebra), architecture)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "algebra"), [*((architecture, "single") for architecture in ARCHITECTURES), ("sm_90", "double")]
-)
+@pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, ("sm_90", "double")])
 def test_kernels_over_entries_compile(architecture: str, algebra: str) -> None:
     compiles(entries_gpu.source(algebra), architecture)
 

@@ -21,6 +21,7 @@ from pyarrow import parquet
 ROWS, PARTS = 4_800, 24
 # Of each output; four modes in turns.
 KILLS = 4
+EPISODES = 25
 MODES = ("here", "workers", "scheduler", "server")
 PATIENCE = 120.0
 
@@ -47,14 +48,14 @@ def command(inputs: Path, out: Path, *more: str) -> list[str]:
 class Episode:
     """One output and its kills: each at a random moment of a call, and a last call that nobody kills."""
 
-    def __init__(self, inputs: Path, out: Path, seed: int) -> None:
-        self.inputs, self.out = inputs, out
+    def __init__(self, inputs: Path, out: Path, seed: int, kills: int = KILLS) -> None:
+        self.inputs, self.out, self.kills = inputs, out, kills
         self.random = random.Random(seed)
         self.mode = MODES[seed % len(MODES)]
         self.killed: list[str] = []
 
     def run(self) -> None:
-        while len(self.killed) < KILLS:
+        while len(self.killed) < self.kills:
             self.call(kill=True, first=not self.killed)
             # With a worker killed it may have ended well, or before its moment came.
             if (self.out / "manifest.json").exists():
@@ -143,14 +144,18 @@ class Episode:
         assert not list(self.out.rglob("*.tmp"))
 
 
-# Four kills as a rule, 100 with --slow.
-SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(100 // KILLS) if seed != 1]
+def test_kills_of_workers(inputs: Path, tmp_path: Path) -> None:
+    kill(Episode(inputs, tmp_path / "out", seed=1, kills=2))
 
 
-@pytest.mark.parametrize("seed", [1, *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(EPISODES))
 @pytest.mark.timeout(900)
 def test_random_kills(inputs: Path, tmp_path: Path, seed: int) -> None:
-    episode = Episode(inputs, tmp_path / "out", seed)
+    kill(Episode(inputs, tmp_path / "out", seed))
+
+
+def kill(episode: Episode) -> None:
     episode.run()
     print(f"{episode.mode}: killed {', '.join(episode.killed) or 'nobody'}")
     episode.check()
