@@ -78,6 +78,7 @@ class Reporter:
         self._rows = self._done = 0
         self._shown = 100.0
         self._title = self._folder = ""
+        self._gave_up = False
         # Of a flow run that is tried again, each attempt has task runs of its own.
         self._attempt = uuid4().hex[:8]
         # A copy: settings of Prefect may be those of a context.
@@ -152,8 +153,9 @@ class Reporter:
 
     def _tell(self, call: Callable[[Send], None]) -> None:
         with self._changed:
-            self._queue.append(call)
-            self._changed.notify()
+            if not self._gave_up:
+                self._queue.append(call)
+                self._changed.notify()
 
     def _log(self, level: int, message: str) -> None:
         now = datetime.now(UTC).isoformat()
@@ -195,7 +197,9 @@ class Reporter:
         except Exception as error:
             # No server is worth a run: one that is misconfigured neither.
             logger.warning("Prefect cannot be told of this run (%s): it goes on without", error)
-            self._queue.clear()
+            with self._changed:
+                self._gave_up = True
+                self._queue.clear()
 
     def _take(self, send: Send) -> bool:
         """Send what comes next; returns False at the end."""

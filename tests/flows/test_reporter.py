@@ -169,7 +169,12 @@ def test_what_prefect_itself_refuses_ends_no_run(
         raise ValueError("profile is broken")
 
     monkeypatch.setattr(module, "load_prefect", refuse)
-    tell(Reporter("flow", 5.0))
+    reporter = Reporter("flow", 5.0)
+    reporter.begin(JOB)
+    reporter._thread.join(10)
+    # Told after the thread has ended.
+    reporter.stage("propagating", 10)
+    reporter.end(None, None)
     assert ["profile is broken" in record.getMessage() for record in caplog.records] == [True]
 
 
