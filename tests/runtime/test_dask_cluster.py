@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 
 import dask
+import psutil
 import pytest
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
@@ -197,3 +199,19 @@ def test_tls_with_certificates(tmp_path: Path) -> None:
         address = cluster.scheduler_address
         results = list(distribute(square, [1, 2], Resources(scheduler=address, compute=HUNDRED)))
     assert sorted(result for result, _, _ in results) == [1, 4]
+
+
+def test_workers_that_never_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed.nanny import WorkerProcess
+
+    async def kill(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(distribution, "CLOSING_SECONDS", 1.0)
+    monkeypatch.setattr(WorkerProcess, "kill", kill)
+    with silent_dask(), local_client(1, gpus=False) as client:
+        worker = client.submit(os.getpid).result()
+        started = time.monotonic()
+    assert time.monotonic() - started < 30
+    _, alive = psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], 10)
+    assert not alive

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import multiprocessing
 import queue
 import signal
 import time
@@ -42,6 +43,8 @@ _NOISY = ("distributed", "tornado")
 REBUILDS = 2
 # Seconds without a single worker before the cluster counts as lost; a worker takes some seconds to come back.
 PATIENCE = 60.0
+# For the workers of this machine to end; more than Dask gives each of them.
+CLOSING_SECONDS = 15.0
 # Seconds for a scheduler to answer.
 CONNECT_SECONDS = 30
 
@@ -279,8 +282,24 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
             security=Security.temporary(),
             **({} if gpus else {"processes": True}),
         )
-    with cluster, Client(cluster, set_as_default=False) as client:
-        yield client
+    try:
+        with Client(cluster, set_as_default=False) as client:
+            yield client
+    finally:
+        _close(cluster)
+
+
+def _close(cluster: Any) -> None:
+    """Close a cluster of this machine; workers that do not end are killed."""
+    # Dask may wait for ever for a worker that was started anew at this moment, because the one before it had died.
+    try:
+        cluster.close(timeout=CLOSING_SECONDS)
+    except TimeoutError:
+        # Nor again when this process ends.
+        cluster.shutdown_on_close = False
+        for child in multiprocessing.active_children():
+            if child.name.startswith("Dask Worker"):
+                child.kill()
 
 
 def _worker_threads(workers: int, gpus: bool) -> int:
