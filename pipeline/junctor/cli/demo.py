@@ -47,8 +47,9 @@ def demo(
     # Said beforehand: nothing else moves while the server starts.
     if prefect:
         console.print("Prefect starts its own server, which takes some seconds; --no-prefect does without.")
+    answers = str(folder / "answers")
     job = Job(
-        str(network_file), str(evidence_file), output, case_id="case_id", overwrite=True, partition_rows=PARTITION_ROWS
+        str(network_file), str(evidence_file), answers, case_id="case_id", overwrite=True, partition_rows=PARTITION_ROWS
     )
     # The same call as of `junctor run`: the demo shows the product, nothing made for it.
     with progress_display() as progress:
