@@ -70,10 +70,11 @@ def goes_on(command: list[str], out: Path) -> None:
     assert not list(out.rglob("*.tmp"))
 
 
+OTHERS = ("reading the network", "writing CSV")
 MODES = {"here": ["--workers", "0"], "workers": ["--workers", "2"], "group": ["--workers", "2"]}
 
 
-@pytest.mark.parametrize("mode", [*MODES, "scheduler"])
+@pytest.mark.parametrize("mode", [*MODES, pytest.param("scheduler", marks=pytest.mark.slow)])
 def test_sigterm_while_rows_are_answered(
     inputs: Path, tmp_path: Path, mode: str, request: pytest.FixtureRequest
 ) -> None:
@@ -92,7 +93,10 @@ def test_sigterm_while_rows_are_answered(
     goes_on(command, out)
 
 
-@pytest.mark.parametrize("stage", ["reading the network", "reading the evidence", "planning", "writing CSV"])
+@pytest.mark.parametrize(
+    "stage",
+    ["reading the evidence", "planning", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)],
+)
 def test_sigterm_in_other_stages(inputs: Path, tmp_path: Path, stage: str) -> None:
     out = tmp_path / "out"
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "many.csv"), "-o", str(out), "--no-prefect"]
@@ -114,7 +118,14 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.prefect
-@pytest.mark.parametrize(("stage", "everyone"), [("", False), ("propagating", False), ("propagating", True)])
+@pytest.mark.parametrize(
+    ("stage", "everyone"),
+    [
+        pytest.param("", False, marks=pytest.mark.slow),
+        pytest.param("propagating", False, marks=pytest.mark.slow),
+        ("propagating", True),
+    ],
+)
 def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str, everyone: bool) -> None:
     out = tmp_path / "out"
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--prefect"]
