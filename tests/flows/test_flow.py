@@ -267,9 +267,11 @@ def test_a_reported_run_reads_and_writes_a_store(
     assert "would keep them" in done.stderr
     assert "s3cr3t" not in done.stderr
     assert not bucket.names("other")
-    done = server.junctor("deploy", *places[:2], "-o", secret, cwd=tmp_path)
-    assert done.returncode == 3
-    assert "s3cr3t" not in done.stderr
+    for words in ([*places[:2], "-o", secret], [*places, "--mapping", secret], [*places, "--rejects", f"{secret}.csv"]):
+        done = server.junctor("deploy", *words, cwd=tmp_path)
+        assert done.returncode == 3
+        assert "would keep them" in done.stderr
+        assert "s3cr3t" not in done.stderr
 
 
 def test_a_summary_says_what_is_new(tmp_path: Path) -> None:

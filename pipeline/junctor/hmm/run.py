@@ -175,9 +175,9 @@ class SequenceJob(Workload):
         return SequenceDirectory(location(self.output).absolute())
 
     @property
-    def places(self) -> tuple[str, str, str]:
-        """Model, sequences and output, as they were given."""
-        return self.model, self.sequences, self.output
+    def places(self) -> tuple[str, ...]:
+        """Model, sequences, output and what else may be a URL, as they were given."""
+        return self.model, self.sequences, self.output, *(() if self.rejects is None else (self.rejects,))
 
     @property
     def title(self) -> str:

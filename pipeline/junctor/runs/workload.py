@@ -105,8 +105,8 @@ class Workload(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> tuple[str, str, str]:
-        """Model, inputs and output, as they were given."""
+    def places(self) -> tuple[str, ...]:
+        """Model, inputs, output and what else may be a URL, as they were given."""
 
     @property
     @abstractmethod
@@ -282,9 +282,10 @@ class Job(Workload):
         return growth if self.incremental else None
 
     @property
-    def places(self) -> tuple[str, str, str]:
-        """Network, evidence and output, as they were given."""
-        return self.network, self.evidence, self.output
+    def places(self) -> tuple[str, ...]:
+        """Network, evidence, output and what else may be a URL, as they were given."""
+        others = (place for place in (self.mapping, self.rejects) if place is not None)
+        return self.network, self.evidence, self.output, *others
 
     @property
     def title(self) -> str:
