@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from junctor.cli.display import show_statuses
 from junctor.model.errors import JunctorError
 from junctor.runs.increments import lines_of
 from junctor.runs.run import Manifest
@@ -327,8 +328,7 @@ def _outcome(manifest: Manifest | None, error: BaseException | None) -> tuple[st
 
 def statuses(manifest: Manifest) -> str:
     """Return a line on the rows of a run."""
-    counts = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")
-    return f"{_rows(manifest)}: {counts}"
+    return f"{_rows(manifest)}: {show_statuses(manifest.statuses)}"
 
 
 def _rows(manifest: Manifest) -> str:
@@ -351,9 +351,9 @@ def summary(inputs: str, output: str, manifest: Manifest) -> str:
     output: folder of the answers.
     manifest: of the run.
     """
-    rows = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
+    title, rows = _rows(manifest), "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
     return (
-        f"# {_rows(manifest)[0].upper()}{_rows(manifest)[1:]}\n\n"
+        f"# {title[0].upper()}{title[1:]}\n\n"
         f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{rows}\n\n"
         f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
