@@ -125,7 +125,7 @@ def test_rows_that_need_more_room_are_left() -> None:
     batch = random_batch(network, 20)
     answers = blank(network, batch, range(30))
     patterns = patterns_of(batch).exact(np.arange(20))
-    needs = [RowEngine(network, range(30), ROOM).work(each.pattern.sliced)[1] for each in patterns]
+    needs = [RowEngine(network, range(30), ROOM).work(each.pattern.sliced).room for each in patterns]
     engine = RowEngine(network, range(30), room_bytes(network, int(np.median(needs))))
     left = engine.answer(batch, np.arange(20), answers)
     assert 0 < left.size < 20

@@ -20,12 +20,12 @@ BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """The Numba type of a vector of float32 or float64."""
+    """The Numba type of a vector of float32 or float64, as wide as the machine's or of so many lanes."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: Any, lanes: int = 0) -> None:
         self.dtype = dtype
-        self.lanes = BYTES * 8 // dtype.bitwidth
-        super().__init__(name=f"Vector({dtype})")
+        self.lanes = lanes or BYTES * 8 // dtype.bitwidth
+        super().__init__(name=f"Vector({dtype}, {self.lanes})")
 
 
 @register_model(Vector)
@@ -33,18 +33,6 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, of: Vector) -> None:
         number = ir.FloatType() if of.dtype == types.float32 else ir.DoubleType()
         super().__init__(manager, of, ir.VectorType(number, of.lanes))
-
-
-def _load(_typing: Any, array: Any, _index: Any) -> Any:
-    """Return the vector that starts at `index` of a flat array."""
-    vector = Vector(array.dtype)
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _place(context, builder, signature.args[0], args, context.get_value_type(vector))
-        # Only numbers are aligned, not vectors: LLVM must not use aligned loads.
-        return builder.load(place, align=array.dtype.bitwidth // 8)
-
-    return vector(array, types.intp), code
 
 
 def _store(_typing: Any, array: Any, _index: Any, vector: Any) -> Any:
@@ -55,6 +43,67 @@ def _store(_typing: Any, array: Any, _index: Any, vector: Any) -> Any:
         builder.store(args[2], place, align=array.dtype.bitwidth // 8)
 
     return types.void(array, types.intp, vector), code
+
+
+def _loader(lanes: int = 0) -> Any:
+    """Return an intrinsic for vectors of so many lanes, those of the machine by default."""
+
+    def load(_typing: Any, array: Any, _index: Any) -> Any:
+        """Return the vector that starts at `index` of a flat array."""
+        vector = Vector(array.dtype, lanes)
+
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            place = _place(context, builder, signature.args[0], args, context.get_value_type(vector))
+            # Only numbers are aligned, not vectors: LLVM must not use aligned loads.
+            return builder.load(place, align=array.dtype.bitwidth // 8)
+
+        return vector(array, types.intp), code
+
+    return intrinsic(load)
+
+
+def _spreader(lanes: int = 0) -> Any:
+    """Return an intrinsic for vectors of so many lanes, those of the machine by default."""
+
+    def spread(_typing: Any, number: Any) -> Any:
+        """Return a vector with `number` in all lanes."""
+        vector = Vector(number, lanes)
+
+        def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return _splat(builder, args[0], context.get_value_type(vector))
+
+        return vector(number), code
+
+    return intrinsic(spread)
+
+
+def _first_lanes(_typing: Any, vector: Any, _count: Any) -> Any:
+    """Return a vector with zeros in all lanes but the first `count`."""
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers = ir.VectorType(ir.IntType(64), vector.lanes)
+        lane = ir.Constant(numbers, list(range(vector.lanes)))
+        kept = builder.icmp_signed("<", lane, _splat(builder, args[1], numbers))
+        return builder.select(kept, args[0], ir.Constant(args[0].type, None))
+
+    return vector(vector, types.int64), code
+
+
+def _pair_sums(_typing: Any, one: Any, _two: Any, _three: Any, _four: Any) -> Any:
+    """Return the sums (x0 + x1) + (x2 + x3) of four vectors of four lanes, as a vector."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        def lanes(first: Any, second: Any, *chosen: int) -> Any:
+            picked = ir.Constant(ir.VectorType(ir.IntType(32), 4), list(chosen))
+            return builder.shuffle_vector(first, second, picked)
+
+        def neighbours(first: Any, second: Any) -> Any:
+            return builder.fadd(lanes(first, second, 0, 4, 2, 6), lanes(first, second, 1, 5, 3, 7))
+
+        low, high = neighbours(args[0], args[1]), neighbours(args[2], args[3])
+        return builder.fadd(lanes(low, high, 0, 1, 4, 5), lanes(low, high, 2, 3, 6, 7))
+
+    return one(one, one, one, one), code
 
 
 def _load_at(_typing: Any, number: Any, _address: Any) -> Any:
@@ -118,16 +167,6 @@ def _above_zero(_typing: Any, vector: Any) -> Any:
     return types.boolean(vector), code
 
 
-def _spread(_typing: Any, number: Any) -> Any:
-    """Return a vector with `number` in all lanes."""
-    vector = Vector(number)
-
-    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return _splat(builder, args[0], context.get_value_type(vector))
-
-    return vector(number), code
-
-
 def _multiply_add(_typing: Any, one: Any, _other: Any, _total: Any) -> Any:
     """Return one * other + total, rounded once on machines with fused multiply-add."""
 
@@ -162,8 +201,10 @@ def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
     return builder.select(builder.and_(above, lower), other, least)
 
 
-load, store, spread, multiply_add = intrinsic(_load), intrinsic(_store), intrinsic(_spread), intrinsic(_multiply_add)
+load, store, spread, multiply_add = _loader(), intrinsic(_store), _spreader(), intrinsic(_multiply_add)
 above_zero = intrinsic(_above_zero)
+load4, load8, spread4, spread8 = _loader(4), _loader(8), _spreader(4), _spreader(8)
+first_lanes, pair_sums = intrinsic(_first_lanes), intrinsic(_pair_sums)
 load_at, spread_at, pick_at, store_at = map(intrinsic, (_load_at, _spread_at, _pick_at, _store_at))
 add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
 subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")
@@ -171,6 +212,27 @@ divide = _elementwise("divide", lambda builder, one, other: builder.fdiv(one, ot
 multiply = _elementwise("multiply", lambda builder, one, other: builder.fmul(one, other), "Return one * other.")
 larger = _elementwise("larger", _larger, "Return the larger of each pair.")
 least_above_zero = _elementwise("least_above_zero", _least_above_zero, "Return `other` where it is in (0, least).")
+
+
+def _folded(comparison: str, doc: str) -> Any:
+    """Return an intrinsic that reduces a vector to one of its numbers."""
+
+    def fold(_typing: Any, vector: Any) -> Any:
+        def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            numbers = [builder.extract_element(args[0], ir.Constant(ir.IntType(32), i)) for i in range(vector.lanes)]
+            while len(numbers) > 1:
+                pairs = zip(numbers[::2], numbers[1::2], strict=True)
+                numbers = [builder.select(builder.fcmp_ordered(comparison, one, two), one, two) for one, two in pairs]
+            return numbers[0]
+
+        return vector.dtype(vector), code
+
+    fold.__doc__ = doc
+    return intrinsic(fold)
+
+
+highest = _folded(">", "Return the largest number of a vector.")
+lowest = _folded("<", "Return the smallest number of a vector.")
 
 
 def _place(context: Any, builder: Any, kind: Any, args: Any, vector: Any) -> Any:

@@ -31,6 +31,8 @@ FIRST, LENGTH, ENTRIES, LEFT, RIGHT, PARENT, FACTOR, UNION, WANTED, UP, DOWN, CO
 # A row with a table of more positions or entries is left to other backends.
 MOST_AXES = 48
 MOST_ENTRIES = 1 << 40
+# Entries behind each table in the arena, which vectors that begin in it reach.
+BEHIND = 7
 # Factor of a leaf of ones, for a variable without any table.
 ONES = -2
 # State of a variable that only some rows of a tree observe: it stays in the tree, and so does what it depends on.
@@ -555,10 +557,10 @@ def _place(host: Any, nodes: Any, rows: int) -> None:
     for number in range(nodes.counts[TABLES]):
         table = nodes.tables[number]
         table[UP] = place
-        place += table[ENTRIES]
+        place += table[ENTRIES] + BEHIND
         if table[WANTED]:
             table[DOWN] = place
-            place += table[ENTRIES]
+            place += table[ENTRIES] + BEHIND
         if table[LEFT] >= 0:
             operations += table[UNION]
         if table[WANTED] and table[PARENT] >= 0:
@@ -569,7 +571,7 @@ def _place(host: Any, nodes: Any, rows: int) -> None:
             operations += nodes.tables[host[position], ENTRIES]
     _add_up(host, nodes, rows)
     # The end of the arena is for posteriors.
-    nodes.counts[ARENA] = place + widest
+    nodes.counts[ARENA] = place + widest + BEHIND
     nodes.counts[OPERATIONS] = operations
 
 

@@ -13,11 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float
+from junctor_kernels.cpu.jit import as_bits, as_float, jit
 from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
+from junctor_kernels.cpu.vectors import (
+    add,
+    first_lanes,
+    highest,
+    larger,
+    least_above_zero,
+    load4,
+    load8,
+    lowest,
+    multiply_add,
+    pair_sums,
+    spread4,
+    spread8,
+    store,
+)
 from junctor_kernels.row_trees.plan import (
     ARENA,
+    BEHIND,
     DOWN,
     ENTRIES,
     FACTOR,
@@ -37,15 +53,18 @@ from junctor_kernels.row_trees.plan import (
 
 # Every message is a contraction of two tables, out[kept] = sum over the rest of one[..] * other[..]. Messages go up
 # (from both children of a table) and down (to a child from its parent and its sibling), and a posterior is read off one
-# table by the product of both. Numbers are doubles. Every message is divided by a power of two, exactly, so that its
-# largest entry lies in [0.5, 1), and carries a bound on the loss of each entry to underflow: 0 unless the smallest
-# entries of its operands could have met.
+# table by the product of both. Numbers are doubles. A message whose largest entry is far from 1 is divided by the power
+# of two that brings it into [0.5, 1), exactly. Each message carries a bound on the loss of each entry to underflow: 0
+# unless the smallest entries of its operands could have met.
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
 loops, part = partial(_loops, fastmath={"contract"}), partial(_part, fastmath={"contract"})
+inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
 # Status of a row: DOUBTFUL rows need a wider number format, TOO_LARGE ones another backend.
 ANSWERED, IMPOSSIBLE, DOUBTFUL, TOO_LARGE = 0, 1, 2, 3
+# Binary exponent of the largest entry from which a message is scaled.
+FAR = 32
 # Columns of `facts`, for the message up and (offset DOWNWARD) down: exponent of its scale, bound, smallest entry.
 EXPONENT, LOST, LEAST = 0, 1, 2
 DOWNWARD = 3
@@ -85,41 +104,52 @@ def work(entries: int, tables: int) -> RowWorkspace:
 
 @loops
 def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
-    """Add the contraction of two tables to a third.
+    """Write the contraction of two tables to a third; up to 7 entries behind that one are overwritten.
 
     arena: of all tables.
     axes, counters: of a RowWorkspace; the first `groups` axes count.
     one, other, out: offsets of the tables.
     """
-    zero = np.uint64(0)
-    a, b, c = one, other, out
+    zero, unit = np.uint64(0), np.uint64(1)
     # Dot products where the innermost axis is eliminated; else the first eliminated axis becomes the inner loop, with
     # results in registers.
-    dots = axes[0, OUT] == zero and axes[0, SIZE] > np.uint64(1)
+    dots = axes[0, OUT] == zero and axes[0, SIZE] > unit
     loop = 1
     while not dots and loop < groups and axes[loop, OUT] != zero:
         loop += 1
-    terms, step_a, step_b, step_c = np.uint64(1), zero, zero, zero
-    if loop < groups:
-        terms, step_a, step_b, step_c = axes[loop, SIZE], axes[loop, ONE], axes[loop, OTHER], axes[loop, OUT]
+    # The first axis that is left is a loop around it.
+    around = 2 if loop == 1 else 1
+    terms = _axis(axes, groups, loop)
+    lines = _axis(axes, groups, around)
+    # Sums over further axes are added to what is there.
+    adds = dots and terms[OUT] == zero and terms[SIZE] > unit
     for g in range(1, groups):
         counters[g] = zero
+        adds |= g != loop and axes[g, OUT] == zero
+    if adds:
+        entries = unit
+        for g in range(groups):
+            if axes[g, OUT] != zero:
+                entries *= axes[g, SIZE]
+        for e in range(out, out + entries):
+            arena[e] = 0.0
+    a, b, c = one, other, out
     size, sa, sb = axes[0, SIZE], axes[0, ONE], axes[0, OTHER]
     while True:
         if dots:
-            _dots(arena, a, b, c, size, sa, sb, terms, step_a, step_b, step_c)
+            _dots(arena, a, b, c, size, sa, sb, terms, lines, adds)
         elif sa != zero and sb != zero:
-            _products(arena, a, b, c, size, terms, step_a, step_b)
+            _products(arena, a, b, c, size, terms, lines, adds)
         elif sa != zero:
-            _multiples(arena, a, b, c, size, terms, step_a, step_b)
+            _multiples(arena, a, b, c, size, terms, lines, adds)
         elif sb != zero:
-            _multiples(arena, b, a, c, size, terms, step_b, step_a)
+            _multiples(arena, b, a, c, size, _swapped(terms), _swapped(lines), adds)
         else:
-            _constant(arena, a, b, c, size, terms, step_a, step_b)
-        g = 1
+            _constant(arena, a, b, c, size, terms, lines, adds)
+        g = around + 1
         while g < groups:
             if g != loop:
-                counters[g] += np.uint64(1)
+                counters[g] += unit
                 a += axes[g, ONE]
                 b += axes[g, OTHER]
                 c += axes[g, OUT]
@@ -134,142 +164,231 @@ def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other:
             return
 
 
-@part
-def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
-    """out[j] += sum over t of one[t, j] * other[t, j]."""
-    j = np.uint64(0)
-    # Unsigned constants: mixed with signed integers, Numba would compute indices in doubles.
-    u1, u2, u3, u4 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-    u5, u6, u7, u8 = np.uint64(5), np.uint64(6), np.uint64(7), np.uint64(8)
-    while j + u8 <= size:
-        x0 = x1 = x2 = x3 = x4 = x5 = x6 = x7 = 0.0
-        p, q = a + j, b + j
-        for _ in range(terms):
-            x0 += arena[p] * arena[q]
-            x1 += arena[p + u1] * arena[q + u1]
-            x2 += arena[p + u2] * arena[q + u2]
-            x3 += arena[p + u3] * arena[q + u3]
-            x4 += arena[p + u4] * arena[q + u4]
-            x5 += arena[p + u5] * arena[q + u5]
-            x6 += arena[p + u6] * arena[q + u6]
-            x7 += arena[p + u7] * arena[q + u7]
-            p += step_a
-            q += step_b
-        _add_tile(arena, c + j, x0, x1, x2, x3, x4, x5, x6, x7)
-        j += u8
-    while j < size:
-        x0 = 0.0
-        p, q = a + j, b + j
-        for _ in range(terms):
-            x0 += arena[p] * arena[q]
-            p += step_a
-            q += step_b
-        arena[c + j] += x0
-        j += u1
+@inlined
+def _axis(axes: Any, groups: int, axis: int) -> Any:
+    """Return the entries and strides of an axis, one entry where there is none."""
+    if axis < groups:
+        return axes[axis, SIZE], axes[axis, ONE], axes[axis, OTHER], axes[axis, OUT]
+    return np.uint64(1), np.uint64(0), np.uint64(0), np.uint64(0)
+
+
+@inlined
+def _swapped(axis: Any) -> Any:
+    """Return an axis with the operands exchanged."""
+    return axis[SIZE], axis[OTHER], axis[ONE], axis[OUT]
+
+
+@inlined
+def _put4(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
+    """Write the first `left` of four sums, and anything behind them, or add them to what is there."""
+    if adds:
+        sums = add(load4(arena, at), first_lanes(sums, left))
+    store(arena, at, sums)
+
+
+@inlined
+def _put8(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
+    """Write the first `left` of eight sums, and anything behind them, or add them to what is there."""
+    if adds:
+        sums = add(load8(arena, at), first_lanes(sums, left))
+    store(arena, at, sums)
+
+
+# Loops over vectors of eight or four neighbouring entries; the last one has entries that do not belong to the table.
 
 
 @part
-def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
-    """out[j] += sum over t of one[t, j] * other[t]; terms whose factor is zero are skipped."""
-    j = np.uint64(0)
-    u1, u2, u3, u4 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-    u5, u6, u7, u8 = np.uint64(5), np.uint64(6), np.uint64(7), np.uint64(8)
-    while j + u8 <= size:
-        x0 = x1 = x2 = x3 = x4 = x5 = x6 = x7 = 0.0
-        p, q = a + j, b
-        for _ in range(terms):
-            # Zeros are frequent, and one test saves eight multiply-adds.
-            f = arena[q]
-            if f != 0.0:
-                x0 += arena[p] * f
-                x1 += arena[p + u1] * f
-                x2 += arena[p + u2] * f
-                x3 += arena[p + u3] * f
-                x4 += arena[p + u4] * f
-                x5 += arena[p + u5] * f
-                x6 += arena[p + u6] * f
-                x7 += arena[p + u7] * f
-            p += step_a
-            q += step_b
-        _add_tile(arena, c + j, x0, x1, x2, x3, x4, x5, x6, x7)
-        j += u8
-    while j < size:
-        x0 = 0.0
-        p, q = a + j, b
-        for _ in range(terms):
-            x0 += arena[p] * arena[q]
-            p += step_a
-            q += step_b
-        arena[c + j] += x0
-        j += u1
+def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
+    """out[l, j] = sum over t of one[l, t, j] * other[l, t, j]."""
+    count, step_a, step_b = terms[SIZE], terms[ONE], terms[OTHER]
+    four, eight = np.uint64(4), np.uint64(8)
+    for _ in range(lines[SIZE]):
+        j = np.uint64(0)
+        # Two sums at a time: one alone would wait for every addition.
+        while j + eight + eight <= size:
+            x = y = spread8(0.0)
+            p, q = a + j, b + j
+            for _ in range(count):
+                x = multiply_add(load8(arena, p), load8(arena, q), x)
+                y = multiply_add(load8(arena, p + eight), load8(arena, q + eight), y)
+                p += step_a
+                q += step_b
+            _put8(arena, c + j, x, eight, adds)
+            _put8(arena, c + j + eight, y, eight, adds)
+            j += eight + eight
+        while j + four < size:
+            x = spread8(0.0)
+            p, q = a + j, b + j
+            for _ in range(count):
+                x = multiply_add(load8(arena, p), load8(arena, q), x)
+                p += step_a
+                q += step_b
+            _put8(arena, c + j, x, size - j, adds)
+            j += eight
+        if j < size:
+            z = spread4(0.0)
+            p, q = a + j, b + j
+            for _ in range(count):
+                z = multiply_add(load4(arena, p), load4(arena, q), z)
+                p += step_a
+                q += step_b
+            _put4(arena, c + j, z, size - j, adds)
+        a += lines[ONE]
+        b += lines[OTHER]
+        c += lines[OUT]
 
 
 @part
-def _add_tile(
-    arena: Any, at: Any, x0: float, x1: float, x2: float, x3: float, x4: float, x5: float, x6: float, x7: float
-) -> None:
-    arena[at] += x0
-    arena[at + np.uint64(1)] += x1
-    arena[at + np.uint64(2)] += x2
-    arena[at + np.uint64(3)] += x3
-    arena[at + np.uint64(4)] += x4
-    arena[at + np.uint64(5)] += x5
-    arena[at + np.uint64(6)] += x6
-    arena[at + np.uint64(7)] += x7
+def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
+    """out[l, j] = sum over t of one[l, t, j] * other[l, t]; terms whose factor is zero are skipped."""
+    count, step_a, step_b = terms[SIZE], terms[ONE], terms[OTHER]
+    four, eight = np.uint64(4), np.uint64(8)
+    for _ in range(lines[SIZE]):
+        j = np.uint64(0)
+        while j + eight + eight <= size:
+            x = y = spread8(0.0)
+            p, q = a + j, b
+            for _ in range(count):
+                f = arena[q]
+                if f != 0.0:
+                    x = multiply_add(load8(arena, p), spread8(f), x)
+                    y = multiply_add(load8(arena, p + eight), spread8(f), y)
+                p += step_a
+                q += step_b
+            _put8(arena, c + j, x, eight, adds)
+            _put8(arena, c + j + eight, y, eight, adds)
+            j += eight + eight
+        while j + four < size:
+            x = spread8(0.0)
+            p, q = a + j, b
+            for _ in range(count):
+                f = arena[q]
+                if f != 0.0:
+                    x = multiply_add(load8(arena, p), spread8(f), x)
+                p += step_a
+                q += step_b
+            _put8(arena, c + j, x, size - j, adds)
+            j += eight
+        if j < size:
+            z = spread4(0.0)
+            p, q = a + j, b
+            for _ in range(count):
+                f = arena[q]
+                if f != 0.0:
+                    z = multiply_add(load4(arena, p), spread4(f), z)
+                p += step_a
+                q += step_b
+            _put4(arena, c + j, z, size - j, adds)
+        a += lines[ONE]
+        b += lines[OTHER]
+        c += lines[OUT]
 
 
 @part
-def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
-    """out[j] += sum over t of one[t] * other[t]."""
-    x = 0.0
-    for _ in range(terms):
-        x += arena[a] * arena[b]
-        a += step_a
-        b += step_b
-    for j in range(size):
-        arena[c + j] += x
+def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
+    """out[l, j] = sum over t of one[l, t] * other[l, t]."""
+    for _ in range(lines[SIZE]):
+        x = 0.0
+        p, q = a, b
+        for _ in range(terms[SIZE]):
+            x += arena[p] * arena[q]
+            p += terms[ONE]
+            q += terms[OTHER]
+        for j in range(size):
+            arena[c + j] = arena[c + j] + x if adds else x
+        a += lines[ONE]
+        b += lines[OTHER]
+        c += lines[OUT]
 
 
 @part
-def _dots(
-    arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms: Any, step_a: Any, step_b: Any, step_c: Any
-) -> None:
-    """out[t] += sum over j of one[t, j] * other[t, j], where an operand may not have j."""
-    zero, u1, u2, u3, u4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-    for _ in range(terms):
-        # Four sums: one alone would wait for every addition.
-        x0 = x1 = x2 = x3 = 0.0
-        j = zero
+def _dots(arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms: Any, lines: Any, adds: Any) -> None:
+    """out[l, t] = sum over j of one[l, t, j] * other[l, t, j], where an operand may not have j."""
+    zero, unit, four = np.uint64(0), np.uint64(1), np.uint64(4)
+    count, step_a, step_b, step_c = terms
+    for _ in range(lines[SIZE]):
+        p, q, r, t = a, b, c, zero
         if sa != zero and sb != zero:
-            while j + u4 <= size:
-                p, q = a + j, b + j
-                x0 += arena[p] * arena[q]
-                x1 += arena[p + u1] * arena[q + u1]
-                x2 += arena[p + u2] * arena[q + u2]
-                x3 += arena[p + u3] * arena[q + u3]
-                j += u4
-            while j < size:
-                x0 += arena[a + j] * arena[b + j]
-                j += u1
-            arena[c] += (x0 + x1) + (x2 + x3)
+            # Neighbouring results, so that four of them are a vector.
+            while step_c == unit and t + four <= count:
+                x = _four_dots(arena, p, q, size, step_a, step_b)
+                _put4(arena, r, x, four, adds)
+                p, q, r, t = p + four * step_a, q + four * step_b, r + four, t + four
+            while t < count:
+                x = _dot(arena, p, q, size)
+                arena[r] = arena[r] + x if adds else x
+                p, q, r, t = p + step_a, q + step_b, r + step_c, t + unit
         else:
-            p, q = a, b
-            if sa == zero:
-                p, q = b, a
-            if arena[q] != 0.0:
-                while j + u4 <= size:
-                    x0 += arena[p + j]
-                    x1 += arena[p + j + u1]
-                    x2 += arena[p + j + u2]
-                    x3 += arena[p + j + u3]
-                    j += u4
-                while j < size:
-                    x0 += arena[p + j]
-                    j += u1
-                arena[c] += ((x0 + x1) + (x2 + x3)) * arena[q]
-        a += step_a
-        b += step_b
-        c += step_c
+            while t < count:
+                x = _total(arena, p, size) * arena[q] if sa != zero else _total(arena, q, size) * arena[p]
+                arena[r] = arena[r] + x if adds else x
+                p, q, r, t = p + step_a, q + step_b, r + step_c, t + unit
+        a += lines[ONE]
+        b += lines[OTHER]
+        c += lines[OUT]
+
+
+# A dot product is four sums, of every fourth term, the last terms among the first of them: one alone would wait for
+# every addition.
+
+
+@inlined
+def _four_dots(arena: Any, p: Any, q: Any, size: Any, step_a: Any, step_b: Any) -> Any:
+    """Return the dot products of four rows, `step_a` and `step_b` entries apart."""
+    unit, four = np.uint64(1), np.uint64(4)
+    p1, p2, p3 = p + step_a, p + step_a + step_a, p + step_a + step_a + step_a
+    q1, q2, q3 = q + step_b, q + step_b + step_b, q + step_b + step_b + step_b
+    x0 = x1 = x2 = x3 = spread4(0.0)
+    j = np.uint64(0)
+    while j + four <= size:
+        x0 = multiply_add(load4(arena, p + j), load4(arena, q + j), x0)
+        x1 = multiply_add(load4(arena, p1 + j), load4(arena, q1 + j), x1)
+        x2 = multiply_add(load4(arena, p2 + j), load4(arena, q2 + j), x2)
+        x3 = multiply_add(load4(arena, p3 + j), load4(arena, q3 + j), x3)
+        j += four
+    while j < size:
+        x0 = multiply_add(first_lanes(load4(arena, p + j), unit), first_lanes(load4(arena, q + j), unit), x0)
+        x1 = multiply_add(first_lanes(load4(arena, p1 + j), unit), first_lanes(load4(arena, q1 + j), unit), x1)
+        x2 = multiply_add(first_lanes(load4(arena, p2 + j), unit), first_lanes(load4(arena, q2 + j), unit), x2)
+        x3 = multiply_add(first_lanes(load4(arena, p3 + j), unit), first_lanes(load4(arena, q3 + j), unit), x3)
+        j += unit
+    return pair_sums(x0, x1, x2, x3)
+
+
+@inlined
+def _dot(arena: Any, p: Any, q: Any, size: Any) -> float:
+    """Return the dot product of two rows."""
+    unit, u2, u3, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    x0 = x1 = x2 = x3 = 0.0
+    j = np.uint64(0)
+    while j + four <= size:
+        x0 += arena[p + j] * arena[q + j]
+        x1 += arena[p + j + unit] * arena[q + j + unit]
+        x2 += arena[p + j + u2] * arena[q + j + u2]
+        x3 += arena[p + j + u3] * arena[q + j + u3]
+        j += four
+    while j < size:
+        x0 += arena[p + j] * arena[q + j]
+        j += unit
+    return (x0 + x1) + (x2 + x3)
+
+
+@inlined
+def _total(arena: Any, p: Any, size: Any) -> float:
+    """Return the sum of a row."""
+    unit, u2, u3, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    x0 = x1 = x2 = x3 = 0.0
+    j = np.uint64(0)
+    while j + four <= size:
+        x0 += arena[p + j]
+        x1 += arena[p + j + unit]
+        x2 += arena[p + j + u2]
+        x3 += arena[p + j + u3]
+        j += four
+    while j < size:
+        x0 += arena[p + j]
+        j += unit
+    return (x0 + x1) + (x2 + x3)
 
 
 @part
@@ -328,9 +447,6 @@ def _message(
     scope_one, place_one, lost_one, least_one = _operand(tables, facts, one, one_column)
     scope_other, place_other, lost_other, least_other = _operand(tables, facts, other, other_column)
     place, entries = tables[out, out_column], tables[out, ENTRIES]
-    for e in range(np.uint64(place), np.uint64(place + entries)):
-        # Contractions add to their result.
-        arena[e] = 0.0
     scope = (tables[out, FIRST], tables[out, LENGTH])
     groups = _write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
     contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
@@ -364,17 +480,16 @@ def _terms(axes: Any, groups: int) -> float:
 
 @part
 def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> None:
-    """Divide a message by the power of two that brings its largest entry into [0.5, 1), and write its facts."""
+    """Write the facts of a message; one number, or largest entries far from 1, are first brought into [0.5, 1)."""
     arena, facts = work.arena, work.facts
-    first, end = np.uint64(place), np.uint64(place + entries)
-    # Bits of positive doubles are ordered as the numbers are, and integers have faster comparisons.
-    largest = np.uint64(0)
-    # Bits less 1: zeros wrap around to the largest integer and are never the minimum.
-    least = np.uint64(0xFFFFFFFFFFFFFFFF)
-    for e in range(first, end):
-        bits = as_bits(arena[e])
-        largest = max(largest, bits)
-        least = min(least, bits - np.uint64(1))
+    high, low = spread8(0.0), spread8(np.inf)
+    for e in range(place, place + entries - 7, 8):
+        line = load8(arena, e)
+        high, low = larger(line, high), least_above_zero(low, line)
+    rest = entries % 8
+    line = first_lanes(load8(arena, place + entries - rest), rest)
+    high, low = larger(line, high), least_above_zero(low, line)
+    largest, least = as_bits(highest(high)), lowest(low)
     facts[number, EXPONENT + side], facts[number, LEAST + side] = 0.0, 1.0
     if largest == np.uint64(0):
         return
@@ -382,15 +497,18 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
     if exponent < -1021:
         # Below the normal numbers even the largest entry has lost digits.
         facts[number, LOST + side] = np.inf
+    facts[number, LEAST + side] = least
+    # Most tables need no pass of scaling. Numbers of a root are always scaled: the logarithm has the same digits then.
+    if entries > 1 and -FAR < exponent < FAR:
+        return
     factor = as_float(np.uint64(1023 - exponent) << np.uint64(52))
-    facts[number, LEAST + side] = as_float(least + np.uint64(1)) * factor
+    facts[number, LEAST + side] = least * factor
     facts[number, EXPONENT + side] = float(exponent)
     facts[number, LOST + side] *= factor
     if facts[number, LEAST + side] < TINY:
         facts[number, LOST + side] += TINY
-    if exponent != 0:
-        for e in range(first, end):
-            arena[e] *= factor
+    for e in range(np.uint64(place), np.uint64(place + entries)):
+        arena[e] *= factor
 
 
 @part
@@ -576,11 +694,10 @@ def _read(nodes: Any, work: Any, host: int, position: int, start: int, posterior
     arena, facts = work.arena, work.facts
     size = nodes.sizes[position]
     # The end of the arena is for posteriors.
-    place = nodes.counts[ARENA] - size
+    place = nodes.counts[ARENA] - size - BEHIND
     nodes.scopes[nodes.counts[SCOPES]] = position
     scope, up, lost_up, least_up = _operand(nodes.tables, facts, host, UP)
     _, down, lost_down, least_down = _operand(nodes.tables, facts, host, DOWN)
-    arena[place : place + size] = 0.0
     groups = _write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
     contract(arena, work.axes, work.counters, groups, up, down, np.uint64(place))
     total = 0.0

@@ -75,6 +75,11 @@ class RowWork(NamedTuple):
     entries: float
     tables: float
 
+    @property
+    def room(self) -> float:
+        """Entries that its messages take in memory at most, with what vectors reach behind each."""
+        return self.entries + 2 * rowplan.BEHIND * self.tables
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TreeRows:
@@ -204,7 +209,7 @@ class RowEngine:
         """Return the approximate seconds of a row with a tree of its own; infinite where its messages are too large."""
         work = self.work(observed, soft)
         seconds = work.operations * CPU.tree_operation + work.tables * TABLE_SECONDS
-        return seconds if work.entries <= self.entries else math.inf
+        return seconds if work.room <= self.entries else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
         """Write answers to rows with a tree for each, and return the rows that are left.

@@ -60,10 +60,10 @@ class CpuConstants(DeviceConstants):
     pattern_mark: float = 7e-9
     # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
     row: float = 5e-6
-    # Seconds an entry operation of a row's own tree. Median of ten networks, good to a factor of two; 2026-11-22.
-    tree_operation: float = 9e-10
+    # Seconds an entry operation of a row's own tree. Median of eight networks, good to a factor of two; 2026-11-23.
+    tree_operation: float = 4e-10
     # Seconds a table of such a tree, with its messages. As above.
-    tree_table: float = 8e-7
+    tree_table: float = 5e-7
     # Seconds to plan a table of a tree. As above.
     tree_plan: float = 3e-7
     # Seconds an entry operation of a row among others on one tree. As above.

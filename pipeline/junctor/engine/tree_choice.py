@@ -25,8 +25,9 @@ CHOICE_SHARE = 0.04
 TRIED = (0, 10**9, 8, 2, 32, 4, 16, 1, 64, 12, 6, 3, 24, 48, 128)
 # Groups whose trees stand for all groups of a trial, by their places among the rows.
 PLACES = (0.1, 0.5, 0.9)
-# Patterns that stand for the trees of single rows.
+# Patterns that stand for the trees of single rows of a batch, and of a group.
 SAMPLED = 8
+SAMPLED_OF_GROUP = 3
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,12 +76,12 @@ class TreeChoice:
         self._always = hard & (share == 1)
         self._sometimes = np.flatnonzero(hard & (share > 0) & (share < 1))
         self._soft = frozenset(patterns.variables[i] for i in np.flatnonzero(~hard))
-        alone = self._alone_work()
-        self._alone = alone_seconds(alone)
+        alone, tables = self._alone(np.ones(len(patterns.counts), dtype=np.bool_), SAMPLED)
         # By counts and not by time: equal batches get equal groups.
-        trees = CHOICE_SHARE * rows * min(self._alone, 1e3) / max(alone.tables * CPU.tree_plan, 1e-9)
-        self._order = self._by_gain(share) if trees > 2 * len(PLACES) else self._sometimes
-        tried = sorted({min(count, len(self._order)) for count in TRIED[: max(2, int(trees / len(PLACES)))]})
+        trees = CHOICE_SHARE * rows * min(alone, 1e3) / max(tables * CPU.tree_plan, 1e-9)
+        trial = len(PLACES) * (1 + SAMPLED_OF_GROUP)
+        self._order = self._by_gain(share) if trees > 2 * trial else self._sometimes
+        tried = sorted({min(count, len(self._order)) for count in TRIED[: max(2, int(trees / trial))]})
         self._best = min((self._trial(count) for count in tried), key=lambda trial: trial.seconds)
 
     @property
@@ -113,23 +114,26 @@ class TreeChoice:
         ends = np.cumsum(counts)
         chosen = sorted({int(np.searchsorted(ends, place * ends[-1])) for place in PLACES})
         bounds = [*chosen[1:], len(counts)]
-        seconds = np.zeros(len(counts))
+        seconds, alone = np.zeros(len(counts)), np.zeros(len(counts))
         first = 0
         for group, last in zip(chosen, bounds, strict=True):
-            work = self._work(numbers == group, int(counts[group]))
+            members = numbers == group
+            work = self._work(members, int(counts[group]))
             seconds[first:last] = shared_seconds(work, counts[first:last], mixed)
+            # Of the same rows: those of large groups often have smaller trees than others.
+            alone[first:last] = counts[first:last] * self._alone(members, SAMPLED_OF_GROUP)[0]
             first = last
-        alone = counts * self._alone
         # Rows that fill no vector have trees of their own: sampled groups say little about the trees of rare ones.
         together = (seconds < alone) & (counts >= LANES)
         return _Trial(numbers, counts, together, float(np.where(together, seconds, alone).sum()))
 
-    def _alone_work(self) -> RowWork:
-        """Return the mean work of a row with a tree of its own, of some patterns evenly spread."""
-        patterns = self._patterns
-        sampled = range(0, len(patterns.counts), -(-len(patterns.counts) // SAMPLED))
-        works = [self._engine.work(patterns.observed(p), patterns.soft(p)) for p in sampled]
-        return RowWork(*(float(np.mean([work[i] for work in works])) for i in range(3)))
+    def _alone(self, members: Mask, most: int) -> tuple[float, float]:
+        """Return the mean seconds and tables of a row with a tree of its own, of some of the patterns evenly spread."""
+        patterns, numbers = self._patterns, np.flatnonzero(members)
+        sampled = numbers[:: -(-len(numbers) // most)]
+        works = [self._engine.work(patterns.observed(p), patterns.soft(p)) for p in sampled.tolist()]
+        seconds, tables = np.mean([(alone_seconds(work), work.tables) for work in works], axis=0).tolist()
+        return seconds, tables
 
     def _work(self, members: Mask, rows: int) -> RowWork:
         """Return the work of a row on a tree for some patterns."""

@@ -1,0 +1,49 @@
+"""Contractions of a row's own tree against sums over all entries, for tables of any shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor_kernels.row_trees.plan import BEHIND
+from junctor_kernels.row_trees.propagate import contract, work
+
+# Which of both operands and the result have an axis.
+KINDS = [(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0)]
+
+
+@st.composite
+def contractions(draw: st.DrawFn) -> list[tuple[int, tuple[int, int, int]]]:
+    """Draw axes, innermost first: entries, and the tables that have them."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))
+    # Neighbours of one kind are one axis.
+    kinds = [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    return [(draw(st.integers(2, 21 if i == 0 else 9)), kind) for i, kind in enumerate(kinds)]
+
+
+@given(contractions(), st.integers(0, 2**32 - 1))
+@pytest.mark.parametrize("zeros", [0.0, 0.6])
+def test_any_axes_against_numpy(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shapes = [[size for size, kind in reversed(axes) if kind[table]] for table in range(3)]
+    entries = [int(np.prod(shape)) for shape in shapes]
+    places = np.cumsum([1, entries[0] + BEHIND, entries[1] + BEHIND]).tolist()
+    memory = work(places[2] + entries[2] + 2 * BEHIND, 1)
+    memory.arena[:] = random.random(memory.arena.size)
+    memory.arena[random.random(memory.arena.size) < zeros] = 0.0
+    before = memory.arena.copy()
+    strides = [1, 1, 1]
+    for i, (size, kind) in enumerate(axes):
+        memory.axes[i] = size, *(stride * has for stride, has in zip(strides, kind, strict=True))
+        strides = [stride * (size if has else 1) for stride, has in zip(strides, kind, strict=True)]
+    contract(memory.arena, memory.axes, memory.counters, len(axes), *map(np.uint64, places))
+    letters = "abcde"[: len(axes)][::-1]
+    names = ["".join(n for n, (_, kind) in zip(letters, reversed(axes), strict=True) if kind[t]) for t in range(3)]
+    one, other = (before[places[t] : places[t] + entries[t]].reshape(shapes[t]) for t in range(2))
+    expected = np.einsum(f"{names[0]},{names[1]}->{names[2]}", one, other).reshape(-1)
+    end = places[2] + entries[2]
+    np.testing.assert_allclose(memory.arena[places[2] : end], expected, rtol=1e-13, atol=0)
+    # Nothing else has changed, but for what a vector reaches behind the result.
+    np.testing.assert_array_equal(memory.arena[: places[2]], before[: places[2]])
+    np.testing.assert_array_equal(memory.arena[end + BEHIND :], before[end + BEHIND :])
