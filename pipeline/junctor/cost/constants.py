@@ -63,9 +63,11 @@ class CpuConstants(DeviceConstants):
     # Seconds an entry operation of a row's own tree. Median of eight networks, good to a factor of two; 2026-11-23.
     tree_operation: float = 4e-10
     # Seconds a table of such a tree, with its messages. As above.
-    tree_table: float = 5e-7
+    tree_table: float = 4e-7
     # Seconds to plan a table of a tree. As above.
     tree_plan: float = 3e-7
+    # Seconds to ask for the work of a tree, beside its tables. alarm and asia; 2026-11-23.
+    tree_forecast: float = 1.5e-4
     # Seconds an entry operation of a row among others on one tree. As above.
     lane_operation: float = 2.5e-10
     # Seconds an entry of such a row's messages: scales, bounds, memory. As above.

@@ -315,7 +315,9 @@ class Router:
         """Return a group with a plan instead of a tree where its rows are worth one."""
         if not group.tree or group.patterns > 1:
             return group
-        if group.unique is not None and not self._is_heavy(self.uses(group, batch)):
+        whole = len(group.rows) == batch.rows - len(batch.invalid)
+        if whole and group.unique is not None and not self._is_heavy(self.uses(group, batch)):
+            # Without compiled code, which several patterns have loaded already.
             return replace(group, tree=False, per_row=False)
         if group.answered < LANES:
             # Too few for the lanes of a vector.

@@ -78,7 +78,7 @@ class TreeChoice:
         self._soft = frozenset(patterns.variables[i] for i in np.flatnonzero(~hard))
         alone, tables = self._alone(np.ones(len(patterns.counts), dtype=np.bool_), SAMPLED)
         # By counts and not by time: equal batches get equal groups.
-        trees = CHOICE_SHARE * rows * min(alone, 1e3) / max(tables * CPU.tree_plan, 1e-9)
+        trees = CHOICE_SHARE * rows * min(alone, 1e3) / (tables * CPU.tree_plan + CPU.tree_forecast)
         trial = len(PLACES) * (1 + SAMPLED_OF_GROUP)
         self._order = self._by_gain(share) if trees > 2 * trial else self._sometimes
         tried = sorted({min(count, len(self._order)) for count in TRIED[: max(2, int(trees / trial))]})
