@@ -11,6 +11,7 @@ from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from junctor.engine import patterns
 from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, distinct, patterns_of, rows_that_observe
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.shape import Pattern
@@ -53,6 +54,19 @@ def test_every_valid_row_is_in_one_group_that_serves_it(data: st.DataObject, onc
             hard, soft = strategies.row_evidence(batch, int(row))
             assert group.pattern.sliced <= set(hard)
             assert set(hard) | set(soft) <= group.pattern.sliced | group.pattern.weighted
+
+
+@given(data=st.data(), threads=st.integers(2, 4))
+def test_threads_change_nothing(data: st.DataObject, threads: int) -> None:
+    network = data.draw(strategies.networks(max_variables=6))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=12))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "CELLS", 6)
+        patch.setattr(patterns, "PART_CELLS", 4)
+        found = patterns_of(batch, threads)
+    expected = patterns_of(batch)
+    for field in ("marks", "counts", "numbers", "rows"):
+        np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ not common to all, or goes row by row through the row engine.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,15 @@ import numpy.typing as npt
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows
 from junctor.planning.shape import Pattern
+from junctor.runtime.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 # Cells of a batch that are looked at together.
 CELLS = 1 << 22
+# Fewer cells of marks are not worth a thread.
+PART_CELLS = 1 << 19
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
 # The share of what a search may save at the most that it finds.
@@ -133,40 +137,50 @@ class PatternPricer:
     mark: float = 0.0
 
 
-def patterns_of(batch: EvidenceBatch) -> Patterns:
-    """Return the evidence patterns of a batch."""
+def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
+    """Return the evidence patterns of a batch; `threads`: that look at columns."""
     valid = np.ones(batch.rows, dtype=np.bool_)
     valid[list(batch.invalid)] = False
     rows = np.flatnonzero(valid)
     hard, soft = sorted(batch.states), sorted(batch.likelihoods)
+    # Many columns of few rows at once; of many rows so few that there are some for all threads.
+    cells = min(CELLS, batch.rows * len(hard) // (2 * threads)) if batch.rows * len(hard) > CELLS else CELLS
+    step = max(1, cells // max(1, batch.rows))
+
+    def look(first: int, _thread: int) -> tuple[int, Mask, Rows]:
+        """Return where there is evidence in some columns from a first one on, bool [columns, rows], and how often."""
+        if first >= len(hard):
+            seen = np.zeros((1, batch.rows), dtype=np.bool_)
+            seen[0, batch.likelihoods[soft[first - len(hard)]].rows] = True
+        else:
+            seen = np.array([batch.states[v] for v in hard[first : first + step]]) != UNOBSERVED
+        seen = seen if rows.size == batch.rows else seen[:, rows]
+        return first, seen, _true_in_rows(seen)
+
     ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
     distinguishing: dict[int, Mask] = {}
-    for first, all_seen in _columns(batch, hard, soft):
-        seen = all_seen if rows.size == batch.rows else all_seen[:, rows]
-        often = _true_in_rows(seen)
+    firsts = [*range(0, len(hard), step), *range(len(hard), len(ever))]
+    for first, seen, often in in_threads(look, firsts, threads):
         ever[first : first + len(seen)] = often > 0
         # Columns that are the same in all rows distinguish none, and often all are.
         for column in np.flatnonzero((often > 0) & (often < rows.size)).tolist():
             distinguishing[first + column] = seen[column]
-    columns = np.array(list(distinguishing.values()), dtype=np.bool_).reshape(len(distinguishing), rows.size).T
-    columns, counts, numbers = distinct(columns, np.ones(rows.size, dtype=np.int64))
+    columns = np.empty((len(distinguishing), rows.size), dtype=np.bool_)
+    lines = list(distinguishing.values())
+    in_threads(lambda part, _: np.stack(lines[part], out=columns[part]), _parts(columns.T, threads), threads)
+    marks, counts, numbers = distinct(columns.T, np.ones(rows.size, dtype=np.int64), threads)
     # Column by column in memory, as they are looked at.
-    marks = np.repeat(ever[:, None], len(columns), axis=1)
-    for column, mark in zip(distinguishing, columns.T, strict=True):
-        marks[column] = mark
-    return Patterns((*hard, *soft), len(hard), marks.T, counts, numbers, rows)
+    every = np.repeat(ever[:, None], len(marks), axis=1)
+    for column, mark in zip(distinguishing, marks.T, strict=True):
+        every[column] = mark
+    return Patterns((*hard, *soft), len(hard), every.T, counts, numbers, rows)
 
 
-def _columns(batch: EvidenceBatch, hard: Sequence[int], soft: Sequence[int]) -> Iterator[tuple[int, Mask]]:
-    """Yield in which rows there is evidence, bool [columns, rows], for columns from a first one on."""
-    # Many columns of few rows at once.
-    step = max(1, CELLS // max(1, batch.rows))
-    for first in range(0, len(hard), step):
-        yield first, np.array([batch.states[v] for v in hard[first : first + step]]) != UNOBSERVED
-    for column, variable in enumerate(soft, len(hard)):
-        seen = np.zeros((1, batch.rows), dtype=np.bool_)
-        seen[0, batch.likelihoods[variable].rows] = True
-        yield column, seen
+def _parts(marks: Mask, threads: int) -> list[slice]:
+    """Return the columns of marks in as many parts as are worth threads."""
+    count = max(1, min(threads, marks.shape[1], marks.size // PART_CELLS))
+    bounds = np.linspace(0, marks.shape[1], count + 1).astype(np.int64).tolist()
+    return [slice(first, last) for first, last in itertools.pairwise(bounds)] if marks.shape[1] else []
 
 
 class PatternChoice:
@@ -317,17 +331,27 @@ def _true_in_rows(marks: Mask) -> Rows:
     return np.array([np.count_nonzero(row) for row in marks], dtype=np.int64)
 
 
-def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
-    """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
+def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, Rows]:
+    """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's.
+
+    marks: bool [patterns, columns], not all distinct; columns lie one after the other in memory.
+    counts: int64 [patterns], rows of each.
+    threads: that go through the columns.
+    """
     # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:
         return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
-    hashes = _hashes(marks, _words(marks.shape[1]), range(marks.shape[1]))
+    words, parts = _words(marks.shape[1]), _parts(marks, threads)
+    columns = range(marks.shape[1])
+    hashes = np.zeros(len(marks), dtype=np.uint64)
+    for keys in in_threads(lambda part, _: _hashes(marks, words, columns[part]), parts, threads):
+        hashes += keys
     _, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     if len(first) == len(marks) and (counts[:1] == counts).all():
         # All are distinct and as frequent, more often than not.
         return marks, counts, np.arange(len(marks))
-    if not _are_equal(marks, first[numbers]):
+    others = first[numbers.ravel()]
+    if not all(in_threads(lambda part, _: _are_equal(marks[:, part], others), parts, threads)):
         _, first, numbers = np.unique(_packed(marks), return_index=True, return_inverse=True)
     numbers = numbers.ravel()
     # Ties by their first row, so that the order does not depend on hashes or bits.
@@ -338,8 +362,12 @@ def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     chosen = first[order]
     # All are distinct more often than not, and copies of large tables take long.
     same = len(chosen) == len(marks) and np.array_equal(chosen, np.arange(len(marks)))
+    if same:
+        return marks, totals[order], place[numbers]
     # Column by column, as they lie in memory.
-    return marks if same else np.take(marks.T, chosen, axis=1).T, totals[order], place[numbers]
+    taken = np.empty((marks.shape[1], len(chosen)), dtype=np.bool_)
+    in_threads(lambda part, _: np.take(marks.T[part], chosen, axis=1, out=taken[part], mode="clip"), parts, threads)
+    return taken.T, totals[order], place[numbers]
 
 
 def _words(columns: int) -> npt.NDArray[np.uint64]:

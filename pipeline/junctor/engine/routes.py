@@ -260,7 +260,7 @@ class Router:
 
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
-        patterns = patterns_of(batch)
+        patterns = patterns_of(batch, self.threads)
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
         if self._shares_trees(patterns, batch):
