@@ -19,7 +19,9 @@ def built(*parts: str, flags: tuple[str, ...] = ("-O1",)) -> ctypes.CDLL:
     """Return a library of some parts of a source, behind as much of CUDA as `cuda.h` has."""
     text = "\n".join([(HERE / "cuda.h").read_text(), *parts])
     # Shared memory is static here, and static variables of templates would be one in all libraries of the process.
-    command = ["g++", "-std=c++20", "-fno-gnu-unique", *flags, "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]
+    # Fibers jump from stack to stack, which is what checks of `longjmp` are there to find.
+    fixed = ("-std=c++20", "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-Wno-unknown-pragmas")
+    command = ["g++", *flags, *fixed]
     library = kept(".so", text, *command, _version())
     if not library.exists():
         with TemporaryDirectory(prefix="junctor-emulated-", dir=KEPT) as folder:
