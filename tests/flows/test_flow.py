@@ -262,16 +262,18 @@ def test_a_reported_run_reads_and_writes_a_store(
     assert "out/manifest.json" in bucket.names("out")
     # Prefect's server would keep what is in the URL.
     secret = bucket.url("other").replace("s3://", "s3://AKIAEXAMPLE:s3cr3t@")
-    done = server.junctor("run", *places[:2], "-o", secret, "--workers", "0", "-q", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "would keep them" in done.stderr
-    assert "s3cr3t" not in done.stderr
+    to_secret = [*places[:2], "-o", secret]
+    for words in (
+        ["run", *to_secret, "--workers", "0", "-q"],
+        ["deploy", *to_secret],
+        ["deploy", *places, "--mapping", secret],
+        ["deploy", *places, "--rejects", f"{secret}.csv"],
+    ):
+        refused = server.junctor_here(*words)
+        assert refused.exit_code == 3
+        assert "would keep them" in refused.stderr
+        assert "s3cr3t" not in refused.stderr
     assert not bucket.names("other")
-    for words in ([*places[:2], "-o", secret], [*places, "--mapping", secret], [*places, "--rejects", f"{secret}.csv"]):
-        done = server.junctor("deploy", *words, cwd=tmp_path)
-        assert done.returncode == 3
-        assert "would keep them" in done.stderr
-        assert "s3cr3t" not in done.stderr
 
 
 def test_a_summary_says_what_is_new(tmp_path: Path) -> None:

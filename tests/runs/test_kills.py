@@ -145,7 +145,7 @@ class Episode:
 
 
 def test_kills_of_workers(inputs: Path, tmp_path: Path) -> None:
-    kill(Episode(inputs, tmp_path / "out", seed=1, kills=2))
+    kill(Episode(inputs, tmp_path / "out", seed=1, kills=1))
 
 
 @pytest.mark.slow
