@@ -31,7 +31,9 @@ SOFT = {1: np.array([0.1, 1.0, 0.4])}
 HARD = {6: 1, 3: 0}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(each, marks=[pytest.mark.slow] if each != "sm_90" else []) for each in ARCHITECTURES]
+)
 def test_kernels_compile(architecture: str) -> None:
     compiles(sampling_gpu.source(), architecture)
     compiles(beliefs_gpu.source(), architecture)
