@@ -56,7 +56,7 @@ def fields_of(text: str, name: str) -> tuple[str, ...]:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "cuda":
         return sampling_gpu.CudaSampling()
-    # Threads of the emulation wait for each other in every step: as few as a block can have several warps with.
+    # Fibers of the emulation wait for each other in every step: as few as a block can have several warps with.
     monkeypatch.setattr(gpu, "THREADS", 64)
     monkeypatch.setattr(gpu, "WAVE_THREADS", 64)
     monkeypatch.setattr(beliefs_gpu, "THREADS", 64)
