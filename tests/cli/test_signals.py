@@ -67,7 +67,7 @@ MODES = {"here": ["--workers", "0"], "workers": ["--workers", "2"], "group": ["-
 
 
 @pytest.mark.parametrize(
-    "mode", ["here", "workers", *(pytest.param(each, marks=pytest.mark.slow) for each in ("group", "scheduler"))]
+    "mode", ["workers", *(pytest.param(each, marks=pytest.mark.slow) for each in ("here", "group", "scheduler"))]
 )
 def test_sigterm_while_rows_are_answered(
     inputs: Path, tmp_path: Path, mode: str, request: pytest.FixtureRequest
