@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import SHARED
+from helpers.signals import dask_cluster
 from helpers.stores import Bucket, FlakyProxy, S3Server
 from hypothesis import HealthCheck, settings
 
@@ -41,6 +42,13 @@ def shared() -> Path:
     if not (SHARED / "networks").is_dir():
         pytest.skip(f"benchmark networks not found at {SHARED} (set BENCHMARK_NETWORKS)")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def scheduler() -> Iterator[str]:
+    """Address of a Dask scheduler with two workers, in processes of their own, to which nothing happens."""
+    with dask_cluster() as (_, address):
+        yield address
 
 
 @pytest.fixture(scope="session")

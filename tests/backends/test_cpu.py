@@ -154,7 +154,6 @@ def far_apart(draw: st.DrawFn) -> tuple[Network, EvidenceBlock]:
 
 @pytest.mark.parametrize("algebra", [DOUBLE, SINGLE], ids=lambda algebra: algebra.name)
 @given(question=far_apart())
-@settings(max_examples=150)
 def test_what_is_not_doubted_equals_log_space(algebra: Algebra, question: tuple[Network, EvidenceBlock]) -> None:
     network, block = question
     program = check(network, Pattern(frozenset(), frozenset(block.likelihoods)), block, algebra)

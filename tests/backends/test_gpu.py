@@ -54,7 +54,7 @@ FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda a
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Threads of a block are the CPU's own where it stands for a GPU: have few of them, and small items."""
+    """Threads of a block are fibers where the CPU stands for a GPU: have few of them, and small items."""
     patch = pytest.MonkeyPatch()
     if request.config.getoption("--gpu"):
         yield
@@ -72,7 +72,7 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def several(device: Callable[..., gpu.BlockDevice]) -> int:
-    """Cases of more than two warps; fewer where each thread of them is one of the CPU's."""
+    """Cases of more than two warps; fewer where each thread of them is a fiber of the CPU."""
     return 70 if device is EmulatedDevice else 300
 
 

@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = {
     "numpy",
     "numba",
@@ -41,11 +39,20 @@ def test_the_package_loads_nothing_heavy() -> None:
     assert not found & (HEAVY | {"typer", "rich", "junctor_kernels", "junctor_flows"})
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=lambda command: "".join(command))
-def test_help_loads_nothing_heavy(command: list[str]) -> None:
-    found = loaded(f"sys.argv = {['junctor', *command, '--help']}\nfrom junctor.cli import main\nmain()")
-    assert "typer" in found
-    assert not found & (HEAVY | {"junctor_kernels", "junctor_flows"})
+def test_help_loads_nothing_heavy() -> None:
+    # One after the other in a single interpreter, each with what is loaded by then.
+    unwanted = HEAVY | {"junctor_kernels", "junctor_flows"}
+    code = (
+        "import contextlib, io\nfrom junctor.cli import main\n"
+        f"for command in {[[], *([name] for name in COMMANDS)]}:\n"
+        "    sys.argv, said = ['junctor', *command, '--help'], io.StringIO()\n"
+        "    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):\n"
+        "        main()\n"
+        "    assert 'Usage' in said.getvalue(), command\n"
+        f"    found = {{name.partition('.')[0] for name in sys.modules}} & {unwanted}\n"
+        "    assert not found, (command, found)\n"
+    )
+    assert "typer" in loaded(code)
 
 
 def test_errors_of_the_package_load_nothing_heavy() -> None:

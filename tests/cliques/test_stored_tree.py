@@ -41,7 +41,7 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_threads() -> Iterator[None]:
-    """Threads of a block are the CPU's own where it stands for a GPU; groups have few chunks, so there are several."""
+    """Threads of a block are fibers where the CPU stands for a GPU; groups have few chunks, so there are several."""
     patch = pytest.MonkeyPatch()
     patch.setattr(stored_tasks, "THREADS", 64)
     patch.setattr(stored_tasks, "TILE", 256)

@@ -1,12 +1,8 @@
 // What `viterbi.cu` needs beside `cuda.h`: all blocks of a grid at once, each with shared memory of its own.
 #include <atomic>
-#include <sched.h>
 
 enum { MOST_BLOCKS = 4, SHARED_BYTES = 1 << 18 };
 
-static thread_local Index block_of_thread;
-#define blockIdx block_of_thread
-#define __nanosleep(n) sched_yield()
 #define SHARED(type, name, count)                                                                                      \
     alignas(64) static unsigned char name##_bytes[MOST_BLOCKS][(count) * sizeof(type)];                                \
     type *name = (type *)name##_bytes[blockIdx.x % MOST_BLOCKS]
@@ -40,14 +36,12 @@ template <class T> static T atomicMin(T *at, T value) {
     return old;
 }
 
-// Exchanges within a warp go through memory.
-static thread_local double *lanes_of_warp;
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
     const int lane = threadIdx.x % 32;
-    lanes_of_warp[lane] = value;
-    warp->arrive_and_wait();
-    const T other = (T)lanes_of_warp[lane ^ mask];
-    warp->arrive_and_wait();
+    self->warp->lanes[lane] = value;
+    __syncwarp();
+    const T other = (T)self->warp->lanes[lane ^ mask];
+    __syncwarp();
     return other;
 }
 // ---
@@ -76,18 +70,8 @@ extern "C" void launch(const char *name, int blocks, int threads, const Work *wo
     gridDim.x = blocks, blockDim.x = threads;
     // Blocks that need not be there together take turns.
     for (int first = 0; first < blocks; first += MOST_BLOCKS) {
-        const int here = std::min<int>(MOST_BLOCKS, blocks - first);
-        std::vector<std::unique_ptr<std::barrier<>>> all, warps;
-        std::vector<double> exchanged(here * threads);
-        for (int b = 0; b < here; b++) all.push_back(std::make_unique<std::barrier<>>(threads));
-        for (int n = 0; n < here * threads; n += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
-        std::vector<std::thread> pool;
-        for (int n = 0; n < here * threads; n++)
-            pool.emplace_back([&, n] {
-                threadIdx.x = n % threads, blockIdx.x = first + n / threads;
-                everyone = all[n / threads].get(), warp = warps[n / 32].get(), lanes_of_warp = &exchanged[n / 32 * 32];
-                kernel(*work);
-            });
-        for (auto &thread : pool) thread.join();
+        std::vector<Index> here;
+        for (int block = first; block < std::min<int>(first + MOST_BLOCKS, blocks); block++) here.push_back({block, 0});
+        at_once(here, threads, [&] { kernel(*work); });
     }
 }

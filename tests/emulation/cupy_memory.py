@@ -119,7 +119,9 @@ class RawModule:
             record = arguments[0].copy()
 
             def run() -> None:
-                self._library.launch(name.encode(), ctypes.c_void_p(record.ctypes.data), blocks[0], threads[0])
+                # Fibers and shared memory of a library are there once.
+                with at_work:
+                    self._library.launch(name.encode(), ctypes.c_void_p(record.ctypes.data), blocks[0], threads[0])
 
             current = getattr(thread, "current", [])
             _enqueue(current[-1] if current else None, run)

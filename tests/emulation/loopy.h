@@ -11,8 +11,6 @@ struct int4 {
     int x, y, z, w;
 };
 
-#define __nanosleep(n)
-
 template <class T> static T __ldcg(const T *at) { return *at; }
 template <class T> static T atomicAdd(T *at, T value) { return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST); }
 static void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from emulation.build import kept
+from emulation.build import kept, once
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
@@ -31,13 +31,19 @@ def compiler() -> ctypes.CDLL:
 
 def compiles(source: str, architecture: str) -> None:
     """Check that a source compiles without warnings; what did so once is not compiled again."""
-    nvrtc, program = compiler(), ctypes.c_void_p()
+    nvrtc = compiler()
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-ftz=true"]
     mark = kept(".compiled", source, repr(options), f"{major.value}.{minor.value}")
-    if mark.exists():
-        return
+    with once(mark) as is_first:
+        if is_first:
+            _compile(nvrtc, source, options)
+            mark.touch()
+
+
+def _compile(nvrtc: ctypes.CDLL, source: str, options: list[bytes]) -> None:
+    program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     size = ctypes.c_size_t()
@@ -47,4 +53,3 @@ def compiles(source: str, architecture: str) -> None:
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     assert not failed, log.value.decode()
     assert b"warning" not in log.value, log.value.decode()
-    mark.touch()

@@ -1,12 +1,10 @@
 // Exchanges within a warp go through memory: warps are 32 threads here as well.
-static thread_local double *lanes_of_warp;
-
 template <class T> static T __shfl_down_sync(unsigned, T value, int offset, int width) {
     int lane = threadIdx.x % 32;
-    lanes_of_warp[lane] = value;
-    warp->arrive_and_wait();
-    T other = (T)lanes_of_warp[lane % width + offset < width ? lane + offset : lane];
-    warp->arrive_and_wait();
+    self->warp->lanes[lane] = value;
+    __syncwarp();
+    T other = (T)self->warp->lanes[lane % width + offset < width ? lane + offset : lane];
+    __syncwarp();
     return other;
 }
 // ---
@@ -14,11 +12,8 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int offset, int 
 template <class Task>
 static void run_blocks(void (*kernel)(const Task *, const int *, int, const Factor *, const Axis *, int *), int blocks,
                        const void *tasks, const int *starts, int count, const void *factors, const void *axes, int *lost) {
-    std::vector<double> exchanged(THREADS);
-    for_all(blocks, 1, THREADS, [&] {
-        lanes_of_warp = &exchanged[threadIdx.x / 32 * 32];
-        kernel((const Task *)tasks, starts, count, (const Factor *)factors, (const Axis *)axes, lost);
-    });
+    for_all(blocks, 1, THREADS,
+            [&] { kernel((const Task *)tasks, starts, count, (const Factor *)factors, (const Axis *)axes, lost); });
 }
 
 extern "C" void launch(const char *name, int blocks, const void *tasks, const int *starts, int count, const void *factors,

@@ -121,7 +121,7 @@ def test_bytes_do_not_depend_on_threads(
 
 def test_equal_rows_are_copies(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of(network, 12, 1)
-    times = 300
+    times = 100
     repeated = EvidenceBatch(12 * times, {v: np.tile(column, times) for v, column in batch.states.items()})
     query = Query(answers="scores")
     monkeypatch.setattr(records, "SLICE_BYTES", 2048)

@@ -15,7 +15,8 @@ from junctor.generate import evidence_batches, grid
 from pyarrow import parquet
 
 
-@pytest.fixture(scope="session")
+# Of this folder, not of the session: a server that nobody asks is busy all the same.
+@pytest.fixture(scope="package")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> tuple[PrefectServer, Path]:
     """A server that runs, and the database that it began with."""
     folder = tmp_path_factory.mktemp("prefect")
@@ -29,7 +30,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> tuple[PrefectServer, Pa
     return server, folder / "empty.db"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(servers: tuple[PrefectServer, Path]) -> Iterator[PrefectServer]:
     yield servers[0]
     servers[0].kill(signal.SIGTERM)

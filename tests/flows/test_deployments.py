@@ -37,8 +37,8 @@ def parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/part-*.parquet"))
 
 
-def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "junctor") -> None:
-    """Three runs on schedule, each on new data."""
+def nights(server: PrefectServer, folder: Path, last: int, program: Path = BIN / "junctor") -> None:
+    """Runs on schedule, each on new data."""
     evidence = folder / "patients"
     evidence.mkdir()
     write_rows(evidence / "1.csv", 1)
@@ -59,7 +59,7 @@ def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "jun
     assert schedule["timezone"] == "Europe/Berlin"
     server.every("nightly", 4.0)
     with server.serve(folder, "nightly", program=program):
-        for night in (1, 2, 3):
+        for night in range(1, last + 1):
             said = f"; {night} rows in all: {night} ok"
             # Runs may be faster than nights: one in between finds nothing new.
             found = server.until(
@@ -79,13 +79,13 @@ def three_nights(server: PrefectServer, folder: Path, program: Path = BIN / "jun
     assert "propagating 1 rows: patients on asia.bif" in server.lines(run["id"])
     artifacts = server.artifacts(run["id"])
     assert artifacts["nightly-progress"] == 100.0
-    assert "| ok | 3 |" in artifacts["nightly-summary"]
-    assert "Increment 3: 1 rows\n\n- new: 3.csv, 1 rows" in artifacts["nightly-summary"]
+    assert f"| ok | {last} |" in artifacts["nightly-summary"]
+    assert f"Increment {last}: 1 rows\n\n- new: {last}.csv, 1 rows" in artifacts["nightly-summary"]
     server.delete("nightly")
 
 
 def test_schedules_make_runs(server: PrefectServer, tmp_path: Path) -> None:
-    three_nights(server, tmp_path)
+    nights(server, tmp_path, 2)
     # SQLAlchemy 2.1 let every pass of the scheduler fail, and only the server's log said so.
     assert "InvalidRequestError" not in (server.home / "server.log").read_text()
 
@@ -148,16 +148,20 @@ def test_a_run_that_takes_too_long_is_ended(server: PrefectServer, tmp_path: Pat
     assert not (tmp_path / "answers" / "manifest.json").exists()
 
 
-def test_parameters_are_checked_by_the_server(server: PrefectServer, tmp_path: Path) -> None:
+def test_parameters_are_checked_by_the_server(
+    server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "patients.csv", 1)
-    deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "checked")
+    words = ("deploy", ASIA, "patients.csv", "-o", "answers", "--name", "checked")
+    assert "deployed junctor-score-batch/checked" in server.junctor_here(*words).stdout
     form = server.deployment("checked")["parameter_openapi_schema"]["properties"]
     assert form["query"]["enum"] == ["posteriors", "mpe"]
     assert form["network"]["description"].startswith("BIF, XMLBIF")
     with pytest.raises(AssertionError, match="'nonsense' is not one of"):
         server.begin("checked", query="nonsense")
     # The same name again is an update.
-    deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "checked", "--query", "mpe", "--paused")
+    assert server.junctor_here(*words, "--query", "mpe", "--paused").exit_code == 0
     again = server.deployment("checked")
     assert again["parameters"]["query"] == "mpe"
     assert again["paused"]
@@ -176,17 +180,17 @@ def test_parameters_are_checked_by_the_server(server: PrefectServer, tmp_path: P
     ],
 )
 def test_what_a_run_would_refuse_is_refused_at_once(
-    server: PrefectServer, tmp_path: Path, args: list[str], code: int, words: list[str]
+    server: PrefectServer, args: list[str], code: int, words: list[str]
 ) -> None:
-    done = server.junctor("deploy", ASIA, "patients.csv", "-o", "answers", "--name", "refused", *args, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
+    done = server.junctor_here("deploy", ASIA, "patients.csv", "-o", "answers", "--name", "refused", *args)
+    assert done.exit_code == code, done.stderr
     assert all(word in done.stderr for word in words)
     assert "Traceback" not in done.stderr
 
 
-def test_serve_names_what_there_is(server: PrefectServer, tmp_path: Path) -> None:
-    done = server.junctor("serve", "unknown", cwd=tmp_path)
-    assert done.returncode == 6
+def test_serve_names_what_there_is(server: PrefectServer) -> None:
+    done = server.junctor_here("serve", "unknown")
+    assert done.exit_code == 6
     assert "no deployment 'unknown'" in done.stderr
 
 
@@ -276,7 +280,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_schedules_of_an_installed_wheel(server: PrefectServer, tmp_path: Path, installed: Path) -> None:
-    three_nights(server, tmp_path, installed)
+    nights(server, tmp_path, 3, installed)
 
 
 @pytest.mark.slow
@@ -302,7 +306,7 @@ def test_schedules_on_postgresql(tmp_path: Path) -> None:
             server.environment["PREFECT_API_DATABASE_CONNECTION_URL"] = url
             try:
                 server.start()
-                three_nights(server, tmp_path)
+                nights(server, tmp_path, 3)
                 server.kill()
             finally:
                 postgres.terminate()

@@ -38,11 +38,13 @@ from typer.models import CommandInfo
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(400)]
 
+ROWS = "smoke,xray\nyes,no\n,yes\nno,\nperhaps,\n" + "yes,yes\n" * 20
+
 
 @pytest.fixture
 def evidence(tmp_path: Path) -> str:
     path = tmp_path / "evidence.csv"
-    path.write_text("smoke,xray\nyes,no\n,yes\nno,\nperhaps,\n" + "yes,yes\n" * 20)
+    path.write_text(ROWS)
     return str(path)
 
 
@@ -262,16 +264,18 @@ def test_a_reported_run_reads_and_writes_a_store(
     assert "out/manifest.json" in bucket.names("out")
     # Prefect's server would keep what is in the URL.
     secret = bucket.url("other").replace("s3://", "s3://AKIAEXAMPLE:s3cr3t@")
-    done = server.junctor("run", *places[:2], "-o", secret, "--workers", "0", "-q", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "would keep them" in done.stderr
-    assert "s3cr3t" not in done.stderr
+    to_secret = [*places[:2], "-o", secret]
+    for words in (
+        ["run", *to_secret, "--workers", "0", "-q"],
+        ["deploy", *to_secret],
+        ["deploy", *places, "--mapping", secret],
+        ["deploy", *places, "--rejects", f"{secret}.csv"],
+    ):
+        refused = server.junctor_here(*words)
+        assert refused.exit_code == 3
+        assert "would keep them" in refused.stderr
+        assert "s3cr3t" not in refused.stderr
     assert not bucket.names("other")
-    for words in ([*places[:2], "-o", secret], [*places, "--mapping", secret], [*places, "--rejects", f"{secret}.csv"]):
-        done = server.junctor("deploy", *words, cwd=tmp_path)
-        assert done.returncode == 3
-        assert "would keep them" in done.stderr
-        assert "s3cr3t" not in done.stderr
 
 
 def test_a_summary_says_what_is_new(tmp_path: Path) -> None:
@@ -326,39 +330,37 @@ def test_a_server_that_cannot_start_is_one_line(tmp_path: Path, evidence: str) -
     assert "--no-prefect" in done.stderr
 
 
-def test_the_flow_makes_scores_of_sampled_and_other_rows(server: PrefectServer, tmp_path: Path, evidence: str) -> None:
-    # As Python calls it; parameters as on the command line.
+@pytest.fixture(scope="module")
+def called(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Outputs of both flows, called from Python in one process; parameters as on the command line."""
+    folder = tmp_path_factory.mktemp("called")
+    (folder / "evidence.csv").write_text(ROWS)
+    bare = random_model(6, 3, 1)
+    write_model(build_model(bare.start, bare.transition, bare.emission, list("uvwxyz"), None), folder / "model.parquet")
+    words = [[str(int(n) % 3) for n in f"{2 ** (20 * row + 7)}"] for row in range(9)]
+    parquet.write_table(pa.table({"words": words}), folder / "words.parquet")
     code = (
         "from junctor_flows.batch import score_batch\n"
-        f"score_batch(network={ASIA!r}, evidence={evidence!r}, output='out', targets='l*', answers='scores', top=2, "
-        "probability=['tub=yes'], workers=0)"
+        "from junctor_flows.sequences import decode_sequences\n"
+        f"score_batch(network={ASIA!r}, evidence='evidence.csv', output='scored', targets='l*', answers='scores', "
+        "top=2, probability=['tub=yes'], workers=0)\n"
+        "decode_sequences(model='model.parquet', sequences='words.parquet', output='decoded', workers=0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=server.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", code], env=server.environment, cwd=folder, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    names = parquet.read_table(tmp_path / "out" / "scores").column_names
+    return folder
+
+
+def test_the_flow_makes_scores_of_sampled_and_other_rows(called: Path) -> None:
+    names = parquet.read_table(called / "scored" / "scores").column_names
     assert names[:4] == ["case_id", "lung", "lung_probability", "lung_entropy"]
     assert "tub=yes" in names
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["statuses"]["ok"] == 23
+    assert json.loads((called / "scored" / "manifest.json").read_text())["statuses"]["ok"] == 23
 
 
-def test_the_flow_of_sequences_answers_as_the_plain_run_does(server: PrefectServer, tmp_path: Path) -> None:
-    bare = random_model(6, 3, 1)
-    write_model(
-        build_model(bare.start, bare.transition, bare.emission, list("uvwxyz"), None), tmp_path / "model.parquet"
-    )
-    words = [[str(int(n) % 3) for n in f"{2 ** (20 * row + 7)}"] for row in range(9)]
-    parquet.write_table(pa.table({"words": words}), tmp_path / "words.parquet")
-    model, sequences = str(tmp_path / "model.parquet"), str(tmp_path / "words.parquet")
-    code = (
-        "from junctor_flows.sequences import decode_sequences\n"
-        f"decode_sequences(model={model!r}, sequences={sequences!r}, output='out', workers=0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=server.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    plain = SequenceJob(model, sequences, str(tmp_path / "plain"))
+def test_the_flow_of_sequences_answers_as_the_plain_run_does(called: Path, tmp_path: Path) -> None:
+    plain = SequenceJob(str(called / "model.parquet"), str(called / "words.parquet"), str(tmp_path / "plain"))
     run_plainly(plain, Resources(workers=0))
-    assert parquet.read_table(tmp_path / "out" / "viterbi").equals(parquet.read_table(tmp_path / "plain" / "viterbi"))
+    assert parquet.read_table(called / "decoded" / "viterbi").equals(parquet.read_table(tmp_path / "plain" / "viterbi"))

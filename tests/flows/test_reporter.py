@@ -46,6 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.failing:
             self.server.failing -= 1
             self.send_response(self.server.status)
+            # Prefect's client sleeps two seconds after each, unless it is told otherwise.
+            self.send_header("Retry-After", "0.05")
             self.end_headers()
             return
         self.server.asked.append((self.command, self.path, body))

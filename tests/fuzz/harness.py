@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import logging
 import os
@@ -46,6 +47,9 @@ def fuzz(
     seed: of the first mutant; the others follow.
     keep: folder for the files of failures, None to keep none.
     """
+    # Once, before children that would each take a second for it.
+    for module in ("numba", "pandas", "pyarrow.dataset"):
+        importlib.import_module(module)
     for name, kind in KINDS.items():
         if not fnmatch(name, pattern):
             continue

@@ -14,8 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
+
+from typer.testing import Result
+
+from helpers.command_line import junctor_cli
 
 BIN = Path(sys.executable).parent
 START_SECONDS = 120
@@ -104,6 +109,13 @@ class PrefectServer:
         return subprocess.run(
             [str(program), *args], env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=250
         )
+
+    def junctor_here(self, *args: str) -> Result:
+        """The same within this process, where Prefect is imported once."""
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        with patch.dict(os.environ, PREFECT_API_URL=self.api), temporary_settings({PREFECT_API_URL: self.api}):
+            return junctor_cli(*args)
 
     @contextmanager
     def process_of(self, *command: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:

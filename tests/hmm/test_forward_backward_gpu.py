@@ -82,7 +82,7 @@ def agree(
     np.testing.assert_array_equal(posteriors[known], rows[known])
 
 
-# The emulation has a thread for every one of the device: small cases, each with its own kernels.
+# The emulation has a fiber for every thread of the device: small cases, each with its own kernels.
 @pytest.mark.parametrize(
     ("dtype", "states", "zeros", "lengths", "kernels"),
     [

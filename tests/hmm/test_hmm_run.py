@@ -145,10 +145,10 @@ def test_a_model_without_emissions(tmp_path: Path) -> None:
                 assert answers(job).column("path").to_pylist() == [[0, 1], None, [0], None]
 
 
-def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
+def test_workers_write_the_same_bytes(tmp_path: Path, scheduler: str) -> None:
     job = make_job(tmp_path)
     other = replace(job, output=str(tmp_path / "other"))
-    first, second = run(job, Resources(workers=0)), run(other, Resources(workers=2))
+    first, second = run(job, Resources(workers=0)), run(other, Resources(scheduler=scheduler))
     assert first.parts == second.parts
     # Too little memory for answers that wait while others are made.
     little = replace(job, output=str(tmp_path / "little"))

@@ -58,7 +58,7 @@ def emulated(dtype: Any = np.float32) -> EmulatedViterbi:
     return EmulatedViterbi(dtype)
 
 
-# The emulation has a thread for every one of the device: small cases, each with its own kernels.
+# The emulation has a fiber for every thread of the device: small cases, each with its own kernels.
 @pytest.mark.parametrize(
     ("dtype", "states", "zeros", "lengths", "kernels"),
     [

@@ -254,7 +254,13 @@ def published(shared: Path, name: str) -> tuple[Problem, list[int]]:
     return problem, list(start.variables)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+# More than a second each, of which others of their size are enough.
+LONG = {"andes", "diabetes", "link", "munin", "munin1", "munin2", "munin3"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in PUBLISHED]
+)
 def test_a_second_comes_within_a_tenth_of_the_published_sizes(shared: Path, name: str) -> None:
     problem, start = published(shared, name)
     assert searched(problem, start, SECOND)[1] <= 1.1 * PUBLISHED[name]

@@ -39,7 +39,7 @@ ON = pytest.mark.parametrize("device", DEVICES)
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Threads of a block are the CPU's own where it stands for a GPU: have few, and let small tables need several."""
+    """Threads of a block are fibers where the CPU stands for a GPU: have few, and let small tables need several."""
     patch = pytest.MonkeyPatch()
     if not request.config.getoption("--gpu"):
         patch.setattr(stored_tasks, "THREADS", 64)

@@ -200,7 +200,7 @@ def test_tables_go_where_there_is_room(client: Any) -> None:
     assert peaks[1] <= 0.7 * peaks[0]
 
 
-@pytest.mark.parametrize("at", [10, 40])
+@pytest.mark.parametrize("at", [pytest.param(10, marks=pytest.mark.slow), 40])
 def test_a_worker_that_dies_in_the_middle(client: Any, tmp_path: Path, at: int) -> None:
     chunks = cut(60)
     assert_same(

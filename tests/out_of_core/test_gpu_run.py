@@ -55,7 +55,7 @@ def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     from emulation import cupy_memory as emulated_cupy
 
     monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
-    # Small blocks: each of their threads is one of the machine's here.
+    # Small blocks: each of their threads is a fiber here.
     monkeypatch.setattr(entries_gpu, "THREADS", 32)
     monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
     yield lambda count: [emulated_cupy.Device(ROOM, n) for n in range(count)]

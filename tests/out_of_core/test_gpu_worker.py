@@ -59,7 +59,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         from emulation import cupy_memory as emulated_cupy
 
         monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
-        # Small blocks: each of their threads is one of the machine's here.
+        # Small blocks: each of their threads is a fiber here.
         monkeypatch.setattr(entries_gpu, "THREADS", 32)
         monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
         opened = lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM))

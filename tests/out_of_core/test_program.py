@@ -167,8 +167,14 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     return answers, max(tops), max(held)
 
 
-@pytest.mark.parametrize("precision", ["double", "single", "log"])
-@pytest.mark.parametrize("size", [1 << 13, 1 << 15])
+@pytest.mark.parametrize(
+    ("size", "precision"),
+    [
+        *((1 << 13, "double"), (1 << 15, "single"), (1 << 15, "log")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1 << 13, "single"), (1 << 13, "log"))),
+        pytest.param(1 << 15, "double", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_measured_stays_within_what_is_planned(
     precision: Precision, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -542,11 +542,11 @@ def test_stops_around_the_commit(world: World, monkeypatch: pytest.MonkeyPatch, 
     world.equals_one_run()
 
 
-def test_workers_of_this_machine(world: World) -> None:
+def test_workers_of_a_scheduler(world: World, scheduler: str) -> None:
     world.days([1, 2])
     world.run()
     world.days([3, 4])
-    manifest = run(world.job(), Resources(workers=2, compute=replace(on_cpu(), threads=1)))
+    manifest = run(world.job(), Resources(scheduler=scheduler, compute=replace(on_cpu(), threads=1)))
     assert manifest.rows == 20
     world.equals_one_run()
 

@@ -135,10 +135,13 @@ def test_partitions_are_longer_than_those_of_posteriors() -> None:
     ],
     ids=["chosen", "single", "sampling", "auto"],
 )
-@pytest.mark.parametrize("workers", [0, 2])
-def test_files_hold_what_the_api_returns(tmp_path: Path, query: Query, workers: int) -> None:
+@pytest.mark.parametrize("over_workers", [False, True])
+def test_files_hold_what_the_api_returns(
+    tmp_path: Path, query: Query, over_workers: bool, request: pytest.FixtureRequest
+) -> None:
     job = make_job(tmp_path, query)
-    manifest = run(job, Resources(workers=workers))
+    scheduler = request.getfixturevalue("scheduler") if over_workers else None
+    manifest = run(job, Resources(workers=0, scheduler=scheduler))
     assert manifest.statuses["ok"] == 22
     assert manifest.statuses["invalid"] == 1
     assert manifest.statuses["impossible"] + manifest.statuses.get("missed", 0) == 1

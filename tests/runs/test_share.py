@@ -157,7 +157,7 @@ def start(inputs: Path, out: Path, numbers: Any, of: int) -> list[subprocess.Pop
     ]
 
 
-@pytest.mark.parametrize("when", ["evidence/part-*", "posteriors/part-*"])
+@pytest.mark.parametrize("when", ["posteriors/part-*", pytest.param("evidence/part-*", marks=pytest.mark.slow)])
 def test_killed_shares_are_run_again(inputs: Path, tmp_path: Path, when: str) -> None:
     out = tmp_path / "out"
     processes = start(inputs, out, range(1, 4), 3)

@@ -215,7 +215,7 @@ def test_scores_explanations_and_samples_are_counted(tmp_path: Path) -> None:
     assert 0 < sampled.errors.quantile(0.5) < 0.1
 
 
-def test_a_resumed_run_has_the_same_bytes(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_bytes(tmp_path: Path, scheduler: str) -> None:
     network = random_network(6, seed=1)
     table = evidence_table(network, sample(network, 200, seed=1), observed=0.4, pattern="random", seed=1)
     job = job_of(tmp_path, table, network)
@@ -226,7 +226,7 @@ def test_a_resumed_run_has_the_same_bytes(tmp_path: Path) -> None:
     for lost in ("part-00001", "part-00004"):
         (job.directory.path / "posteriors" / f"{lost}.parquet").unlink()
         (folder / f"{lost}.json").unlink()
-    run(job, Resources(workers=2, compute=on_cpu(threads=1)))
+    run(job, Resources(scheduler=scheduler, compute=on_cpu(threads=1)))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
 
 

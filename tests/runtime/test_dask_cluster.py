@@ -93,19 +93,22 @@ def test_a_task_that_always_kills_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             next(results)
 
 
-def test_a_users_error_ends_it_and_others_are_tried_again(tmp_path: Path) -> None:
+def test_a_users_error_ends_it() -> None:
     with pytest.raises(BudgetError, match="does not fit 50 bytes"):
         list(distribute(refuse, range(2), Resources(workers=2, compute=HUNDRED)))
-    tasks = [(str(tmp_path / "mark"), i) for i in range(3)]
-    assert sorted(distribute(stumble, tasks, Resources(workers=2, compute=HUNDRED))) == [0, 1, 2]
 
 
-def test_a_scheduler_by_its_address() -> None:
+def test_a_scheduler_by_its_address_and_errors_that_are_tried_again(tmp_path: Path) -> None:
     from distributed import LocalCluster
+
+    tasks = [(str(tmp_path / "mark"), i) for i in range(3)]
 
     options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
     with LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
-        results = list(distribute(square, range(9), Resources(scheduler=cluster.scheduler_address, compute=HUNDRED)))
+        resources = Resources(scheduler=cluster.scheduler_address, compute=HUNDRED)
+        results = list(distribute(square, range(9), resources))
+        assert sorted(distribute(stumble, tasks, resources)) == [0, 1, 2]
+    assert (tmp_path / "mark").exists()
     assert sorted(result for result, _, _ in results) == [i * i for i in range(9)]
 
 

@@ -48,7 +48,7 @@ def test_the_environment_names_the_endpoint(bucket: Bucket) -> None:
     assert bucket.objects() == {"x": b"1"}
 
 
-@pytest.mark.parametrize("fault", ["drop", "lose", "cut", "500", "503"])
+@pytest.mark.parametrize("fault", ["drop", "lose", "cut", "503", pytest.param("500", marks=pytest.mark.slow)])
 def test_objects_are_whole_whatever_fails(bucket: Bucket, fault: str, tmp_path: Path) -> None:
     bucket.proxy.faults, bucket.proxy.share = (fault,), 0.3
     # Of several parts: uploads of which one fails.

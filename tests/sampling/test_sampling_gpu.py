@@ -31,7 +31,9 @@ SOFT = {1: np.array([0.1, 1.0, 0.4])}
 HARD = {6: 1, 3: 0}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(each, marks=[pytest.mark.slow] if each != "sm_90" else []) for each in ARCHITECTURES]
+)
 def test_kernels_compile(architecture: str) -> None:
     compiles(sampling_gpu.source(), architecture)
     compiles(beliefs_gpu.source(), architecture)
@@ -54,7 +56,7 @@ def fields_of(text: str, name: str) -> tuple[str, ...]:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "cuda":
         return sampling_gpu.CudaSampling()
-    # Threads of the emulation wait for each other in every step: as few as a block can have several warps with.
+    # Fibers of the emulation wait for each other in every step: as few as a block can have several warps with.
     monkeypatch.setattr(gpu, "THREADS", 64)
     monkeypatch.setattr(gpu, "WAVE_THREADS", 64)
     monkeypatch.setattr(beliefs_gpu, "THREADS", 64)

@@ -70,10 +70,14 @@ def test_a_run_has_errors_beside_its_posteriors(evidence: Path, tmp_path: Path) 
     assert table["lung_error"][3].as_py() is None
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupted_run_goes_on_and_is_the_same_byte_for_byte(evidence: Path, tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("over_workers", [False, True])
+def test_an_interrupted_run_goes_on_and_is_the_same_byte_for_byte(
+    evidence: Path, tmp_path: Path, over_workers: bool, request: pytest.FixtureRequest
+) -> None:
     run(job(evidence, tmp_path / "one"))
-    run(job(evidence, tmp_path / "two"), Resources(workers=workers, compute=ComputeOptions(threads=1 + workers)))
+    scheduler = request.getfixturevalue("scheduler") if over_workers else None
+    compute = ComputeOptions(threads=3 if over_workers else 1)
+    run(job(evidence, tmp_path / "two"), Resources(workers=0, scheduler=scheduler, compute=compute))
     parts = [sorted((tmp_path / name / "posteriors").glob("*.parquet")) for name in ("one", "two")]
     for mine, its in zip(*parts, strict=True):
         assert mine.read_bytes() == its.read_bytes()
