@@ -10,7 +10,7 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
@@ -192,15 +192,32 @@ class _PartCompiler(_Compiler):
         return super().compile_extra(function)
 
 
+# Untyped: these names are not public.
+_errors: Any = errors
+
+
+class _Plain(_errors._DummyColorScheme):  # type: ignore[misc]
+    """Texts of errors as they are."""
+
+    def _same(self, text: Any) -> Any:
+        return text
+
+    code = errmsg = filename = indicate = highlight = reset = _same
+
+
 def _ended(compile: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any]:
     """Return a dispatcher's `compile` that ends what it begins, also where it fails."""
 
     def compile_and_end(signature: Any) -> Any:
         # Numba's own lock, so that no other thread begins in between.
         with global_compiler_lock:
+            # To infer types, Numba makes thousands of errors that nobody sees; bold type takes a tenth of all its time,
+            # and wraps standard output meanwhile.
+            scheme, _errors._termcolor_inst = _errors._termcolor_inst, _Plain()
             try:
                 return compile(signature)
             finally:
+                _errors._termcolor_inst = scheme
                 cache.end()
 
     return compile_and_end
