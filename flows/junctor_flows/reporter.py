@@ -51,6 +51,7 @@ class Reporter:
     patience: seconds that the end waits for a server that is away.
     flow_run: id of the flow run where Prefect made it, whose states are left to Prefect; None for one of its own.
     key: first part of the keys of artifacts; None for one by model and inputs.
+    ready: waits for a server that starts, and raises where it does not; None for one that is there.
     message: of the last state, at the end.
     """
 
@@ -62,7 +63,9 @@ class Reporter:
         patience: float = COMMAND_PATIENCE,
         flow_run: str | None = None,
         key: str | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> None:
+        self._ready, self._is_ready = ready, threading.Event()
         self._flow_name, self._patience = flow_name, patience
         self._owns, self._key = flow_run is None, key or ""
         # Ids that the server gave; written and read by the thread alone.
@@ -143,6 +146,9 @@ class Reporter:
             state = {"type": kind, "message": message}
             self._tell(lambda send: self._set_state(send, "flow", self._ids["flow run"], state))
         is_interrupted = error is not None and not isinstance(error, Exception)
+        if not is_interrupted:
+            # A server that starts is not away.
+            self._is_ready.wait()
         patience = INTERRUPTED_PATIENCE if is_interrupted else self._patience
         with self._changed:
             self._deadline = time.monotonic() + patience
@@ -179,7 +185,12 @@ class Reporter:
 
     def _work(self) -> None:
         try:
-            load_prefect()
+            try:
+                load_prefect()
+                if self._ready is not None:
+                    self._ready()
+            finally:
+                self._is_ready.set()
             from prefect.client.orchestration import get_client
             from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 

@@ -1,4 +1,4 @@
-"""Compilation for this machine: told while it goes on, and counted, so that rates can leave it out.
+"""Compilation for this machine: told while it goes on, and timed, so that rates can leave it out.
 
 Main object: `compilation`; `cpu.jit` reports to it, the display of progress asks it.
 """
@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 
 class Compilation:
-    """Seconds in which functions were compiled in this process, and how many.
+    """Seconds in which this process compiled functions or waited for another one to do so.
 
-    listener: called when the first function is compiled, from any thread.
+    listener: called when the first of them begins, from any thread.
+    functions: how many this process compiled.
     """
 
     def __init__(self) -> None:
@@ -36,14 +37,14 @@ class Compilation:
             if not self._under_way:
                 self._started = time.monotonic()
             self._under_way += 1
-            self.functions += 1
             listener, self.listener = self.listener, None
         if listener is not None:
             listener()
 
-    def end(self) -> None:
-        """Count what began last until here."""
+    def end(self, compiled: bool = True) -> None:
+        """Count what began last until here; `compiled`: by this process, not by another one that it waited for."""
         with self._lock:
+            self.functions += compiled
             self._under_way -= 1
             if not self._under_way:
                 self._ended += time.monotonic() - self._started

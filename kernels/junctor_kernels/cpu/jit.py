@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numba
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
@@ -19,10 +20,12 @@ from numba.core.caching import (
 )
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from junctor_kernels.cpu.compilation import compilation
+from junctor_kernels.cpu.turns import Turn
 
 
 class _Readable:
@@ -56,6 +59,15 @@ class _Loader(FunctionCache):  # type: ignore[misc]
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, context)
 
+    def has(self, signature: Any, context: Any) -> bool:
+        """Return True if there is code for a signature, which may be damaged."""
+        return self._index_key(signature, context.codegen()) in self._cache_file._load_index()
+
+    @property
+    def turn(self) -> Turn:
+        """The turn of this process at compiling the function."""
+        return Turn(os.path.join(self.cache_path, f"{self._impl.filename_base}.lock"))
+
 
 class _ReadOnlyLoader(_Loader):
     """The same for a folder that this user may not write to: an image is built by another one."""
@@ -68,42 +80,74 @@ class _Cache(NullCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         self._function = function
+        self._turn: Turn | None = None
+        self._begun = self._compiles = False
 
     @cached_property
-    def _files(self) -> Any:
+    def _files(self) -> _Loader | None:
         try:
             return _Loader(self._function)
         except RuntimeError:
             # No writable cache directory, neither next to the module nor in the user's home.
-            return NullCache()
+            return None
 
-    def _installed(self, signature: Any, context: Any) -> Any:
-        """Return compiled code from where this user may not write, None without any."""
+    @cached_property
+    def _installed(self) -> _Loader | None:
+        """Compiled code where this user may not write, None without any."""
         try:
             files = _ReadOnlyLoader(self._function)
         except RuntimeError:
             return None
-        return None if files.cache_path == self.cache_path else files.load_overload(signature, context)
+        return None if files.cache_path == self.cache_path else files
 
     @property
     def cache_path(self) -> Any:
-        return self._files.cache_path
+        return None if self._files is None else self._files.cache_path
+
+    def has(self, signature: Any, context: Any) -> bool:
+        """Return True if there is code for a signature, which may be damaged."""
+        return any(files.has(signature, context) for files in (self._files, self._installed) if files is not None)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether another process compiles the function."""
+        if self._files is None:
+            return False
+        turn = self._files.turn
+        is_free = turn.take(0.0)
+        turn.end()
+        return not is_free
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        found = self._files.load_overload(signature, context)
-        if found is None:
-            found = self._installed(signature, context)
-        if found is None:
-            # Numba compiles now, and saves what it has compiled.
-            compilation.begin()
+        for files in (self._files, self._installed):
+            if files is not None and (found := files.load_overload(signature, context)) is not None:
+                return found
+        compilation.begin()
+        self._begun, found = True, None
+        if self._files is not None:
+            self._turn = self._files.turn
+            self._turn.take()
+            # Another process may have compiled it meanwhile.
+            found = self._files.load_overload(signature, context)
+        # If not, Numba compiles now, and saves what it has compiled.
+        self._compiles = found is None
         return found
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        compilation.end()
-        self._files.save_overload(signature, result)
+        if self._files is not None:
+            self._files.save_overload(signature, result)
+
+    def end(self) -> None:
+        """End what the last load began, if anything."""
+        if self._turn is not None:
+            self._turn.end()
+        if self._begun:
+            compilation.end(self._compiles)
+        self._turn, self._begun, self._compiles = None, False, False
 
     def flush(self) -> None:
-        self._files.flush()
+        if self._files is not None:
+            self._files.flush()
 
 
 class _Draft(JITCodeLibrary):  # type: ignore[misc]
@@ -148,6 +192,37 @@ class _PartCompiler(_Compiler):
         return super().compile_extra(function)
 
 
+# Untyped: these names are not public.
+_errors: Any = errors
+
+
+class _Plain(_errors._DummyColorScheme):  # type: ignore[misc]
+    """Texts of errors as they are."""
+
+    def _same(self, text: Any) -> Any:
+        return text
+
+    code = errmsg = filename = indicate = highlight = reset = _same
+
+
+def _ended(compile: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any]:
+    """Return a dispatcher's `compile` that ends what it begins, also where it fails."""
+
+    def compile_and_end(signature: Any) -> Any:
+        # Numba's own lock, so that no other thread begins in between.
+        with global_compiler_lock:
+            # To infer types, Numba makes thousands of errors that nobody sees; bold type takes a tenth of all its time,
+            # and wraps standard output meanwhile.
+            scheme, _errors._termcolor_inst = _errors._termcolor_inst, _Plain()
+            try:
+                return compile(signature)
+            finally:
+                _errors._termcolor_inst = scheme
+                cache.end()
+
+    return compile_and_end
+
+
 def jit(function: Any, fastmath: Any = False, inline: bool = False, arrays: bool = True, part: bool = False) -> Any:
     """Return a function compiled without the interpreter lock, cached on disk where possible.
 
@@ -168,7 +243,11 @@ def jit(function: Any, fastmath: Any = False, inline: bool = False, arrays: bool
         _nrt=arrays,
         pipeline_class=_PartCompiler if part else _Compiler,
     )(function)
-    compiled._cache = NullCache() if part else _Cache(function)
+    if part:
+        compiled._cache = NullCache()
+    else:
+        compiled._cache = _Cache(function)
+        compiled.compile = _ended(compiled.compile, compiled._cache)
     template = compiled.get_call_template
     # Numba would compile a function anew for every constant that it is called with.
     compiled.get_call_template = lambda args, kws: template([types.unliteral(arg) for arg in args], kws)

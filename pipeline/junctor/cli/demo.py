@@ -44,9 +44,8 @@ def demo(
         f"Pumping station: {len(network.variables)} variables, {rows:,} rows of sensor readings with gaps. "
         "Which faults are behind each row?"
     )
-    # Said beforehand: nothing else moves while the server starts.
     if prefect:
-        console.print("Prefect starts its own server, which takes some seconds; --no-prefect does without.")
+        console.print("Prefect starts its own server beside it; --no-prefect does without.")
     answers = str(folder / "answers")
     job = Job(
         str(network_file), str(evidence_file), answers, case_id="case_id", overwrite=True, partition_rows=PARTITION_ROWS

@@ -250,13 +250,9 @@ def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:
     if not recorded:
         return found
     server = None if configured else EmbeddedServer(embed(job.directory.path))
-    from junctor_flows.reporter import Reporter, load_prefect
+    from junctor_flows.reporter import Reporter
 
-    if server is not None:
-        # Imported while the server starts, which takes longer; otherwise beside the run.
-        load_prefect()
-        server.wait()
-    return [*found, Reporter(job.flow_name)]
+    return [*found, Reporter(job.flow_name, ready=None if server is None else server.wait)]
 
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:

@@ -304,6 +304,10 @@ class Router:
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
+        if self.threads > 1:
+            from junctor_kernels.row_trees import ahead
+
+            ahead.start("float32" if self.query.precision == "single" else "float64")
         if len(patterns.counts) > 1:
             groups = TreeChoice(patterns, self.row_engine).groups()
         else:
