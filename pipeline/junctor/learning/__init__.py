@@ -1,0 +1,1 @@
+"""Parameters from tables of evidence: expected counts, and expectation maximisation (EM)."""
