@@ -53,7 +53,7 @@ from junctor_kernels.row_trees.propagate import (
 
 Ints = npt.NDArray[np.int64]
 
-# States of a component that are enumerated at most: a tree takes as long.
+# States of a component that may be enumerated: with more, a tree takes less time.
 MOST_STATES = 128
 # Below this, products of probabilities may have lost digits to underflow.
 LEAST_TOTAL = 1e-270
@@ -137,7 +137,16 @@ def needed(room: CountRoom) -> int:
 
 @jit
 def count(
-    links: Any, store: Any, order: Any, begin: int, end: int, values: Any, room: Any, sums: Any, results: Any
+    links: Any,
+    store: Any,
+    order: Any,
+    begin: int,
+    end: int,
+    values: Any,
+    enumerated: int,
+    room: Any,
+    sums: Any,
+    results: Any,
 ) -> int:
     """Add up expected counts of components; return that for which the arena is too small, or `end`.
 
@@ -145,6 +154,7 @@ def count(
     order: int64, numbers of components, those of a pattern together.
     begin, end: the part of `order`.
     values: float64, entries of all tables, then likelihoods.
+    enumerated: states that are enumerated at most, up to MOST_STATES.
     room: CountRoom.
     sums: float64 [entries, 2], added to; no entries where log P alone is wanted.
     results: log P float64 and status uint8 of each component, written.
@@ -163,7 +173,7 @@ def count(
         if pattern != before:
             before, planned = pattern, False
             size = _number(links, store, pattern, given, room.local)
-            states = _states(room.local, size, last - first)
+            states = _states(room.local, size, last - first, enumerated)
         if states:
             log_values[component] = _enumerate(
                 store, first, last, start, counted, states, values, room.local, store.weights[component], sums
@@ -237,12 +247,12 @@ def _weight(states: int) -> int:
 
 
 @part
-def _states(local: Any, size: int, members: int) -> int:
+def _states(local: Any, size: int, members: int, most: int) -> int:
     """List the entry of each factor for every state of a component; return their number, 0 for too many."""
     states = 1
     for v in range(size):
         states *= local.numbers[CARDS, v]
-        if states > MOST_STATES:
+        if states > most:
             return 0
     for i in range(members):
         line = local.offsets[i * MOST_STATES : i * MOST_STATES + states]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -22,32 +23,16 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 
-# Cells and rows that are split at a time, and rows whose components are brought together: not fewer for more threads,
-# so that sums do not depend on these.
+# Cells and rows that are split at a time: not fewer for more threads, so that sums do not depend on these.
 PIECE_CELLS, PIECE_ROWS = 1 << 22, 1 << 14
-PART_ROWS = 1 << 18
 # Parts of an expectation that threads take in turn.
-CHUNKS = 32
+CHUNKS = 64
+# States of a component that are enumerated; tests have trees instead.
+ENUMERATED = kernel.MOST_STATES
 # Initial room of a store, in components.
 ROOM = 1 << 10
 # Initial entries of messages.
 ARENA_ENTRIES = 1 << 12
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Part:
-    """Some rows: the counts of families that they observe in full, and their other components.
-
-    complete: float64 [entries].
-    store: components.
-    order: their numbers, those of a pattern together.
-    bounds: of the parts of `order`.
-    """
-
-    complete: Floats
-    store: split.Store
-    order: npt.NDArray[np.int64]
-    bounds: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +49,8 @@ class Observations:
     weight: float
     rows: int
     impossible: tuple[int, ...]
-    _parts: tuple[_Part, ...] = field(repr=False)
+    _complete: Floats = field(repr=False)
+    _store: split.Store = field(repr=False)
     _likelihoods: Floats = field(repr=False)
     _scale: float = field(repr=False)
     _options: ComputeOptions = field(repr=False)
@@ -72,32 +58,29 @@ class Observations:
     @property
     def components(self) -> int:
         """How many different components the rows have."""
-        return sum(len(part.order) for part in self._parts)
+        return int(self._store.counts[split.COMPONENTS])
+
+    @cached_property
+    def _order(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+        return _ordered(self._store, CHUNKS)
 
     def expect(self, values: Floats) -> Expectation:
         """Return the expected counts of all families; rounding changes a count by 1e-15 of it, whatever the rows.
 
         values: float64 [entries], all tables of the network's factors, flat, one after the other.
         """
-        links, size = links_of(self.network), len(values)
+        size, here = len(values), self._complete > 0
         every = np.concatenate([values, self._likelihoods])
-        sums, log_likelihoods = np.zeros((size, 2)), [self._scale]
-        for part in self._parts:
-            here = part.complete > 0
-            with np.errstate(divide="ignore"):
-                log_likelihoods.append(float((part.complete[here] * np.log(values[here])).sum()))
-            found = np.zeros((size, 2))
-            found[:, split.SUM] = part.complete
-            log_values, chunks = _count(links, part.store, part.order, part.bounds, every, size, self._options)
-            weights = part.store.weights[: len(part.order)].sum(axis=1)
-            # A chunk after the other: sums depend on their order.
-            for chunk in chunks:
-                kernel.add_sums(chunk, found)
-            log_likelihoods.append(float((weights * log_values).sum()))
-            kernel.add_sums(found, sums)
-        # Not fsum alone: of infinities it makes an error.
-        total = -math.inf if -math.inf in log_likelihoods else math.fsum(log_likelihoods)
-        return Expectation(sums.sum(axis=1), total)
+        log_values, chunks = _count(links_of(self.network), self._store, *self._order, every, size, self._options)
+        with np.errstate(divide="ignore"):
+            complete = float((self._complete[here] * np.log(values[here])).sum())
+        weights = self._store.weights[: self.components].sum(axis=1)
+        sums = np.zeros((size, 2))
+        sums[:, split.SUM] = self._complete
+        # A chunk after the other: sums depend on their order.
+        for chunk in chunks:
+            kernel.add_sums(chunk, sums)
+        return Expectation(sums.sum(axis=1), self._scale + complete + float((weights * log_values).sum()))
 
 
 def observe(
@@ -117,9 +100,12 @@ def observe(
     if network.kind != "bayes":
         raise ModelError("a Markov network has no families to count: its parameters do not follow from counts")
     preparation = _Preparation(network, options)
-    given = None if weights is None else iter(weights)
-    for batch in batches:
-        preparation.add(batch, np.ones(batch.rows) if given is None else next(given))
+    if weights is None:
+        for batch in batches:
+            preparation.add(batch, np.ones(batch.rows))
+    else:
+        for batch, some in zip(batches, weights, strict=True):
+            preparation.add(batch, some)
     return preparation.observations()
 
 
@@ -131,11 +117,10 @@ class _Preparation:
         self._values = values_of(network)
         self._support = self._values > 0
         self._threads = options.threads or usable_cores()
-        self._parts: list[_Part] = []
         self._likelihoods: dict[bytes, int] = {}
         self._tables: list[Floats] = []
         self._scales: list[float] = []
-        self._rows = self._taken = self._used = self._pending = 0
+        self._rows = self._taken = self._used = 0
         self._weights: list[float] = []
         self._impossible: list[int] = []
         self._store, self._complete = _empty(network), np.zeros((len(self._values), 2))
@@ -162,9 +147,6 @@ class _Preparation:
                 weights[piece.start + here] = 0.0
                 self._store = _merged(store, self._store, self._network)
                 kernel.add_sums(complete, self._complete)
-                self._pending += piece.stop - piece.start
-                if self._pending >= PART_ROWS:
-                    self._end_part()
         self._scales.extend(self._scaled(batch, weights))
         self._weights.append(math.fsum(weights.tolist()))
         self._taken += int(np.count_nonzero(weights))
@@ -231,23 +213,16 @@ class _Preparation:
         for soft in batch.likelihoods.values():
             yield float((weights[soft.rows] * np.log(soft.values.max(axis=1))).sum())
 
-    def _end_part(self) -> None:
-        order, bounds = _ordered(self._store, CHUNKS)
-        self._parts.append(_Part(self._complete.sum(axis=1), self._store, order, bounds))
-        self._store, self._complete = _empty(self._network), np.zeros((len(self._values), 2))
-        self._pending = 0
-
     def observations(self) -> Observations:
         """Return the rows of all batches."""
-        if self._pending:
-            self._end_part()
         likelihoods = np.concatenate([np.zeros(0), *self._tables])
         return Observations(
             self._network,
             math.fsum(self._weights),
             self._taken,
             tuple(self._impossible),
-            tuple(self._parts),
+            self._complete.sum(axis=1),
+            self._store,
             likelihoods,
             math.fsum(self._scales),
             self._options,
@@ -271,13 +246,13 @@ def _count(
     results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
     largest = _largest(links, store)
     rooms = [kernel.room(len(links.cards), *largest, ARENA_ENTRIES) for _ in range(min(threads, len(bounds) - 1))]
-    most = allowed_memory(options) // threads // 8
+    most = most_entries(options, threads)
 
     def count(part: tuple[int, int], thread: int) -> Floats:
         sums, (at, end) = np.zeros((counted, 2)), part
         while at < end:
             room = rooms[thread]
-            at = kernel.count(links, store, order, at, end, values, room, sums, results)
+            at = kernel.count(links, store, order, at, end, values, ENUMERATED, room, sums, results)
             if at < end:
                 needed = kernel.needed(room)
                 larger = kernel.room(len(links.cards), *largest, min(most, needed + needed // 4))
@@ -296,6 +271,11 @@ def _count(
             results[0][component] = _alone(links, store, component, values, sums, options)
         chunks.append(sums)
     return results[0], chunks
+
+
+def most_entries(options: ComputeOptions, threads: int) -> int:
+    """Return how many entries the messages of a component may have in the memory of a thread."""
+    return allowed_memory(options) // threads // 8
 
 
 def _alone(
