@@ -94,7 +94,7 @@ def rows_of(batch: EvidenceBatch, rows: slice) -> EvidenceBatch:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[Network, EvidenceBatch]:
     """A network and rows that take several pieces and enlargements of stores."""
-    for name, value in (("PIECE_ROWS", 100), ("ROOM", 2)):
+    for name, value in (("PIECE_ROWS", 100), ("ROOM", 2), ("CHUNK_FACTORS", 50)):
         monkeypatch.setattr(observations, name, value)
     network = generate.random_network(12, seed=3)
     return network, sampled(network, 700, 0.4, 5)

@@ -27,6 +27,8 @@ from junctor.runtime.threads import in_threads
 PIECE_CELLS, PIECE_ROWS = 1 << 22, 1 << 14
 # Parts of an expectation that threads take in turn.
 CHUNKS = 64
+# Factors of components that are a part at least.
+CHUNK_FACTORS = 1 << 14
 # States of a component that are enumerated; tests have trees instead.
 ENUMERATED = kernel.MOST_STATES
 # Initial room of a store, in components.
@@ -61,8 +63,8 @@ class Observations:
         return int(self._store.counts[split.COMPONENTS])
 
     @cached_property
-    def _order(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-        return _ordered(self._store, CHUNKS)
+    def _propagation(self) -> _Propagation:
+        return _Propagation(links_of(self.network), self._store, CHUNKS, self._options)
 
     def expect(self, values: Floats) -> Expectation:
         """Return the expected counts of all families; rounding changes a count by 1e-15 of it, whatever the rows.
@@ -71,7 +73,7 @@ class Observations:
         """
         size, here = len(values), self._complete > 0
         every = np.concatenate([values, self._likelihoods])
-        log_values, chunks = _count(links_of(self.network), self._store, *self._order, every, size, self._options)
+        log_values, chunks = self._propagation.count(every, size)
         with np.errstate(divide="ignore"):
             complete = float((self._complete[here] * np.log(values[here])).sum())
         weights = self._store.weights[: self.components].sum(axis=1)
@@ -186,11 +188,9 @@ class _Preparation:
 
     def _impossible_of(self, store: split.Store, support: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return which components have probability 0; sums of ones do not underflow."""
-        count = int(store.counts[split.COMPONENTS])
-        order, bounds = _ordered(store, 1)
         one = ComputeOptions(self._options.memory, 1, "cpu")
-        log_values, _ = _count(self._links, store, order, bounds, support.astype(np.float64), 0, one)
-        impossible: npt.NDArray[np.bool_] = np.isneginf(log_values[:count])
+        log_values, _ = _Propagation(self._links, store, 1, one).count(support.astype(np.float64), 0)
+        impossible: npt.NDArray[np.bool_] = np.isneginf(log_values)
         return impossible
 
     def _soft(self, batch: EvidenceBatch) -> npt.NDArray[np.int32]:
@@ -229,48 +229,66 @@ class _Preparation:
         )
 
 
-def _count(
-    links: split.Links,
-    store: split.Store,
-    order: npt.NDArray[np.int64],
-    bounds: tuple[int, ...],
-    values: Floats,
-    counted: int,
-    options: ComputeOptions,
-) -> tuple[Floats, list[Floats]]:
-    """Return log P of each component, and the sums of counts of each part of `order`.
+class _Propagation:
+    """Computes the components of a store, again and again with other numbers.
 
-    counted: entries of the tables whose families are counted, 0 for none.
+    links, store: of the rows.
+    chunks: parts that threads take in turn, at most.
+    options: threads and memory.
     """
-    threads = options.threads or usable_cores()
-    results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
-    largest = _largest(links, store)
-    rooms = [kernel.room(len(links.cards), *largest, ARENA_ENTRIES) for _ in range(min(threads, len(bounds) - 1))]
-    most = most_entries(options, threads)
 
-    def count(part: tuple[int, int], thread: int) -> Floats:
-        sums, (at, end) = np.zeros((counted, 2)), part
-        while at < end:
-            room = rooms[thread]
-            at = kernel.count(links, store, order, at, end, values, ENUMERATED, room, sums, results)
-            if at < end:
-                needed = kernel.needed(room)
-                larger = kernel.room(len(links.cards), *largest, min(most, needed + needed // 4))
-                if needed > most:
-                    results[1][order[at]] = TOO_LARGE
-                    at += 1
-                else:
-                    rooms[thread] = larger
-        return sums
+    def __init__(self, links: split.Links, store: split.Store, chunks: int, options: ComputeOptions) -> None:
+        self._links, self._store, self._options = links, store, options
+        self._threads = options.threads or usable_cores()
+        count = int(store.counts[split.COMPONENTS])
+        self._order = np.argsort(store.pattern[:count], kind="stable")
+        # Parts of much the same work.
+        factors = np.cumsum(np.diff(store.base_starts[: count + 1])[self._order])
+        total = int(factors[-1]) if count else 0
+        parts = min(chunks, 1 + total // CHUNK_FACTORS)
+        ends = np.searchsorted(factors, np.arange(1, parts) * (total / parts))
+        self._bounds = sorted({0, count, *ends.tolist()})
+        self._largest = _largest(links, store)
+        self._rooms: list[kernel.CountRoom] = []
 
-    chunks = in_threads(count, list(pairwise(bounds)), threads)
-    left = np.flatnonzero((results[1] != ANSWERED) & (results[1] != IMPOSSIBLE))
-    if left.size:
-        sums = np.zeros((counted, 2))
-        for component in left.tolist():
-            results[0][component] = _alone(links, store, component, values, sums, options)
-        chunks.append(sums)
-    return results[0], chunks
+    def count(self, values: Floats, counted: int) -> tuple[Floats, list[Floats]]:
+        """Return log P of each component, and the sums of counts of each part.
+
+        values: float64, entries of all tables, then likelihoods.
+        counted: entries of the tables whose families are counted, 0 for none.
+        """
+        links, store, order, bounds = self._links, self._store, self._order, self._bounds
+        results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
+        most = most_entries(self._options, self._threads)
+        # Two calls at the same time do not share memory.
+        rooms, self._rooms = self._rooms, []
+        rooms = rooms or [self._room(ARENA_ENTRIES) for _ in range(min(self._threads, len(bounds) - 1))]
+
+        def count(part: tuple[int, int], thread: int) -> Floats:
+            sums, (at, end) = np.zeros((counted, 2)), part
+            while at < end:
+                at = kernel.count(links, store, order, at, end, values, ENUMERATED, rooms[thread], sums, results)
+                if at < end:
+                    needed = kernel.needed(rooms[thread])
+                    if needed > most:
+                        results[1][order[at]] = TOO_LARGE
+                        at += 1
+                    else:
+                        rooms[thread] = self._room(min(most, needed + needed // 4))
+            return sums
+
+        chunks = in_threads(count, list(pairwise(bounds)), self._threads)
+        self._rooms = rooms
+        left = np.flatnonzero((results[1] != ANSWERED) & (results[1] != IMPOSSIBLE))
+        if left.size:
+            sums = np.zeros((counted, 2))
+            for component in left.tolist():
+                results[0][component] = _alone(links, store, component, values, sums, self._options)
+            chunks.append(sums)
+        return results[0], chunks
+
+    def _room(self, entries: int) -> kernel.CountRoom:
+        return kernel.room(len(self._links.cards), *self._largest, entries)
 
 
 def most_entries(options: ComputeOptions, threads: int) -> int:
@@ -365,15 +383,6 @@ def _merged(source: split.Store, into: split.Store, network: Network) -> split.S
         into = larger
         at = split.merge(source, at, into)
     return into
-
-
-def _ordered(store: split.Store, chunks: int) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-    """Return the components in the order of their patterns, and bounds of parts of much the same work."""
-    count = int(store.counts[split.COMPONENTS])
-    order = np.argsort(store.pattern[:count], kind="stable")
-    factors = np.diff(store.base_starts[: count + 1])[order]
-    ends = np.searchsorted(np.cumsum(factors), np.arange(1, chunks) * (factors.sum() / chunks))
-    return order, tuple(sorted({0, count, *ends.tolist()}))
 
 
 def _largest(links: split.Links, store: split.Store) -> tuple[int, int, int, int]:
