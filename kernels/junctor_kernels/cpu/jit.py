@@ -205,7 +205,7 @@ class _Plain(_errors._DummyColorScheme):  # type: ignore[misc]
     code = errmsg = filename = indicate = highlight = reset = _same
 
 
-def _ended(compile: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any]:
+def _ended(compiler: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any]:
     """Return a dispatcher's `compile` that ends what it begins, also where it fails."""
 
     def compile_and_end(signature: Any) -> Any:
@@ -215,7 +215,7 @@ def _ended(compile: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any]
             # and wraps standard output meanwhile.
             scheme, _errors._termcolor_inst = _errors._termcolor_inst, _Plain()
             try:
-                return compile(signature)
+                return compiler(signature)
             finally:
                 _errors._termcolor_inst = scheme
                 cache.end()
