@@ -19,7 +19,7 @@ from junctor_kernels.row_trees import counts as kernel
 from junctor_kernels.row_trees.propagate import ANSWERED, IMPOSSIBLE, TOO_LARGE
 
 from junctor.cliques.joint import joint_posteriors
-from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.learning.expectation import Expectation, Floats
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Factor, Network, Variable
@@ -36,6 +36,8 @@ CHUNKS = 64
 CHUNK_FACTORS = 1 << 14
 # States of a component that are enumerated; tests have trees instead.
 ENUMERATED = kernel.MOST_STATES
+# What probabilities may exceed 1 by.
+ROUNDING = 1e-9
 # Initial room of a store, in components.
 ROOM = 1 << 10
 # Initial entries of messages.
@@ -99,7 +101,7 @@ class SplitRows:
     impossible: numbers of the rows with P(e) = 0.
     complete: float64 [entries, 2], counts of families that are observed in full.
     store: of the other components.
-    likelihoods: float64, different ones, each scaled to 1.
+    likelihoods: float64, different ones, scaled.
     scale: what that took from the logarithm of the likelihood.
     """
 
@@ -225,6 +227,13 @@ class _Likelihoods:
         return part.store._replace(bases=bases)
 
 
+def _scales(soft: SoftEvidence) -> Floats:
+    """Return what likelihoods are divided by: their largest entry, or 1 where an entry would be lost."""
+    largest: Floats = soft.values.max(axis=1)
+    smallest = np.where(soft.values > 0, soft.values, np.inf).min(axis=1)
+    return np.where(smallest / largest > np.finfo(float).tiny, largest, 1.0)
+
+
 class _Splitting:
     """Splits the rows of a batch, piece by piece."""
 
@@ -236,7 +245,7 @@ class _Splitting:
         if batch.likelihoods:
             self._soft = np.full((batch.rows, len(network.variables)), -1, dtype=np.int32)
             for v, soft in batch.likelihoods.items():
-                scaled = soft.values / soft.values.max(axis=1, keepdims=True)
+                scaled = soft.values / _scales(soft)[:, None]
                 self._soft[soft.rows, v] = [self._likelihoods.place(values) for values in scaled]
         self._support = np.concatenate([self._values, self._likelihoods.values]) > 0
 
@@ -255,10 +264,7 @@ class _Splitting:
         impossible = np.flatnonzero(weights < 0)
         weights[impossible] = 0.0
         # What was taken from the logarithms.
-        scale = [
-            float((weights[soft.rows] * np.log(soft.values.max(axis=1))).sum())
-            for soft in self._batch.likelihoods.values()
-        ]
+        scale = [float((weights[soft.rows] * np.log(_scales(soft))).sum()) for soft in self._batch.likelihoods.values()]
         return SplitRows(
             rows,
             int(np.count_nonzero(weights)),
@@ -339,6 +345,8 @@ class _Propagation:
         links, store, order, bounds = self._links, self._store, self._order, self._bounds
         results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
         most = most_entries(self._options, self._threads)
+        # Products of numbers above 1 could hide what underflow has lost: trees have bounds.
+        enumerated = ENUMERATED if values.max(initial=0.0) <= 1 + ROUNDING else 0
         # Two calls at the same time do not share memory.
         rooms, self._rooms = self._rooms, []
         rooms = rooms or [self._room(ARENA_ENTRIES) for _ in range(min(self._threads, len(bounds) - 1))]
@@ -346,7 +354,7 @@ class _Propagation:
         def count(part: tuple[int, int], thread: int) -> Floats:
             sums, (at, end) = np.zeros((counted, 2)), part
             while at < end:
-                at = kernel.count(links, store, order, at, end, values, ENUMERATED, rooms[thread], sums, results)
+                at = kernel.count(links, store, order, at, end, values, enumerated, rooms[thread], sums, results)
                 if at < end:
                     needed = kernel.needed(rooms[thread])
                     if needed > most:
