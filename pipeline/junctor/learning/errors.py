@@ -1,9 +1,8 @@
-"""Standard errors of parameters from the observed information. Main function: `standard_errors`."""
+"""Standard errors of parameters from the observed information. Main objects: `standard_errors`, ObservedInformation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +19,53 @@ STEP = 1e-4
 NO_INFORMATION = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
-class _Coordinates:
-    """Free coordinates of distributions: every entry above 0 but the largest, which is 1 minus the others.
+class ObservedInformation:
+    """The observed information of parameters, which are every entry above 0 but the largest of each distribution.
 
-    entries: int64 [coordinates], in the flat tables.
-    references: int64 [coordinates], the largest entry of the same distribution.
+    It is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s (Oakes 1999), which equals that of Louis (1982); Q needs
+    expected counts alone. Derivatives by s are central differences.
+
+    observations: evidence.
+    values: float64 [entries], the fitted tables, flat.
+    pseudo_counts: float64 [entries], of a prior; none if not given.
+    fixed: bool [entries], entries that were not fitted.
     """
 
-    entries: npt.NDArray[np.int64]
-    references: npt.NDArray[np.int64]
+    def __init__(
+        self,
+        observations: Observations,
+        values: Floats,
+        pseudo_counts: Floats | None = None,
+        fixed: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        self._observations, self._values = observations, values
+        # Entries of the parameters, and the largest entry of the distribution of each, which is 1 minus the others.
+        self.entries, self.references = _parameters(observations.network, values, fixed)
+        counts = observations.expect(values).counts + (0.0 if pseudo_counts is None else pseudo_counts)
+        self._own = counts[self.entries] / values[self.entries] ** 2
+        self._shared = counts[self.references] / values[self.references] ** 2
+
+    @property
+    def scale(self) -> Floats:
+        """Roots of the diagonal for rows without gaps, float64 [parameters]."""
+        return np.sqrt(np.maximum(self._own + self._shared, np.finfo(float).tiny))
+
+    def times(self, direction: Floats) -> Floats:
+        """Return the product with a vector, float64 [parameters], in two E-steps."""
+        sums = np.bincount(self.references, direction, len(self._values))
+        of_complete_rows = self._own * direction + self._shared * sums[self.references]
+        # What gaps take away: the gradient of Q changes with the parameters of the E-step.
+        moves = np.zeros(len(self._values))
+        moves[self.entries] = direction
+        moves -= sums
+        moved = moves != 0
+        step = STEP * float((self._values[moved] / np.abs(moves[moved])).min(initial=np.inf))
+        if not np.isfinite(step):
+            return np.zeros(len(direction))
+        ahead, behind = (self._observations.expect(self._values + sign * step * moves).counts for sign in (1, -1))
+        slope = (ahead - behind) / (2 * step) / np.where(self._values > 0, self._values, 1.0)
+        product: Floats = of_complete_rows - (slope[self.entries] - slope[self.references])
+        return product
 
 
 def standard_errors(
@@ -42,19 +78,15 @@ def standard_errors(
 ) -> Floats:
     """Return the standard error of every entry, float64 [entries]: 0 where it is fixed, and where it is 0 or 1.
 
-    The observed information is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s (Oakes 1999), which equals that of
-    Louis (1982); Q needs expected counts alone. Derivatives by s are central differences: two E-steps a parameter.
+    Takes two E-steps a parameter. An entry that the evidence tells nothing of has an error of inf.
 
-    observations: evidence.
-    values: float64 [entries], the fitted tables, flat.
-    pseudo_counts: float64 [entries], of a prior; none if not given.
-    fixed: bool [entries], entries that were not fitted.
-    allowed: bytes for the information matrix.
+    observations, values, pseudo_counts, fixed: of ObservedInformation.
+    allowed: bytes for its matrix.
     watch: told after each parameter: how many are done, and how many there are.
-    Raises BudgetError where the matrix takes more, and EvidenceError never: a singular information gives errors of inf.
+    Raises BudgetError where the matrix takes more.
     """
-    free = _coordinates(observations.network, values, fixed)
-    count = len(free.entries)
+    information = ObservedInformation(observations, values, pseudo_counts, fixed)
+    count = len(information.entries)
     # The matrix, its inverse, and the work of both.
     needed = 4 * 8 * count * count
     if allowed is not None and needed > allowed:
@@ -62,27 +94,27 @@ def standard_errors(
             f"standard errors of {count:,} free parameters take {approximate(needed)}, allowed are "
             f"{approximate(allowed)}: fix variables that are known, give more memory, or leave the errors out"
         )
-    counts = observations.expect(values).counts + (0.0 if pseudo_counts is None else pseudo_counts)
-    information = _complete_information(free, values, counts)
-    scale = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    matrix = np.zeros((count, count))
     for number in range(count):
-        # The information that gaps take.
-        information[:, number] -= _derivative(observations, values, free, number)
+        direction = np.zeros(count)
+        direction[number] = 1.0
+        matrix[:, number] = information.times(direction)
         if watch is not None:
             watch(number + 1, count)
     # Rounding alone makes it differ from its transpose.
-    information = (information + information.T) / 2
+    variances, covariance = _inverse((matrix + matrix.T) / 2, information.scale)
     errors = np.zeros(len(values))
-    variances, covariance = _inverse(information, scale)
-    errors[free.entries] = np.sqrt(variances)
-    for reference in np.unique(free.references):
-        here = np.flatnonzero(free.references == reference)
+    errors[information.entries] = np.sqrt(variances)
+    for reference in np.unique(information.references):
+        here = np.flatnonzero(information.references == reference)
         unknown = np.isinf(variances[here]).any()
         errors[reference] = np.inf if unknown else np.sqrt(max(0.0, covariance[np.ix_(here, here)].sum()))
     return errors
 
 
-def _coordinates(network: Network, values: Floats, fixed: npt.NDArray[np.bool_] | None) -> _Coordinates:
+def _parameters(
+    network: Network, values: Floats, fixed: npt.NDArray[np.bool_] | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     entries, references, place = [], [], 0
     for factor in network.factors:
         states = factor.table.shape[-1]
@@ -95,31 +127,7 @@ def _coordinates(network: Network, values: Floats, fixed: npt.NDArray[np.bool_] 
                 references.append(np.full(len(some) - 1, largest))
         place += factor.table.size
     none = np.zeros(0, dtype=np.int64)
-    return _Coordinates(np.concatenate([none, *entries]), np.concatenate([none, *references]))
-
-
-def _complete_information(free: _Coordinates, values: Floats, counts: Floats) -> Floats:
-    """Return the information of rows without gaps that have these counts."""
-    own = counts[free.entries] / values[free.entries] ** 2
-    shared = counts[free.references] / values[free.references] ** 2
-    same = free.references[:, None] == free.references[None, :]
-    information: Floats = np.where(same, shared[:, None], 0.0) + np.diag(own)
-    return information
-
-
-def _derivative(observations: Observations, values: Floats, free: _Coordinates, number: int) -> Floats:
-    """Return how the gradient of Q changes with a parameter of the E-step."""
-    entry, reference = free.entries[number], free.references[number]
-    step = STEP * min(values[entry], values[reference])
-    counts = []
-    for sign in (1, -1):
-        moved = values.copy()
-        moved[entry] += sign * step
-        moved[reference] -= sign * step
-        counts.append(observations.expect(moved).counts)
-    slope = (counts[0] - counts[1]) / (2 * step)
-    change: Floats = slope[free.entries] / values[free.entries] - slope[free.references] / values[free.references]
-    return change
+    return np.concatenate([none, *entries]), np.concatenate([none, *references])
 
 
 def _inverse(information: Floats, scale: Floats) -> tuple[Floats, Floats]:
