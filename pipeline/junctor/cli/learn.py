@@ -15,7 +15,8 @@ from junctor.learning.choices import Acceleration, Impossible, Start
 
 if TYPE_CHECKING:
     from junctor.learning.em import Iteration
-    from junctor.learning.learn import Learned
+    from junctor.learning.learned import Learned
+    from junctor.runtime.remote import AnyPath
 
 _MODEL, _LOOP, _CHECK = "What is fitted", "Iterations", "Fitted network"
 # Seconds between two lines of progress.
@@ -93,6 +94,18 @@ def learn(
             metavar="SHARE", help="Rows kept for a check of the fitted network, such as 10%.", rich_help_panel=_CHECK
         ),
     ] = None,
+    errors: Annotated[
+        bool,
+        typer.Option(
+            "--errors",
+            help="Standard errors of all parameters, in NAME.parameters.parquet beside NAME.bif.",
+            rich_help_panel=_CHECK,
+        ),
+    ] = False,
+    report: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A page on the fit, HTML that needs no network.", rich_help_panel=_CHECK),
+    ] = None,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -127,7 +140,8 @@ def learn(
     from junctor.formats import read_network, writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint
     from junctor.learning.em import FitOptions
-    from junctor.learning.learn import LearnOptions, identity_of, learn_rows
+    from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
+    from junctor.learning.parameter_table import write_parameters
     from junctor.learning.rows import RowOptions
     from junctor.runtime.remote import location
     from junctor.runtime.settings import load_settings
@@ -157,15 +171,19 @@ def learn(
         target.with_name(f"{target.name}.checkpoint"), identity_of(model, source, options, rows), overwrite
     )
     lines = _Lines(options.restarts, quiet)
+    facts = {"network file": network, "evidence": evidence, "fitted network": output}
+    extras = Extras(errors, report, facts, lines.tell_errors)
     if checkpoint.state is not None and not quiet:
         say("resumed", f"going on with the fit in {checkpoint.path}")
     try:
         with progress_display(quiet) as progress:
-            found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint)
+            found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint, extras)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     for warning in write_network(found.network, target):
         typer.echo(f"warning: {warning}", err=True)
+    if errors and found.parameters is not None:
+        write_parameters(found.parameters, _parameters_file(target))
     # Not before: an output that cannot be written is no end.
     checkpoint.remove()
     _show(found, output, json)
@@ -182,6 +200,10 @@ def _share(text: str | None) -> float:
     if not 0 <= number < 1:
         raise typer.BadParameter(f"found {text!r}, expected a share such as 10%", param_hint="--holdout")
     return number
+
+
+def _parameters_file(target: AnyPath) -> AnyPath:
+    return target.with_name(f"{target.name.removesuffix(target.suffix)}.parameters.parquet")
 
 
 class _Lines:
@@ -207,6 +229,22 @@ class _Lines:
             log_likelihood=iteration.log_likelihood,
             log_posterior=iteration.log_posterior,
             seconds=iteration.seconds,
+        )
+
+    def tell_errors(self, done: int, of: int, seconds: float) -> None:
+        """Say how long standard errors take."""
+        now = time.monotonic()
+        if self._quiet or (done > 0 and now - self._said < LINE_SECONDS):
+            return
+        self._said = now
+        far = f" {done:,} of" if done else ""
+        left = " left" if done else ""
+        say(
+            "errors",
+            f"standard errors of{far} {of:,} free parameters: about {seconds:.2g} s{left}",
+            done=done,
+            parameters=of,
+            seconds=seconds,
         )
 
 

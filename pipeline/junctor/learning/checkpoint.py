@@ -24,12 +24,16 @@ LEAST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What came of one start: iterations, log-likelihood, log-likelihood + log prior, and whether it converged."""
+    """What came of one start: iterations, log-likelihood, log-likelihood + log prior, and whether it converged.
+
+    objective: log-likelihood + log prior after each iteration, the start included.
+    """
 
     iterations: int
     log_likelihood: float
     log_posterior: float
     converged: bool
+    objective: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,7 +121,7 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], LearnState]:
             steps = tuple(arrays[f"step{number}"] for number in range(about["current"]["steps"]))
             bound, trace = about["current"]["bound"], _trace_of(arrays["trace"])
             current = FitState(arrays["parameters"], arrays["plain"], steps, bound, trace)
-    restarts = tuple(Restart(**each) for each in about["restarts"])
+    restarts = tuple(Restart(**each | {"objective": tuple(each["objective"])}) for each in about["restarts"])
     return about["identity"], LearnState(restarts, best, current)
 
 

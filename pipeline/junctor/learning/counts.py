@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +23,11 @@ from junctor.runtime.machine import compute_options
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath
 
-_PARENT = pa.struct([pa.field("variable", pa.string()), pa.field("state", pa.string())])
+PARENT = pa.struct([pa.field("variable", pa.string()), pa.field("state", pa.string())])
 COUNTS_SCHEMA = pa.schema(
     [
         pa.field("variable", pa.string(), nullable=False),
-        pa.field("parents", pa.list_(_PARENT), nullable=False),
+        pa.field("parents", pa.list_(PARENT), nullable=False),
         pa.field("state", pa.string(), nullable=False),
         pa.field("count", pa.float64(), nullable=False),
     ]
@@ -90,7 +91,7 @@ def counts_table(network: Network, counts: Floats) -> pa.Table:
             pa.Table.from_arrays(
                 [
                     pa.repeat(pa.scalar(own.name), size),
-                    _parents(network, variable),
+                    parents_of(network, factor.scope, factor.table.shape),
                     pa.array(own.states).take(pa.array(np.arange(size) % own.cardinality)),
                     pa.array(counts[first : first + size]),
                 ],
@@ -101,18 +102,22 @@ def counts_table(network: Network, counts: Floats) -> pa.Table:
     return pa.concat_tables(pieces).combine_chunks()
 
 
-def _parents(network: Network, variable: int) -> pa.Array:
-    """Return the states of the parents for each entry of a table."""
-    factor = network.factors[variable]
-    *parents, _ = factor.scope
-    size, width = factor.table.size, len(parents)
-    states = np.unravel_index(np.arange(size), factor.table.shape)[:width]
+def parents_of(network: Network, scope: Sequence[int], shape: Sequence[int]) -> pa.Array:
+    """Return the states of the parents for each entry of a table.
+
+    network: of the variables.
+    scope: variables of the table, parents first.
+    shape: of the table.
+    """
+    *parents, _ = scope
+    size, width = math.prod(shape), len(parents)
+    states = np.unravel_index(np.arange(size), shape)[:width]
     # Side by side for each entry: the columns of all parents are dealt out in turn.
     order = pa.array(np.arange(size * width).reshape(width, size).T.ravel())
     columns = [pa.array(network.variables[p].states).take(pa.array(at)) for p, at in zip(parents, states, strict=True)]
     names = [pa.repeat(pa.scalar(network.variables[p].name), size) for p in parents]
     flat = [pa.concat_arrays([pa.array([], pa.string()), *each]).take(order) for each in (names, columns)]
-    records = pa.StructArray.from_arrays(flat, fields=list(_PARENT))
+    records = pa.StructArray.from_arrays(flat, fields=list(PARENT))
     return pa.ListArray.from_arrays(pa.array(np.arange(size + 1) * width, pa.int32()), records)
 
 

@@ -1,22 +1,43 @@
-"""Standard errors of parameters from the observed information. Main objects: `standard_errors`, ObservedInformation."""
+"""Standard errors of parameters from the observed information.
+
+Main objects: `standard_errors`, ObservedInformation; of what a fit has for parameters, `parameter_errors`.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor.learning.expectation import Expectation, Floats
 from junctor.learning.observations import Observations
+from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import BudgetError
-from junctor.model.network import Network
 from junctor.planning.budget import approximate
 
-Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 # Step of a derivative, as a share of the smaller of both probabilities that it changes: squared it is the error.
 STEP = 1e-4
 # Share of the information of rows without gaps below which what is left is the error of derivatives.
 NO_INFORMATION = 1e-7
+
+
+class Counted(Protocol):
+    """What has expected counts: parameters that are distributions, one after the other in a flat array."""
+
+    @property
+    def distributions(self) -> Integers:
+        """Where each distribution begins."""
+        ...
+
+    def expect(self, values: Floats) -> Expectation:
+        """Return the expected counts of all parameters."""
+        ...
 
 
 class ObservedInformation:
@@ -25,7 +46,7 @@ class ObservedInformation:
     It is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s (Oakes 1999), which equals that of Louis (1982); Q needs
     expected counts alone. Derivatives by s are central differences.
 
-    observations: evidence.
+    observations: evidence, or what else has expected counts.
     values: float64 [entries], the fitted tables, flat.
     pseudo_counts: float64 [entries], of a prior; none if not given.
     fixed: bool [entries], entries that were not fitted.
@@ -33,14 +54,14 @@ class ObservedInformation:
 
     def __init__(
         self,
-        observations: Observations,
+        observations: Counted,
         values: Floats,
         pseudo_counts: Floats | None = None,
         fixed: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self._observations, self._values = observations, values
         # Entries of the parameters, and the largest entry of the distribution of each, which is 1 minus the others.
-        self.entries, self.references = _parameters(observations.network, values, fixed)
+        self.entries, self.references = _parameters(observations.distributions, values, fixed)
         counts = observations.expect(values).counts + (0.0 if pseudo_counts is None else pseudo_counts)
         self._own = counts[self.entries] / values[self.entries] ** 2
         self._shared = counts[self.references] / values[self.references] ** 2
@@ -69,7 +90,7 @@ class ObservedInformation:
 
 
 def standard_errors(
-    observations: Observations,
+    observations: Counted,
     values: Floats,
     pseudo_counts: Floats | None = None,
     fixed: npt.NDArray[np.bool_] | None = None,
@@ -85,15 +106,124 @@ def standard_errors(
     watch: told after each parameter: how many are done, and how many there are.
     Raises BudgetError where the matrix takes more.
     """
-    information = ObservedInformation(observations, values, pseudo_counts, fixed)
-    count = len(information.entries)
+    return _errors(ObservedInformation(observations, values, pseudo_counts, fixed), values, allowed, watch)
+
+
+def parameter_errors(
+    parameters: NetworkParameters,
+    observations: Observations,
+    values: Floats,
+    pseudo_counts: Floats,
+    allowed: int | None = None,
+    watch: Callable[[int, int, float], None] | None = None,
+) -> Floats:
+    """Return the standard error of every parameter of a fit, float64; values and errors as of `standard_errors`.
+
+    parameters: contributions to noisy nodes are parameters, and tied variables have theirs in common.
+    observations: evidence.
+    values: float64, the fitted parameters; pseudo_counts: of each.
+    allowed: bytes for the matrix.
+    watch: told before the first parameter and after each: how many are done, of how many, and a forecast of the
+        seconds left.
+    """
+    shared = _SharedParameters(parameters, observations)
+    first = np.unique(shared.places, return_index=True)[1]
+    own, pseudo, fixed = values[first], shared.summed(pseudo_counts), parameters.is_fixed[first]
+    if not observations.components:
+        # Every row tells everything: distributions know nothing of each other.
+        return _of_complete_rows(shared, own, pseudo, fixed)[shared.places]
+    began = time.perf_counter()
+    information = ObservedInformation(shared, own, pseudo, fixed)
+    count, step = len(information.entries), 2 * (time.perf_counter() - began)
+    watch = watch or (lambda *_: None)
+    watch(0, count, count * step)
+    began = time.perf_counter()
+
+    def tell(done: int, of: int) -> None:
+        watch(done, of, (of - done) * (time.perf_counter() - began) / done)
+
+    return _errors(information, own, allowed, tell)[shared.places]
+
+
+def refuse_errors(parameters: NetworkParameters, allowed: int) -> None:
+    """Raise BudgetError where the matrix of all parameters that may be above 0 takes more than `allowed` bytes."""
+    # Parameters that become 0 make it smaller.
+    shared = np.unique(_places(parameters), return_index=True)[1]
+    starts, free = parameters.distributions, np.zeros(parameters.size, dtype=np.int64)
+    free[shared] = (parameters.support & ~parameters.is_fixed)[shared]
+    _refuse(int(np.maximum(np.add.reduceat(free, starts) - 1, 0).sum()), allowed)
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedParameters:
+    """Parameters of a network, those that tied variables have in common once, as what has expected counts."""
+
+    parameters: NetworkParameters
+    observations: Observations
+
+    @cached_property
+    def places(self) -> Integers:
+        """Which of these parameters each parameter of the network is."""
+        return _places(self.parameters)
+
+    @cached_property
+    def distributions(self) -> Integers:
+        """Where each distribution begins."""
+        return np.unique(self.places[self.parameters.distributions])
+
+    def expect(self, values: Floats) -> Expectation:
+        """Return the expected counts of all parameters."""
+        every = values[self.places]
+        found = self.observations.expect(self.parameters.tables(every))
+        return Expectation(self.summed(self.parameters.counts(found.counts, every)), found.log_likelihood)
+
+    def summed(self, counts: Floats) -> Floats:
+        """Return counts of the parameters of the network, those that are the same one added up."""
+        sums: Floats = np.bincount(self.places, counts).astype(np.float64)
+        return sums
+
+
+def _places(parameters: NetworkParameters) -> Integers:
+    first = np.arange(parameters.size)
+    for one, *others in parameters.tied:
+        for other in others:
+            first[parameters.blocks[other].span] = np.arange(parameters.size)[parameters.blocks[one].span]
+    places: Integers = np.unique(first, return_inverse=True)[1]
+    return places
+
+
+def _of_complete_rows(counted: Counted, values: Floats, pseudo_counts: Floats, fixed: npt.NDArray[np.bool_]) -> Floats:
+    """Return standard errors where the information has a block for each distribution: diag(a) + b, a = count / p^2."""
+    counts = counted.expect(values).counts + pseudo_counts
+    positive = values > 0
+    known = positive & (counts > 0)
+    inverse = np.where(known, values**2 / np.where(known, counts, 1.0), np.where(positive, np.inf, 0.0))
+    starts = counted.distributions
+    sums = np.repeat(np.add.reduceat(inverse, starts), np.diff(starts, append=len(values)))
+    shares = np.divide(inverse, sums, out=np.zeros_like(sums), where=(sums > 0) & np.isfinite(sums))
+    # Sherman and Morrison: 1/a - (1/a)^2 / sum(1/a). A probability of 1 is certain.
+    finite = np.where(np.isfinite(sums), inverse * (1.0 - shares), np.inf)
+    alone = np.repeat(np.add.reduceat(positive.astype(np.int64), starts), np.diff(starts, append=len(values))) == 1
+    errors: Floats = np.sqrt(np.where(fixed | ~positive | alone, 0.0, np.maximum(finite, 0.0)))
+    return errors
+
+
+def _refuse(count: int, allowed: int) -> None:
     # The matrix, its inverse, and the work of both.
     needed = 4 * 8 * count * count
-    if allowed is not None and needed > allowed:
+    if needed > allowed:
         raise BudgetError(
             f"standard errors of {count:,} free parameters take {approximate(needed)}, allowed are "
             f"{approximate(allowed)}: fix variables that are known, give more memory, or leave the errors out"
         )
+
+
+def _errors(
+    information: ObservedInformation, values: Floats, allowed: int | None, watch: Callable[[int, int], None] | None
+) -> Floats:
+    count = len(information.entries)
+    if allowed is not None:
+        _refuse(count, allowed)
     matrix = np.zeros((count, count))
     for number in range(count):
         direction = np.zeros(count)
@@ -105,27 +235,23 @@ def standard_errors(
     variances, covariance = _inverse((matrix + matrix.T) / 2, information.scale)
     errors = np.zeros(len(values))
     errors[information.entries] = np.sqrt(variances)
-    for reference in np.unique(information.references):
-        here = np.flatnonzero(information.references == reference)
+    order = np.argsort(information.references, kind="stable")
+    references, starts = np.unique(information.references[order], return_index=True)
+    for reference, here in zip(references.tolist(), np.split(order, starts[1:]), strict=False):
         unknown = np.isinf(variances[here]).any()
         errors[reference] = np.inf if unknown else np.sqrt(max(0.0, covariance[np.ix_(here, here)].sum()))
     return errors
 
 
-def _parameters(
-    network: Network, values: Floats, fixed: npt.NDArray[np.bool_] | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    entries, references, place = [], [], 0
-    for factor in network.factors:
-        states = factor.table.shape[-1]
-        for first in range(place, place + factor.table.size, states):
-            row = np.arange(first, first + states)
-            some = row[(values[row] > 0) & (True if fixed is None else ~fixed[row])]
-            if len(some) > 1:
-                largest = some[np.argmax(values[some])]
-                entries.append(some[some != largest])
-                references.append(np.full(len(some) - 1, largest))
-        place += factor.table.size
+def _parameters(starts: Integers, values: Floats, fixed: npt.NDArray[np.bool_] | None) -> tuple[Integers, Integers]:
+    entries, references = [], []
+    for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=False):
+        row = np.arange(first, end)
+        some = row[(values[row] > 0) & (True if fixed is None else ~fixed[row])]
+        if len(some) > 1:
+            largest = some[np.argmax(values[some])]
+            entries.append(some[some != largest])
+            references.append(np.full(len(some) - 1, largest))
     none = np.zeros(0, dtype=np.int64)
     return np.concatenate([none, *entries]), np.concatenate([none, *references])
 

@@ -5,32 +5,36 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from junctor.engine.engine import Engine
 from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.read import digest_of
 from junctor.formats import read_network
+from junctor.learning.check import check_holdout, row_logs
 from junctor.learning.checkpoint import Checkpoint, LearnState, Restart
 from junctor.learning.choices import Acceleration, Impossible, Start
 from junctor.learning.em import Fit, FitOptions, FitState, Iteration, fit
+from junctor.learning.errors import parameter_errors, refuse_errors
 from junctor.learning.expectation import Expectation, Floats
+from junctor.learning.learned import HoldoutResult, Learned, LearnedCells
 from junctor.learning.observations import Observations
+from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
 from junctor.learning.priors import STRENGTH, pseudo_counts
+from junctor.learning.report.page import write_fit_page
 from junctor.learning.rows import HeldOut, RowOptions, RowReading, open_rows, read_rows, with_new_states
-from junctor.model.answers import OK
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Query, one_of
-from junctor.runtime.machine import compute_options
-from junctor.runtime.progress import Progress
+from junctor.model.query import one_of
+from junctor.runtime.machine import allowed_memory, compute_options
+from junctor.runtime.progress import Progress, Silence
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # Share of a distribution that its zeros get where impossible rows are smoothed.
@@ -82,69 +86,19 @@ class LearnOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldoutResult:
-    """Likelihood of the rows that were held out.
+class Extras:
+    """What is found out besides the fitted network; the fit does not depend on it.
 
-    rows: with a probability; impossible: without one, under the fitted network.
-    weight: of the former.
-    log_likelihood: of the former, the sum of weight * log P(evidence).
+    errors: whether standard errors of all parameters are.
+    page: path of a page on the fit, None for none.
+    facts: further lines of the page, such as paths.
+    watch: told of standard errors as by `parameter_errors`.
     """
 
-    rows: int
-    impossible: int
-    weight: float
-    log_likelihood: float
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Learned:
-    """What was learned.
-
-    network: the fitted one.
-    trace: iterations from the best start, the start included.
-    restarts: what came of each start.
-    converged, reason: whether and why the best fit ended.
-    rows: of each status: `ok` took part, the others did not.
-    weight: sum of the weights of the rows that took part.
-    latent: names of variables that no row observes.
-    reasons: row -> why it is invalid, of the first ones.
-    holdout: None where nothing was held out.
-    """
-
-    network: Network
-    trace: tuple[Iteration, ...]
-    restarts: tuple[Restart, ...]
-    converged: bool
-    reason: str
-    rows: dict[str, int]
-    weight: float
-    latent: tuple[str, ...]
-    reasons: dict[int, str]
-    holdout: HoldoutResult | None
-
-    @property
-    def log_likelihood(self) -> float:
-        """Of the rows that took part, under the fitted network."""
-        return self.trace[-1].log_likelihood
-
-    def to_record(self) -> dict[str, Any]:
-        """Return all but the network, for JSON."""
-        trace = [asdict(iteration) for iteration in self.trace]
-        # JSON has no infinity.
-        trace[0]["change"] = None
-        return {
-            "log_likelihood": self.log_likelihood,
-            "log_posterior": self.trace[-1].log_posterior,
-            "iterations": self.trace[-1].number,
-            "converged": self.converged,
-            "reason": self.reason,
-            "rows": self.rows,
-            "weight": self.weight,
-            "latent": list(self.latent),
-            "holdout": None if self.holdout is None else asdict(self.holdout),
-            "restarts": [asdict(each) for each in self.restarts],
-            "trace": trace,
-        }
+    errors: bool = False
+    page: AnyPath | str | os.PathLike[str] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    watch: Callable[[int, int, float], None] | None = None
 
 
 def learn(
@@ -172,6 +126,8 @@ def learn(
     memory: int | str | None = None,
     threads: int | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
+    errors: bool = False,
+    report: str | os.PathLike[str] | RemotePath | None = None,
 ) -> Learned:
     """Fit the tables of a Bayesian network to rows of evidence with gaps, by expectation maximisation.
 
@@ -193,8 +149,11 @@ def learn(
     case_id, ignore_extra, strict, missing, mapping, memory, threads: as for `junctor.posteriors`; invalid rows are left
         out.
     watch: told of each iteration, with the number of its start.
+    errors: whether `parameters` of the result has standard errors (two E-steps a parameter, unless rows are complete).
+    report: path of a page on the fit, HTML.
 
-    Raises ModelError, EvidenceError and InputError. What is returned does not depend on threads.
+    Raises ModelError, EvidenceError and InputError, and BudgetError for standard errors of too many parameters. What is
+    returned does not depend on threads.
     """
     options = LearnOptions(
         prior,
@@ -210,7 +169,9 @@ def learn(
     )
     rows = RowOptions(weight, case_id, ignore_extra, strict, _several(missing), mapping)
     network = network if isinstance(network, Network) else read_network(network)
-    return learn_rows(network, table, options, rows, compute_options(memory, threads, "cpu"), watch)
+    return learn_rows(
+        network, table, options, rows, compute_options(memory, threads, "cpu"), watch, extras=Extras(errors, report)
+    )
 
 
 def learn_rows(
@@ -222,6 +183,7 @@ def learn_rows(
     watch: Callable[[int, Iteration], None] | None = None,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
+    extras: Extras | None = None,
 ) -> Learned:
     """Fit a network; errors as of `learn`.
 
@@ -233,7 +195,9 @@ def learn_rows(
     watch: told of each iteration, with the number of its start.
     progress: told of the rows while they are read.
     checkpoint: where the state is kept after each iteration, and taken from.
+    extras: what is found out besides.
     """
+    extras, progress = extras or Extras(), progress or Silence()
     fixed = named_variables(network, options.fix, "--fix")
     # Before rows are read: what cannot be fitted needs no minutes to be seen.
     parameters = NetworkParameters(network, fixed, tied_variables(network, options.tie))
@@ -241,10 +205,13 @@ def learn_rows(
         network = with_new_states(network, open_rows(table, network, rows), fixed)
         parameters = replace(parameters, network=network)
     parameters = _smoothed(parameters, options)
-    network, pseudo = parameters.network, pseudo_counts(options.prior, parameters)
+    given, network, pseudo = network, parameters.network, pseudo_counts(options.prior, parameters)
     source = open_rows(table, network, rows)
     observations, reading = read_rows(source, network, compute, options.holdout, options.seed, progress)
     _refuse(observations, reading, options)
+    allowed = allowed_memory(compute)
+    if extras.errors and observations.components:
+        refuse_errors(parameters, allowed)
     latent = tuple(v.name for i, v in enumerate(network.public) if i not in source.columns)
     if latent and options.start == "uniform":
         logger.warning("EM cannot tell the states of %s apart from a uniform start: use --start random", latent[0])
@@ -253,13 +220,18 @@ def learn_rows(
     if is_complete:
         # Counts do not depend on the parameters.
         options = replace(options, restarts=1, fit=replace(options.fit, max_iterations=1))
+    progress.stage("fitting")
     best, restarts = _best(model, options, watch, checkpoint)
     if is_complete:
         best = replace(best, converged=True, reason="complete rows take one step")
     fitted = parameters.network_of(best.parameters)
     held_out = sum(each.batch.rows for each in reading.held_out)
     skipped = {"impossible": len(observations.impossible), "invalid": reading.invalid, "held_out": held_out}
-    return Learned(
+    cells = {
+        v.name: LearnedCells(reading.observed[i], reading.soft[i], reading.read - reading.observed[i] - reading.soft[i])
+        for i, v in enumerate(network.public)
+    }
+    learned = Learned(
         fitted,
         best.trace,
         restarts,
@@ -270,7 +242,31 @@ def learn_rows(
         latent,
         reading.reasons,
         _holdout(fitted, reading.held_out, compute) if options.holdout else None,
+        cells,
     )
+    if extras.errors or extras.page is not None:
+        progress.stage("standard errors" if extras.errors else "expected counts")
+        learned = replace(learned, parameters=_table(model, given, best.parameters, extras, allowed))
+    if extras.page is not None:
+        check = check_holdout(given, fitted, reading.held_out, compute, options.seed, progress) if held_out else None
+        learned = replace(learned, check=check)
+        settings = asdict(options)
+        loop = settings.pop("fit")
+        facts = {**extras.facts, **settings, **loop}
+        write_fit_page(learned, options.fit.tolerance, facts, location(extras.page))
+    return learned
+
+
+def _table(model: NetworkFit, given: Network, values: Floats, extras: Extras, allowed: int) -> pa.Table:
+    """Return the table of the parameters, with their errors where they are asked for."""
+    parameters, observations = model.parameters, model.observations
+    # Tied variables have tables of their own before.
+    before = replace(parameters, network=given, tied=()).values
+    counts = parameters.counts(observations.expect(parameters.tables(values)).counts, values)
+    errors = None
+    if extras.errors:
+        errors = parameter_errors(parameters, observations, values, model.pseudo, allowed, extras.watch)
+    return parameter_table(parameters, before, values, counts, errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,7 +380,8 @@ def _best(
         begin = start_parameters(model.parameters, options.start, options.seed, number) if start is None else start
         found = fit(model, begin, options.fit, tell, keep)
         last = found.trace[-1]
-        restarts.append(Restart(last.number, last.log_likelihood, last.log_posterior, found.converged))
+        objective = tuple(each.log_posterior for each in found.trace)
+        restarts.append(Restart(last.number, last.log_likelihood, last.log_posterior, found.converged, objective))
         if best is None or found.log_posterior > best.log_posterior:
             best = found
     assert best is not None
@@ -421,21 +418,13 @@ def _refuse(observations: Observations, reading: RowReading, options: LearnOptio
 
 
 def _holdout(network: Network, held_out: Sequence[HeldOut], compute: ComputeOptions) -> HoldoutResult:
-    rows = impossible = 0
-    weights, terms = [0.0], [0.0]
-    # Any target will do: the answers bring log P(evidence).
-    target = min(network.public, key=lambda variable: variable.cardinality).name
-    engine = Engine(
-        network, Query("posteriors", (target,)), compute, expected_rows=sum(each.batch.rows for each in held_out)
+    logs = row_logs(network, held_out, compute)
+    weights = np.concatenate([np.zeros(0), *(each.weights for each in held_out)])
+    possible, impossible = (weights > 0) & np.isfinite(logs), (weights > 0) & ~np.isfinite(logs)
+    terms = (weights[possible] * logs[possible]).tolist()
+    return HoldoutResult(
+        int(possible.sum()), int(impossible.sum()), math.fsum(weights[possible].tolist()), math.fsum(terms)
     )
-    for each in held_out:
-        answers = engine.answer(each.batch, explain=False)
-        possible = (answers.status == OK) & (each.weights > 0)
-        rows += int(possible.sum())
-        impossible += int(((answers.status != OK) & (each.weights > 0)).sum())
-        weights += each.weights[possible].tolist()
-        terms += (each.weights[possible] * answers.log_value[possible]).tolist()
-    return HoldoutResult(rows, impossible, math.fsum(weights), math.fsum(terms))
 
 
 def _several(names: Sequence[str]) -> tuple[str, ...]:

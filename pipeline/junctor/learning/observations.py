@@ -70,6 +70,14 @@ class Observations:
         return int(self._store.counts[split.COMPONENTS])
 
     @cached_property
+    def distributions(self) -> npt.NDArray[np.int64]:
+        """Where each distribution begins among the entries of all tables, int64."""
+        states = [factor.table.shape[-1] for factor in self.network.factors]
+        counts = [factor.table.size // factor.table.shape[-1] for factor in self.network.factors]
+        lengths = np.repeat(np.array(states, dtype=np.int64), counts)
+        return np.cumsum(lengths) - lengths
+
+    @cached_property
     def _propagation(self) -> _Propagation:
         return _Propagation(links_of(self.network), self._store, CHUNKS, self._options)
 

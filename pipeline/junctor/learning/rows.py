@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,10 +71,15 @@ class RowReading:
     reasons: row -> why it is invalid, of the first ones.
     held_out: rows that are kept for a check.
     is_complete: whether the others observe every variable of the file, as a state.
+    read: rows with a weight that are neither invalid nor held out; impossible ones are among them.
+    observed, soft: variable -> cells of these rows with a state, with a likelihood; those that have any.
     """
 
     rows: int = 0
     invalid: int = 0
+    read: int = 0
+    observed: Counter[int] = field(default_factory=Counter)
+    soft: Counter[int] = field(default_factory=Counter)
     reasons: dict[int, str] = field(default_factory=dict)
     held_out: list[HeldOut] = field(default_factory=list)
     is_complete: bool = True
@@ -190,9 +195,13 @@ def _note(reading: RowReading, partition: EncodedPartition, weights: Floats, var
         if len(reading.reasons) < MOST_REASONS:
             reading.reasons[partition.first_row + row] = reason
     counted = weights > 0
+    here = int(counted.sum())
+    states = {v: int((column[counted] != UNOBSERVED).sum()) for v, column in batch.states.items()}
+    reading.read += here
+    reading.observed.update(states)
+    reading.soft.update({v: int(counted[soft.rows].sum()) for v, soft in batch.likelihoods.items()})
     is_full = len(batch.states) == variables and not batch.likelihoods
-    is_full = is_full and not any((states[counted] == UNOBSERVED).any() for states in batch.states.values())
-    reading.is_complete &= is_full
+    reading.is_complete &= is_full and all(cells == here for cells in states.values())
 
 
 def _weights(partition: EncodedPartition) -> Floats:
@@ -214,12 +223,13 @@ def _is_held_out(rows: npt.NDArray[np.int64], share: float, seed: int) -> npt.ND
     """Return which rows are held out, by SplitMix64 [Steele, Lea and Flood 2014] of their number and the seed."""
     if not share:
         return np.zeros(len(rows), dtype=np.bool_)
-    start = _mixed(np.array([seed & int(_WORD)], dtype=np.uint64))
-    chosen: npt.NDArray[np.bool_] = _mixed(rows.astype(np.uint64) ^ start) < np.uint64(share * 2.0**64)
+    start = mixed(np.array([seed & int(_WORD)], dtype=np.uint64))
+    chosen: npt.NDArray[np.bool_] = mixed(rows.astype(np.uint64) ^ start) < np.uint64(share * 2.0**64)
     return chosen
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each number, the finaliser of SplitMix64."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -32,7 +32,7 @@ MOST_STATES, MOST_LETTERS = 10, 16
 LOG_BINS = 40
 BLUE, ORANGE, GREY, DARK = "#0072B2", "#D55E00", "#8a8a8a", "#1a1a1a"
 
-_SETTINGS = {
+SETTINGS = {
     # Text stays text: small files, and readers find it.
     "svg.fonttype": "none",
     # Ids of clips must not differ from one making to the next.
@@ -65,12 +65,14 @@ class Group:
     labels: of the lines.
     values: float64 [lines] or [lines, BINS], of what is drawn.
     marks: float64 [lines], a second value of each line; None for none.
+    errors: float64 [lines], standard errors of the values; None for none.
     """
 
     title: str
     labels: Sequence[str]
     values: npt.NDArray[np.float64]
     marks: npt.NDArray[np.float64] | None = None
+    errors: npt.NDArray[np.float64] | None = None
 
 
 def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
@@ -79,7 +81,7 @@ def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
     spreads: name and counts of each run, not empty; the first is filled.
     label: of the axis.
     """
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, 2.3))
         axes = figure.add_axes((0.17, 0.2, 0.8, 0.76))
         ends = [edge for _, spread in spreads for key in spread.counts for edge in edges_of(key)]
@@ -92,11 +94,11 @@ def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
             axes.stairs(shares, edges, fill=filled, color=colour, linewidth=1.4, label=name)
         axes.set_xlabel(label)
         axes.set_ylabel("share of rows")
-        axes.yaxis.set_major_formatter(_percent)
+        axes.yaxis.set_major_formatter(percent)
         axes.set_ylim(bottom=0)
         if len(spreads) > 1:
             axes.legend(frameon=False, loc="upper left")
-        return _svg(figure, f"{label}: how rows are spread")
+        return svg(figure, f"{label}: how rows are spread")
 
 
 def rebinned(spread: Spread, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -122,9 +124,9 @@ def columns(groups: Sequence[Group]) -> list[str]:
                 group.marks, lines, linestyle="none", marker="|", markersize=11, markeredgewidth=2.2, color=ORANGE
             )
         for line, value in zip(lines, group.values, strict=True):
-            _beside(axes, line, value)
+            beside(axes, line, value)
 
-    return [_lines(part, draw, "share of the observed cells", "States seen and expected") for part in _pages(groups)]
+    return [in_lines(part, draw, "share of the observed cells", "States seen and expected") for part in pages(groups)]
 
 
 def posteriors(groups: Sequence[Group], label: str) -> list[str]:
@@ -144,9 +146,9 @@ def posteriors(groups: Sequence[Group], label: str) -> list[str]:
         axes.pcolormesh(edges, sides, np.ma.masked_equal(shares, 0), cmap=_BLUES, vmin=0, vmax=1, linewidth=0)
         if group.marks is not None:
             for line, value in zip(lines, group.marks, strict=True):
-                _beside(axes, line, value)
+                beside(axes, line, value)
 
-    return [_lines(part, draw, label, "Posteriors of targets") for part in _pages(groups)]
+    return [in_lines(part, draw, label, "Posteriors of targets") for part in pages(groups)]
 
 
 def _blues() -> Any:
@@ -159,7 +161,7 @@ def _blues() -> Any:
 _BLUES = _blues()
 
 
-def _pages(groups: Sequence[Group]) -> Iterator[list[Group]]:
+def pages(groups: Sequence[Group]) -> Iterator[list[Group]]:
     """Yield groups that share a picture; pictures have about as many lines each."""
     sizes = [1 + len(group.labels) for group in groups]
     count = -(-sum(sizes) // MOST_LINES)
@@ -170,7 +172,7 @@ def _pages(groups: Sequence[Group]) -> Iterator[list[Group]]:
         yield [group for _, group in members]
 
 
-def _lines(groups: Sequence[Group], draw: Any, label: str, title: str) -> str:
+def in_lines(groups: Sequence[Group], draw: Any, label: str, title: str) -> str:
     """Return a picture with a line for each label, a title above each group.
 
     draw: draws a group, given axes and the places of its lines.
@@ -180,7 +182,7 @@ def _lines(groups: Sequence[Group], draw: Any, label: str, title: str) -> str:
     # Half a line between groups.
     count = sum(1.5 + len(group.labels) for group in groups)
     height = LINE * count + MARGIN
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, height))
         axes = figure.add_axes((0.30, 0.48 / height, 0.58, LINE * count / height))
         ticks: list[float] = []
@@ -199,16 +201,18 @@ def _lines(groups: Sequence[Group], draw: Any, label: str, title: str) -> str:
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
-        axes.xaxis.set_major_formatter(_percent)
+        axes.xaxis.set_major_formatter(percent)
         axes.set_xlabel(label)
         axes.grid(axis="x", color="#e3e3e3", linewidth=0.5)
         axes.set_axisbelow(True)
-        return _svg(figure, title)
+        return svg(figure, title)
 
 
-def _beside(axes: Axes, line: float, value: float) -> None:
+def beside(axes: Axes, line: float, value: float) -> None:
     """Write a share at the right of a line, digits below digits."""
     text = f"{100 * value:.1f} %" if value >= 0.0005 or value == 0 else "<0.1 %"
+    # There is no room for another decimal beside a full bar.
+    text = "100 %" if text == "100.0 %" else text
     axes.text(1.2, line, text, va="center", ha="right", fontsize=8.5, clip_on=False)
 
 
@@ -218,11 +222,13 @@ def short(name: str, letters: int = MOST_LETTERS) -> str:
     return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
-def _percent(value: float, _position: float | None = None) -> str:
+def percent(value: float, _position: float | None = None) -> str:
+    """Return a share as the label of a tick."""
     return f"{100 * value:.3g} %"
 
 
-def _svg(figure: Figure, title: str) -> str:
+def svg(figure: Figure, title: str) -> str:
+    """Return a figure as SVG; the title is for readers that do not see it."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=_NO_METADATA, transparent=True)
     text = file.getvalue()

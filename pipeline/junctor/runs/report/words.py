@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
@@ -23,24 +23,25 @@ FEW_COLUMNS, PICTURED_COLUMNS, SHOWN = 6, 12, 12
 Table = npt.NDArray[np.float64]
 
 
-def write(template: str, title: str, page: object, path: AnyPath) -> None:
+def write(template: str, title: str, page: object, path: AnyPath, package: str = __package__) -> None:
     """Write a page, whole or not at all.
 
     template: name of its file.
     title: of the page.
     page: whose properties the template places.
     path: of the file.
+    package: where the template lies; those of this one may be parts of it.
     """
     # Everything is escaped: names of states and reasons are data of others.
     environment = Environment(
-        loader=PackageLoader("junctor.runs.report", ""),
+        loader=ChoiceLoader([PackageLoader(name, "") for name in dict.fromkeys((package, __package__))]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"count": count, "share": share, "number": number, "seconds": seconds}
-    style = (files("junctor.runs.report") / "style.css").read_text()
+    style = (files(__package__) / "style.css").read_text()
     text = environment.get_template(template).render(page=page, title=title, style=style, version=version("junctor"))
     with aside(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")

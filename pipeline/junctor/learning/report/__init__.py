@@ -1,0 +1,1 @@
+"""The page of a fit: one HTML file that needs no network."""
