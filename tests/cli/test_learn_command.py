@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from helpers.stores import Bucket
 from junctor import generate
 from junctor.learning import checkpoint
 from junctor.learning.learn import learn
@@ -263,3 +266,51 @@ def test_counts_that_are_refused(rows: str, tmp_path: Path) -> None:
     done = junctor_cli("counts", ASIA, str(bad), "-o", str(tmp_path / "counts.csv"), "--json")
     assert done.exit_code == 4
     assert json.loads(done.stdout)["rows"] == {"ok": 0, "impossible": 0, "invalid": 1}
+
+
+@pytest.mark.usefixtures("often")
+def test_files_may_lie_in_a_store(rows: str, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fitted(rows, tmp_path / "whole.bif", *RANDOM).exit_code == 0
+    out = bucket.url("fits/fitted.bif")
+    call = ("learn", ASIA, rows, "-o", out, *COLUMNS, *RANDOM)
+    with monkeypatch.context() as patched:
+        interrupt(patched, 6)
+        assert junctor_cli(*call).exit_code == 130
+    assert bucket.names() == ["fits/fitted.bif.checkpoint"]
+    done = junctor_cli(*call)
+    assert done.exit_code == 0, done.output
+    assert bucket.get("fits/fitted.bif") == (tmp_path / "whole.bif").read_bytes()
+    assert bucket.names() == ["fits/fitted.bif"]
+    counts = bucket.url("fits/counts.parquet")
+    assert junctor_cli("counts", ASIA, rows, "-o", counts, *COLUMNS).exit_code == 0
+    again = junctor_cli("learn", ASIA, rows, "-o", out, *COLUMNS, "--prior", f"dirichlet:{counts}")
+    assert again.exit_code == 0, again.output
+
+
+def test_rows_from_standard_input(rows: str, tmp_path: Path) -> None:
+    done = fitted(rows, tmp_path / "file.bif", "--new-states")
+    assert done.exit_code == 0, done.output
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "learn", ASIA, "-"]
+    with Path(rows).open("rb") as file:
+        piped = subprocess.run(
+            [*command, "-o", str(tmp_path / "pipe.bif"), "--new-states", *COLUMNS], stdin=file, capture_output=True
+        )
+    assert piped.returncode == 0, piped.stderr
+    assert (tmp_path / "pipe.bif").read_bytes() == (tmp_path / "file.bif").read_bytes()
+
+
+def test_threads_change_nothing(rows: str, tmp_path: Path) -> None:
+    for threads in ("1", "3"):
+        done = fitted(rows, tmp_path / f"{threads}.bif", *RANDOM, "--threads", threads)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "1.bif").read_bytes() == (tmp_path / "3.bif").read_bytes()
+
+
+def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:
+    file = tmp_path / "rows.evid"
+    file.write_text("2\n1 0 1\n2 1 0 2 0\n")
+    done = junctor_cli("learn", ASIA, str(file), "-o", str(tmp_path / "f.bif"))
+    assert done.exit_code == 0, done.output
+    refused = junctor_cli("learn", ASIA, str(file), "-o", str(tmp_path / "f.bif"), "--new-states")
+    assert refused.exit_code == 3
+    assert "UAI evidence names no states" in refused.stderr
