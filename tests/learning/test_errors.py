@@ -7,12 +7,20 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.noisy_max import noisy_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
-from junctor.learning.errors import standard_errors
+from junctor.learning.errors import (
+    ObservedInformation,
+    SharedParameters,
+    parameter_errors,
+    refuse_errors,
+    standard_errors,
+)
 from junctor.learning.observations import Observations, observe, values_of
+from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 
@@ -136,3 +144,109 @@ def test_too_many_parameters_are_refused() -> None:
     network = generate.random_network(4, seed=1)
     with pytest.raises(BudgetError, match="free parameters take"):
         standard_errors(observe(network, []), values_of(network), allowed=100)
+
+
+def check_information(parameters: NetworkParameters, found: Observations, seed: int) -> None:
+    """Compare d' I d with the second difference of the log-likelihood along random directions d."""
+    shared = SharedParameters(parameters, found)
+    first = np.unique(shared.places, return_index=True)[1]
+    values, fixed = parameters.values[first], parameters.is_fixed[first]
+    information = ObservedInformation(shared, values, fixed=fixed)
+    rng = np.random.default_rng(seed)
+    for _ in range(5):
+        direction = rng.normal(size=len(information.entries)) * values[information.entries]
+        moves = np.zeros(len(values))
+        moves[information.entries] = direction
+        moves -= np.bincount(information.references, direction, len(values))
+        step = 1e-3 * (values[moves != 0] / np.abs(moves[moves != 0])).min()
+        here, ahead, behind = (shared.expect(values + sign * step * moves).log_likelihood for sign in (0, 1, -1))
+        expected = (2 * here - ahead - behind) / step**2
+        assert float(direction @ information.times(direction)) == pytest.approx(expected, rel=2e-3, abs=1e-3 / step)
+
+
+def test_information_of_noisy_nodes_is_the_curvature_of_the_likelihood() -> None:
+    network = noisy_network(True, seed=3)
+    parameters = NetworkParameters(network, fixed=frozenset([network.index["p0"]]))
+    check_information(parameters, observe(network, [gaps_in_public(network, 300, 0.2)]), 1)
+
+
+def gaps_in_public(network: Network, rows: int, missing: float) -> EvidenceBatch:
+    """Return evidence that observes the variables of a file only, its states drawn evenly."""
+    rng = np.random.default_rng(5)
+    states = {v: rng.integers(each.cardinality, size=rows) for v, each in enumerate(network.public)}
+    return EvidenceBatch(
+        rows, {v: np.where(rng.random(rows) < missing, -1, column).astype(np.int32) for v, column in states.items()}
+    )
+
+
+def tied(seed: int) -> tuple[NetworkParameters, tuple[int, int]]:
+    network = generate.random_network(5, states=2, seed=seed)
+    sizes = [factor.table.shape for factor in network.factors]
+    pair = next((a, b) for a in range(5) for b in range(a + 1, 5) if sizes[a] == sizes[b])
+    parameters = NetworkParameters(network, tied=(pair,))
+    return NetworkParameters(parameters.network_of(parameters.values), tied=(pair,)), pair
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_information_of_ties_is_the_curvature_of_the_likelihood(seed: int) -> None:
+    parameters, _ = tied(seed)
+    network = parameters.network
+    check_information(parameters, observe(network, [gaps(network, 300, 0.3, seed)]), seed)
+
+
+def test_ties_share_their_rows() -> None:
+    parameters, (one, other) = tied(4)
+    network = parameters.network
+    found = observe(network, [gaps(network, 2000, 0.0, 1)])
+    nothing = np.zeros(parameters.size)
+    # Where the values are the shares of the counts, the variance is that of a share.
+    counts = parameters.pooled(parameters.counts(found.expect(parameters.values).counts, parameters.values))
+    starts, lengths = parameters.distributions, parameters.lengths
+    sums = np.repeat(np.add.reduceat(counts, starts), lengths)
+    seen = sums > 0
+    values = np.where(seen, counts / np.where(seen, sums, 1.0), parameters.values)
+    with np.errstate(divide="ignore"):
+        expected = np.sqrt(values * (1 - values) / sums)
+    found_errors = parameter_errors(parameters, found, values, nothing)
+    np.testing.assert_allclose(found_errors, expected, rtol=1e-9)
+    spans = [parameters.blocks[v].span for v in (one, other)]
+    np.testing.assert_array_equal(found_errors[spans[0]], found_errors[spans[1]])
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.5, 3.0]))
+@settings(max_examples=10)
+def test_complete_rows_need_no_derivatives(seed: int, prior: float) -> None:
+    network = generate.random_network(4, states=3, seed=seed)
+    parameters = NetworkParameters(network, fixed=frozenset([1]))
+    found = observe(network, [gaps(network, 200, 0.0, seed)])
+    pseudo = np.where(parameters.is_fixed, 0.0, prior)
+    quick = parameter_errors(parameters, found, parameters.values, pseudo)
+    slow = standard_errors(found, parameters.values, pseudo, parameters.is_fixed)
+    np.testing.assert_allclose(quick, slow, rtol=1e-6)
+
+
+def test_errors_of_parameters_are_those_of_entries_and_tell_how_long_they_take() -> None:
+    network = generate.random_network(4, states=2, seed=5)
+    parameters = NetworkParameters(network)
+    found = observe(network, [gaps(network, 500, 0.3, 1)])
+    told: list[tuple[int, int, float]] = []
+    quick = parameter_errors(
+        parameters, found, parameters.values, np.zeros(parameters.size), watch=lambda *at: told.append(at)
+    )
+    np.testing.assert_array_equal(quick, standard_errors(found, parameters.values))
+    free = len(ObservedInformation(found, parameters.values).entries)
+    assert [done for done, _, _ in told] == list(range(free + 1))
+    assert {of for _, of, _ in told} == {free}
+    assert told[0][2] > 0
+    assert told[-1][2] == 0
+
+
+def test_errors_that_take_too_much_are_refused_before_the_fit() -> None:
+    parameters, _ = tied(1)
+    shared = SharedParameters(parameters, observe(parameters.network, []))
+    first = np.unique(shared.places, return_index=True)[1]
+    free = len(ObservedInformation(shared, parameters.values[first]).entries)
+    needed = 4 * 8 * free**2
+    refuse_errors(parameters, needed)
+    with pytest.raises(BudgetError, match=f"errors of {free} free parameters"):
+        refuse_errors(parameters, needed - 1)

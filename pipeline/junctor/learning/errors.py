@@ -126,7 +126,7 @@ def parameter_errors(
     watch: told before the first parameter and after each: how many are done, of how many, and a forecast of the
         seconds left.
     """
-    shared = _SharedParameters(parameters, observations)
+    shared = SharedParameters(parameters, observations)
     first = np.unique(shared.places, return_index=True)[1]
     own, pseudo, fixed = values[first], shared.summed(pseudo_counts), parameters.is_fixed[first]
     if not observations.components:
@@ -155,7 +155,7 @@ def refuse_errors(parameters: NetworkParameters, allowed: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _SharedParameters:
+class SharedParameters:
     """Parameters of a network, those that tied variables have in common once, as what has expected counts."""
 
     parameters: NetworkParameters
@@ -193,7 +193,10 @@ def _places(parameters: NetworkParameters) -> Integers:
 
 
 def _of_complete_rows(counted: Counted, values: Floats, pseudo_counts: Floats, fixed: npt.NDArray[np.bool_]) -> Floats:
-    """Return standard errors where the information has a block for each distribution: diag(a) + b, a = count / p^2."""
+    """Return standard errors where the information has a block for each distribution: diag(a) + b, a = count / p^2.
+
+    Distributions with a count of 0 that is of no zero have errors of inf.
+    """
     counts = counted.expect(values).counts + pseudo_counts
     positive = values > 0
     known = positive & (counts > 0)

@@ -39,10 +39,12 @@ def parameter_table(
     `before`, `after`, `count` and `error`. A contribution has one parent. Chains of fixed noisy nodes are left out.
     """
     network, pieces = parameters.network, [PARAMETERS_SCHEMA.empty_table()]
-    for block, factor in zip(parameters.blocks, network.factors, strict=True):
-        scope = factor.scope[len(factor.scope) - len(block.shape) :]
-        if any(parent >= len(network.public) for parent in scope[:-1]):
+    # Contributions to a noisy node are apart among the factors.
+    blocks = sorted(zip(parameters.blocks, network.factors, strict=True), key=lambda pair: pair[0].owner)
+    for block, factor in blocks:
+        if block.is_fixed and max(factor.scope) >= len(network.public):
             continue
+        scope = factor.scope[len(factor.scope) - len(block.shape) :]
         own, size = network.variables[block.owner], block.span.stop - block.span.start
         pieces.append(
             pa.Table.from_arrays(

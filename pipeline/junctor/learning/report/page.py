@@ -277,7 +277,9 @@ class FitPage:
         """How much each parameter changed; 2 less where few rows tell of its distribution, so that these come last."""
         rows = np.repeat(self._rows, np.diff(self._distributions, append=self._table.num_rows))
         changes = np.abs(self._columns["after"] - self._columns["before"])
-        return np.where(rows >= FEW_ROWS, changes, changes - 2.0)
+        # Both states of two change alike but for a rounding: they keep their order.
+        ordered: Floats = np.round(np.where(rows >= FEW_ROWS, changes, changes - 2.0), 12)
+        return ordered
 
     @cached_property
     def _rows(self) -> Floats:
