@@ -195,11 +195,11 @@ def _note(reading: RowReading, partition: EncodedPartition, weights: Floats, var
         if len(reading.reasons) < MOST_REASONS:
             reading.reasons[partition.first_row + row] = reason
     counted = weights > 0
-    here = int(counted.sum())
-    states = {v: int((column[counted] != UNOBSERVED).sum()) for v, column in batch.states.items()}
+    here = int(np.count_nonzero(counted))
+    states = {v: int(np.count_nonzero((column != UNOBSERVED) & counted)) for v, column in batch.states.items()}
     reading.read += here
     reading.observed.update(states)
-    reading.soft.update({v: int(counted[soft.rows].sum()) for v, soft in batch.likelihoods.items()})
+    reading.soft.update({v: int(np.count_nonzero(counted[soft.rows])) for v, soft in batch.likelihoods.items()})
     is_full = len(batch.states) == variables and not batch.likelihoods
     reading.is_complete &= is_full and all(cells == here for cells in states.values())
 

@@ -278,7 +278,7 @@ class FitPage:
         rows = np.repeat(self._rows, np.diff(self._distributions, append=self._table.num_rows))
         changes = np.abs(self._columns["after"] - self._columns["before"])
         # Both states of two change alike but for a rounding: they keep their order.
-        ordered: Floats = np.round(np.where(rows >= FEW_ROWS, changes, changes - 2.0), 12)
+        ordered: Floats = np.where(rows >= FEW_ROWS, changes, changes - 2.0).round(12)
         return ordered
 
     @cached_property

@@ -118,7 +118,7 @@ def reliability(before: Sequence[ReliabilityBin], after: Sequence[ReliabilityBin
     """Return what is seen by what is predicted."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, 3.4))
-        axes = figure.add_axes((0.17, 0.14, 0.79, 0.83))
+        axes = figure.add_axes((0.2, 0.14, 0.76, 0.83))
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
         axes.plot(
             [each.predicted for each in before],
@@ -151,4 +151,4 @@ def reliability(before: Sequence[ReliabilityBin], after: Sequence[ReliabilityBin
 
 
 def _scientific(value: float, _position: float | None = None) -> str:
-    return f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:g}".replace("e-0", "e-")
