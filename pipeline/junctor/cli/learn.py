@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_module
 import math
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -156,11 +158,13 @@ def learn(
     checkpoint = Checkpoint(
         target.with_name(f"{target.name}.checkpoint"), identity_of(model, source, options, rows), overwrite
     )
-    lines = _Lines(options.restarts, quiet)
     if checkpoint.state is not None and not quiet:
         say("resumed", f"going on with the fit in {checkpoint.path}")
     try:
-        with progress_display(quiet) as progress:
+        with ExitStack() as reading:
+            progress = reading.enter_context(progress_display(quiet))
+            # Lines would get into a bar: its display ends before the first of them.
+            lines = _Lines(options.restarts, quiet, reading.close)
             found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
@@ -185,14 +189,15 @@ def _share(text: str | None) -> float:
 
 
 class _Lines:
-    """A line for the first iterations of each start, then one every few seconds."""
+    """A line for the first iterations of each start, then one every few seconds; calls `begin` before all of them."""
 
-    def __init__(self, restarts: int, quiet: bool) -> None:
-        self._restarts, self._quiet = restarts, quiet
+    def __init__(self, restarts: int, quiet: bool, begin: Callable[[], None]) -> None:
+        self._restarts, self._quiet, self._begin = restarts, quiet, begin
         self._said = -math.inf
 
     def tell(self, number: int, iteration: Iteration) -> None:
         """Say what an iteration did."""
+        self._begin()
         now = time.monotonic()
         if self._quiet or (iteration.number > 1 and now - self._said < LINE_SECONDS):
             return
