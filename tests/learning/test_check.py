@@ -113,7 +113,12 @@ def test_cells_are_those_of_enumeration(data: Any) -> None:
 def test_a_network_that_the_rows_are_from_is_calibrated() -> None:
     network = generate.random_network(8, states=3, seed=3)
     held_out = [sampled(network, 1500, seed=seed) for seed in (1, 2)]
-    found = check_holdout(other(network), network, held_out, ONE_THREAD)
+    told: list[tuple[int, int, float | None]] = []
+    found = check_holdout(other(network), network, held_out, ONE_THREAD, watch=lambda *at: told.append(at))
+    assert told[0][0] == 0
+    assert told[0][2] is None
+    assert (told[-1][0], told[-1][2]) == (told[-1][1], 0.0)
+    assert told[-1][1] == 2 * 3 * (found.cells + found.other_cells)
     assert found.before is not None
     assert found.after is not None
     assert found.gain > 5 * found.error > 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_module
 import math
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -170,13 +172,15 @@ def learn(
     checkpoint = Checkpoint(
         target.with_name(f"{target.name}.checkpoint"), identity_of(model, source, options, rows), overwrite
     )
-    lines = _Lines(options.restarts, quiet)
     facts = {"network file": network, "evidence": evidence, "fitted network": output}
-    extras = Extras(errors, report, facts, lines.tell_errors)
     if checkpoint.state is not None and not quiet:
         say("resumed", f"going on with the fit in {checkpoint.path}")
     try:
-        with progress_display(quiet) as progress:
+        with ExitStack() as reading:
+            progress = reading.enter_context(progress_display(quiet))
+            # Lines would get into a bar: its display ends before the first of them.
+            lines = _Lines(options.restarts, quiet, reading.close)
+            extras = Extras(errors, report, facts, lines.tell_extra)
             found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint, extras)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
@@ -207,14 +211,15 @@ def _parameters_file(target: AnyPath) -> AnyPath:
 
 
 class _Lines:
-    """A line for the first iterations of each start, then one every few seconds."""
+    """A line for the first iterations of each start, then one every few seconds; calls `begin` before all of them."""
 
-    def __init__(self, restarts: int, quiet: bool) -> None:
-        self._restarts, self._quiet = restarts, quiet
+    def __init__(self, restarts: int, quiet: bool, begin: Callable[[], None]) -> None:
+        self._restarts, self._quiet, self._begin = restarts, quiet, begin
         self._said = -math.inf
 
     def tell(self, number: int, iteration: Iteration) -> None:
         """Say what an iteration did."""
+        self._begin()
         now = time.monotonic()
         if self._quiet or (iteration.number > 1 and now - self._said < LINE_SECONDS):
             return
@@ -231,21 +236,16 @@ class _Lines:
             seconds=iteration.seconds,
         )
 
-    def tell_errors(self, done: int, of: int, seconds: float) -> None:
-        """Say how long standard errors take."""
+    def tell_extra(self, what: str, done: int, of: int, seconds: float | None) -> None:
+        """Say how long something takes after the iterations."""
+        self._begin()
         now = time.monotonic()
         if self._quiet or (done > 0 and now - self._said < LINE_SECONDS):
             return
         self._said = now
-        far = f" {done:,} of" if done else ""
-        left = " left" if done else ""
-        say(
-            "errors",
-            f"standard errors of{far} {of:,} free parameters: about {seconds:.2g} s{left}",
-            done=done,
-            parameters=of,
-            seconds=seconds,
-        )
+        far = f"{done:,} of {of:,}" if done else f"{of:,}"
+        left = "" if seconds is None else f", about {seconds:.2g} s{' left' if done else ''}"
+        say("extra", f"{what}: {far}{left}", what=what, done=done, of=of, seconds=seconds)
 
 
 def _show(found: Learned, output: str, as_json: bool) -> None:

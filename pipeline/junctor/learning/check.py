@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,6 @@ from junctor.model.answers import OK
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
-from junctor.runtime.progress import Progress, Silence
 
 # Cells that are taken out, rows that they are of, and rows that answering takes: one for each state of each cell.
 MOST_CELLS, MOST_ROWS, MOST_QUESTIONS = 10_000, 10_000, 50_000
@@ -104,7 +104,7 @@ class _Cells:
 
 def row_logs(network: Network, held_out: Sequence[HeldOut], compute: ComputeOptions) -> Floats:
     """Return log P(evidence) of held-out rows, float64; -inf where it is 0."""
-    return _logs(network, [each.batch for each in held_out], compute, Silence())
+    return _logs(network, [each.batch for each in held_out], compute)
 
 
 def check_holdout(
@@ -113,7 +113,7 @@ def check_holdout(
     held_out: Sequence[HeldOut],
     compute: ComputeOptions,
     seed: int = 0,
-    progress: Progress | None = None,
+    watch: Callable[[int, int, float | None], None] | None = None,
 ) -> HoldoutCheck:
     """Compare a network before and after it was fitted on rows that were held out.
 
@@ -121,7 +121,7 @@ def check_holdout(
     held_out: rows; those of weight 0 do not count.
     compute: threads and memory.
     seed: with the place of a cell, what decides whether it is taken out.
-    progress: told of the rows that cells take.
+    watch: told how many rows that cells take are answered, of how many, and a forecast of the seconds left.
     """
     weights = np.concatenate([np.zeros(0), *(each.weights for each in held_out)])
     logs = [row_logs(network, held_out, compute) for network in (before, after)]
@@ -132,7 +132,7 @@ def check_holdout(
     gain = _mean(gains, weights[both])
     error = math.sqrt(((weights[both] * (gains - gain)) ** 2).sum()) / weights[both].sum() if both.any() else math.nan
     cells = _chosen(held_out, before.cardinalities, seed)
-    checks, known = _checked(before, after, held_out, cells, compute, progress or Silence())
+    checks, known = _checked(before, after, held_out, cells, compute, watch or (lambda *_: None))
     taken = len(cells.rows)
     return HoldoutCheck(
         int(both.sum()),
@@ -151,7 +151,12 @@ def _mean(values: Floats, weights: Floats) -> float:
     return float((values * weights).sum() / weights.sum()) if weights.size else math.nan
 
 
-def _logs(network: Network, batches: Sequence[EvidenceBatch], compute: ComputeOptions, progress: Progress) -> Floats:
+def _logs(
+    network: Network,
+    batches: Sequence[EvidenceBatch],
+    compute: ComputeOptions,
+    advance: Callable[[int], None] | None = None,
+) -> Floats:
     # Any target will do: the answers bring log P(evidence).
     target = min(network.public, key=lambda variable: variable.cardinality).name
     engine = Engine(
@@ -161,7 +166,8 @@ def _logs(network: Network, batches: Sequence[EvidenceBatch], compute: ComputeOp
     for batch in batches:
         answers = engine.answer(batch, explain=False)
         found.append(np.where(answers.status == OK, answers.log_value, -np.inf))
-        progress.advance(batch.rows)
+        if advance is not None:
+            advance(batch.rows)
     return np.concatenate(found)
 
 
@@ -206,7 +212,7 @@ def _checked(
     held_out: Sequence[HeldOut],
     cells: _Cells,
     compute: ComputeOptions,
-    progress: Progress,
+    watch: Callable[[int, int, float | None], None],
 ) -> tuple[list[CellCheck], int]:
     """Return what cells say of both networks, and how many of them do."""
     sizes = np.array(before.cardinalities, dtype=np.int64)[cells.variables]
@@ -215,7 +221,6 @@ def _checked(
         for number, each in enumerate(held_out)
         for question in _questions(each.batch, cells, np.flatnonzero(cells.batches == number), sizes)
     ]
-    progress.stage("checking cells", 2 * int(sizes.sum()))
     starts = np.cumsum(sizes) - sizes
     places = [(each.batch, each.weights) for each in held_out]
     states = [
@@ -225,7 +230,16 @@ def _checked(
     truths = starts + np.array(states, dtype=np.int64)
     if not len(cells.rows):
         return [], 0
-    posteriors = [_normalised(_logs(network, batches, compute, progress), starts, sizes) for network in (before, after)]
+    done, of, began = 0, 2 * int(sizes.sum()), time.perf_counter()
+    watch(done, of, None)
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        watch(done, of, (of - done) * (time.perf_counter() - began) / done)
+
+    logs = (_logs(network, batches, compute, advance) for network in (before, after))
+    posteriors = [_normalised(each, starts, sizes) for each in logs]
     known = ~(np.isnan(posteriors[0][starts]) | np.isnan(posteriors[1][starts]))
     if not known.any():
         return [], 0

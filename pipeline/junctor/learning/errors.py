@@ -43,7 +43,7 @@ class Counted(Protocol):
 class ObservedInformation:
     """The observed information of parameters, which are every entry above 0 but the largest of each distribution.
 
-    It is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s (Oakes 1999), which equals that of Louis (1982); Q needs
+    It is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s [Oakes 1999], which equals that of [Louis 1982]; Q needs
     expected counts alone. Derivatives by s are central differences.
 
     observations: evidence, or what else has expected counts.

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import one_of
 from junctor.runtime.machine import allowed_memory, compute_options
-from junctor.runtime.progress import Progress, Silence
+from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # Share of a distribution that its zeros get where impossible rows are smoothed.
@@ -92,13 +93,14 @@ class Extras:
     errors: whether standard errors of all parameters are.
     page: path of a page on the fit, None for none.
     facts: further lines of the page, such as paths.
-    watch: told of standard errors as by `parameter_errors`.
+    watch: told how far standard errors and the check are: what is counted, how many are done, of how many, and a
+        forecast of the seconds left, if there is one.
     """
 
     errors: bool = False
     page: AnyPath | str | os.PathLike[str] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    watch: Callable[[int, int, float], None] | None = None
+    watch: Callable[[str, int, int, float | None], None] = lambda *_: None
 
 
 def learn(
@@ -197,7 +199,7 @@ def learn_rows(
     checkpoint: where the state is kept after each iteration, and taken from.
     extras: what is found out besides.
     """
-    extras, progress = extras or Extras(), progress or Silence()
+    extras = extras or Extras()
     fixed = named_variables(network, options.fix, "--fix")
     # Before rows are read: what cannot be fitted needs no minutes to be seen.
     parameters = NetworkParameters(network, fixed, tied_variables(network, options.tie))
@@ -220,7 +222,6 @@ def learn_rows(
     if is_complete:
         # Counts do not depend on the parameters.
         options = replace(options, restarts=1, fit=replace(options.fit, max_iterations=1))
-    progress.stage("fitting")
     best, restarts = _best(model, options, watch, checkpoint)
     if is_complete:
         best = replace(best, converged=True, reason="complete rows take one step")
@@ -245,11 +246,12 @@ def learn_rows(
         cells,
     )
     if extras.errors or extras.page is not None:
-        progress.stage("standard errors" if extras.errors else "expected counts")
         learned = replace(learned, parameters=_table(model, given, best.parameters, extras, allowed))
     if extras.page is not None:
-        check = check_holdout(given, fitted, reading.held_out, compute, options.seed, progress) if held_out else None
-        learned = replace(learned, check=check)
+        if held_out:
+            watch_rows = partial(extras.watch, "rows for held-out cells")
+            check = check_holdout(given, fitted, reading.held_out, compute, options.seed, watch_rows)
+            learned = replace(learned, check=check)
         settings = asdict(options)
         loop = settings.pop("fit")
         facts = {**extras.facts, **settings, **loop}
@@ -265,7 +267,14 @@ def _table(model: NetworkFit, given: Network, values: Floats, extras: Extras, al
     counts = parameters.counts(observations.expect(parameters.tables(values)).counts, values)
     errors = None
     if extras.errors:
-        errors = parameter_errors(parameters, observations, values, model.pseudo, allowed, extras.watch)
+        errors = parameter_errors(
+            parameters,
+            observations,
+            values,
+            model.pseudo,
+            allowed,
+            partial(extras.watch, "standard errors of free parameters"),
+        )
     return parameter_table(parameters, before, values, counts, errors)
 
 

@@ -75,13 +75,13 @@ def _of_file(text: str, parameters: NetworkParameters) -> Floats:
     path = location(text)
     place, name = Place(str(path)), path.name.lower()
     if name.endswith(".json"):
-        tables = _json_tables(path, parameters.network)
+        tables = _json_tables(path, parameters)
     elif name.endswith(".csv"):
-        tables = _row_tables(_csv_rows(path), parameters.network, place)
+        tables = _row_tables(_csv_rows(path), parameters, place)
     elif name.endswith(".parquet") and (rows := _parquet_rows(path)) is not None:
-        tables = _row_tables(rows, parameters.network, place)
+        tables = _row_tables(rows, parameters, place)
     else:
-        tables = _network_tables(path, parameters.network)
+        tables = _network_tables(path, parameters)
     counts = np.zeros(parameters.size)
     for variable, table in tables.items():
         block, known = parameters.blocks[variable], parameters.network.variables[variable].name
@@ -106,13 +106,14 @@ def _of_file(text: str, parameters: NetworkParameters) -> Floats:
     return counts
 
 
-def _network_tables(path: AnyPath, network: Network) -> dict[int, Floats]:
+def _network_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, Floats]:
     from junctor.formats import read_network
 
-    other, tables = read_network(path), {}
-    for name, variable in network.index.items():
-        if name not in other.index:
+    other, network, tables = read_network(path), parameters.network, {}
+    for name in network.index:
+        if name not in other.index or parameters.blocks[network.index[name]].is_fixed:
             continue
+        variable = _found(name, parameters, Place(str(path)))
         factor, given = network.factors[variable], other.expanded.factors[other.index[name]]
         parents, others = ([of.variables[v] for v in f.scope] for of, f in ((network, factor), (other, given)))
         if sorted(v.name for v in parents) != sorted(v.name for v in others) or others[-1].name != name:
@@ -124,7 +125,7 @@ def _network_tables(path: AnyPath, network: Network) -> dict[int, Floats]:
     return tables
 
 
-def _json_tables(path: AnyPath, network: Network) -> dict[int, Floats]:
+def _json_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, Floats]:
     place = Place(str(path))
     try:
         content = json.loads(path.read_bytes())
@@ -136,12 +137,12 @@ def _json_tables(path: AnyPath, network: Network) -> dict[int, Floats]:
         raise InputError("expected an object: names of variables, and for each its counts, parents first", place)
     tables = {}
     for name, counts in content.items():
-        variable = _found(name, network, place)
+        variable = _found(name, parameters, place)
         try:
             table = np.array(counts, dtype=np.float64)
         except (ValueError, TypeError):
             raise InputError(f"pseudo counts of {name!r}: expected numbers in nested lists", place) from None
-        expected = network.factors[variable].table.shape
+        expected = parameters.network.factors[variable].table.shape
         if table.shape != expected and table.shape != (math.prod(expected),):
             sizes = [" x ".join(map(str, shape)) or "1" for shape in (table.shape, expected)]
             raise InputError(f"pseudo counts of {name!r}: found {sizes[0]}, expected {sizes[1]}, parents first", place)
@@ -184,13 +185,14 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]] | None:
     return iter(rows)
 
 
-def _row_tables(rows: Iterator[Mapping[str, Any]], network: Network, place: Place) -> dict[int, Floats]:
+def _row_tables(rows: Iterator[Mapping[str, Any]], parameters: NetworkParameters, place: Place) -> dict[int, Floats]:
     """Return the tables of rows of counts; entries without a row have a count of 0."""
+    network = parameters.network
     tables: dict[int, Floats] = {}
     places: dict[int, dict[str, tuple[int, ...]]] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for number, row in enumerate(rows, 1):
-        variable = _found(row["variable"], network, place)
+        variable = _found(row["variable"], parameters, place)
         factor, known = network.factors[variable], network.variables[variable]
         if variable not in tables:
             tables[variable] = np.zeros(factor.table.shape)
@@ -211,10 +213,15 @@ def _row_tables(rows: Iterator[Mapping[str, Any]], network: Network, place: Plac
     return tables
 
 
-def _found(name: Any, network: Network, place: Place) -> int:
+def _found(name: Any, parameters: NetworkParameters, place: Place) -> int:
+    """Return the index of a variable with a table; raises InputError."""
+    network = parameters.network
     if name not in network.index:
         raise InputError(f"no variable is named {name!r}{nearest(str(name), network.index)}", place)
-    return network.index[name]
+    variable = network.index[name]
+    if parameters.blocks[variable].is_contribution:
+        raise InputError(f"pseudo counts of {name!r}: a noisy node with many parents has no table, only bdeu", place)
+    return variable
 
 
 def _positive(text: str, what: str) -> float:

@@ -25,7 +25,7 @@ from junctor.evidence.read import EvidenceSource, TableSource, open_evidence
 from junctor.learning.expectation import Floats
 from junctor.learning.observations import Observations, observe
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
-from junctor.model.network import Factor, Network, Variable
+from junctor.model.network import Factor, Network, Variable, table_size
 from junctor.model.options import ComputeOptions
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import Progress, Silence
@@ -250,7 +250,7 @@ def with_new_states(network: Network, source: EvidenceSource, fixed: frozenset[i
     source: opened rows; all are read.
     fixed: variables whose tables cannot grow.
     A new state gets a small share of each distribution; rows of a table for a new state of a parent are uniform.
-    Raises InputError where a table cannot grow, and for evidence without names of states.
+    Raises InputError where a table cannot grow, or grows too large, and for evidence without names of states.
     """
     if not isinstance(source, TableSource):
         raise InputError("UAI evidence names no states, so that there are no new ones")
@@ -266,6 +266,9 @@ def with_new_states(network: Network, source: EvidenceSource, fixed: frozenset[i
     variables = tuple(
         Variable(variable.name, (*variable.states, *added.get(v, ()))) for v, variable in enumerate(network.variables)
     )
+    for variable, factor in zip(variables, network.factors, strict=True):
+        # A column of free text would make states without end.
+        table_size([variables[v].cardinality for v in factor.scope], f"the table of {variable.name!r} with new states")
     factors = tuple(_grown(factor, [len(added.get(v, ())) for v in factor.scope]) for factor in network.factors)
     return replace(network, variables=variables, factors=factors)
 

@@ -99,7 +99,7 @@ class FitPage:
         self._table: pa.Table = learned.parameters
         name = learned.network.name
         # BIF calls networks without a name so.
-        name = str(facts.get("network file", "a network")) if name in {"", "unknown"} else name
+        name = str(facts.get("network file", "a network")).rsplit("/", 1)[-1] if name in {"", "unknown"} else name
         self.title = f"Fit of {short(name, MOST_LETTERS)}"
 
     @property
