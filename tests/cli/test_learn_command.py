@@ -126,6 +126,32 @@ def test_an_interrupted_fit_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.usefixtures("often")
+def test_standard_errors_may_be_interrupted_and_asked_for_later(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole.bif", tmp_path / "fitted.bif"
+    assert fitted(rows, whole, *RANDOM, "--errors").exit_code == 0
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module("junctor.cli.learn")._Lines, "tell_extra", stop)
+        assert fitted(rows, out, *RANDOM, "--errors").exit_code == 130
+    assert (tmp_path / "fitted.bif.checkpoint").exists()
+    # A page that cannot be written loses nothing either.
+    assert fitted(rows, out, *RANDOM, "--report", "/proc/nowhere/fit.html").exit_code == 6
+    again = fitted(rows, out, *RANDOM, "--errors", "--report", str(tmp_path / "fit.html"))
+    assert again.exit_code == 0, again.output
+    assert "going on with the fit" in again.stderr
+    assert out.read_bytes() == whole.read_bytes()
+    tables = [parquet.read_table(tmp_path / f"{name}.parameters.parquet") for name in ("whole", "fitted")]
+    assert tables[0].equals(tables[1])
+    # Traces of starts that ended before the interruption are there.
+    assert "The best of 3 starts is kept" in (tmp_path / "fit.html").read_text()
+
+
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

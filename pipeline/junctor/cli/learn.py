@@ -145,7 +145,7 @@ def learn(
     from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import write_parameters
     from junctor.learning.rows import RowOptions
-    from junctor.runtime.remote import location
+    from junctor.runtime.remote import location, shown
     from junctor.runtime.settings import load_settings
 
     options = LearnOptions(
@@ -172,7 +172,8 @@ def learn(
     checkpoint = Checkpoint(
         target.with_name(f"{target.name}.checkpoint"), identity_of(model, source, options, rows), overwrite
     )
-    facts = {"network file": network, "evidence": evidence, "fitted network": output}
+    files = {"network file": network, "evidence": evidence, "fitted network": output}
+    facts = {name: shown(file) for name, file in files.items()}
     if checkpoint.state is not None and not quiet:
         say("resumed", f"going on with the fit in {checkpoint.path}")
     try:

@@ -36,7 +36,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import one_of
 from junctor.runtime.machine import allowed_memory, compute_options
 from junctor.runtime.progress import Progress
-from junctor.runtime.remote import AnyPath, RemotePath, location
+from junctor.runtime.remote import AnyPath, RemotePath, location, shown
 
 # Share of a distribution that its zeros get where impossible rows are smoothed.
 SMOOTHING = 1e-3
@@ -170,10 +170,9 @@ def learn(
         FitOptions(tolerance, max_iterations, acceleration),
     )
     rows = RowOptions(weight, case_id, ignore_extra, strict, _several(missing), mapping)
+    extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
-    return learn_rows(
-        network, table, options, rows, compute_options(memory, threads, "cpu"), watch, extras=Extras(errors, report)
-    )
+    return learn_rows(network, table, options, rows, compute_options(memory, threads, "cpu"), watch, extras=extras)
 
 
 def learn_rows(
