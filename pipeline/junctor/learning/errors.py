@@ -17,10 +17,12 @@ Floats = npt.NDArray[np.float64]
 STEP = 1e-4
 # Share of the information of rows without gaps below which what is left is the error of derivatives.
 NO_INFORMATION = 1e-7
+# Probabilities below this one count as 0, to which EM only comes close.
+LEAST = 1e-9
 
 
 class ObservedInformation:
-    """The observed information of parameters, which are every entry above 0 but the largest of each distribution.
+    """The observed information of parameters, which are all entries but the largest of each distribution, and zeros.
 
     It is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s (Oakes 1999), which equals that of Louis (1982); Q needs
     expected counts alone. Derivatives by s are central differences.
@@ -120,7 +122,7 @@ def _parameters(
         states = factor.table.shape[-1]
         for first in range(place, place + factor.table.size, states):
             row = np.arange(first, first + states)
-            some = row[(values[row] > 0) & (True if fixed is None else ~fixed[row])]
+            some = row[(values[row] >= LEAST) & (True if fixed is None else ~fixed[row])]
             if len(some) > 1:
                 largest = some[np.argmax(values[some])]
                 entries.append(some[some != largest])
