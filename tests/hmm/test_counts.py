@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
+from helpers.hmm_models import as_table, batch_of, enumerated, paths, random_batch, random_model, small_cases, sparse_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.hmm import build_model, counts
@@ -26,30 +25,6 @@ from junctor_kernels.hmm.counts_cpu import RUN
 def counted(model: HiddenMarkovModel, batch: SequenceBatch, weights: Any = None, **options: Any) -> SequenceCounts:
     weights = np.ones(len(batch)) if weights is None else np.array(weights, float)
     return SequenceCounter(batch, weights, ComputeOptions(**{"threads": 1, "device": "cpu", **options})).count(model)
-
-
-def enumerated(model: HiddenMarkovModel, sequences: Any, weights: Any) -> tuple[Any, Any, Any]:
-    start, transition = np.zeros(model.states), np.zeros((model.states, model.states))
-    emission = np.zeros((model.states, model.symbols))
-    for symbols, weight in zip(sequences, weights, strict=True):
-        every = paths(model, symbols)
-        total = math.fsum(p for p, _ in every)
-        for p, path in every if total else []:
-            start[path[0]] += weight * p / total
-            for i, j in pairwise(path):
-                transition[i, j] += weight * p / total
-            for i, s in zip(path, symbols, strict=True):
-                if s >= 0:
-                    emission[i, s] += weight * p / total
-    return start, transition, emission
-
-
-def as_table(model: HiddenMarkovModel, entries: Any) -> Any:
-    if isinstance(model.transition, SparseMatrix):
-        table = np.zeros((model.states, model.states))
-        table[model.transition.rows, model.transition.columns] = entries
-        return table
-    return entries
 
 
 def agree(one: SequenceCounts, other: SequenceCounts, rtol: float = 0.0, atol: float = 0.0) -> None:

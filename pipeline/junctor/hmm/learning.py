@@ -1,0 +1,239 @@
+"""Hidden Markov models fitted to sequences: Baum-Welch with priors, fixed parts, restarts and acceleration.
+
+Main functions: `learn` for sequences in memory, and `fit_model` for the command line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.hmm.counts import SequenceCounter
+from junctor.hmm.engine import NO_PROBABILITY
+from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.packing import EMPTY, SequenceBatch
+from junctor.hmm.parameters import ChainFit, ChainParameters, Part
+from junctor.learning.em import Acceleration, Fit, FitOptions, FitState, Iteration, fit
+from junctor.learning.expectation import Floats
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, STATUS_NAMES
+from junctor.model.errors import EvidenceError, InputError
+from junctor.model.options import ComputeOptions
+from junctor.model.query import one_of
+from junctor.runtime.machine import compute_options
+
+StartChoice = Literal["model", "random", "uniform"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """How a model is fitted; raises InputError for values that make no sense.
+
+    prior: pseudo counts by part: of each entry above zero.
+    fix: parts that stay as they are.
+    start: the model's own numbers, random ones, or equal ones.
+    restarts: further fits from random numbers, of which the one with the highest objective is kept.
+    seed: of random numbers.
+    loop: when a fit ends.
+    """
+
+    prior: Mapping[Part, float] = field(default_factory=dict)
+    fix: tuple[Part, ...] = ()
+    start: StartChoice = "model"
+    restarts: int = 0
+    seed: int = 0
+    loop: FitOptions = field(default_factory=FitOptions)
+
+    def __post_init__(self) -> None:
+        one_of("start", self.start, StartChoice)
+        for part in (*self.prior, *self.fix):
+            one_of("part of a model", part, Part)
+        for part, count in self.prior.items():
+            if not (math.isfinite(count) and count >= 0):
+                raise InputError(f"a pseudo count of {count!r} for {part}, expected a number of at least 0")
+        if self.restarts < 0 or self.seed < 0:
+            raise InputError(f"{self.restarts} restarts with the seed {self.seed}, expected numbers of at least 0")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ChainState:
+    """A fit between two iterations: it goes on from here as if it had not been interrupted.
+
+    objectives: log-likelihood + log prior of each fit that has ended.
+    best: the best of these.
+    loop: the fit under way, None before its start.
+    """
+
+    objectives: tuple[float, ...] = ()
+    best: Fit | None = None
+    loop: FitState | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LearnedModel:
+    """A fitted model.
+
+    model: with the names of the one that was given.
+    fit: the loop that led to it: trace, whether it converged, and why it ended.
+    objectives: log-likelihood + log prior that each fit ended with, in their order.
+    statuses: number of sequences by status; only those that are `ok` took part.
+    reasons: sequence -> why it took no part.
+    """
+
+    model: HiddenMarkovModel
+    fit: Fit
+    objectives: tuple[float, ...]
+    statuses: dict[str, int]
+    reasons: dict[int, str]
+
+    @property
+    def log_likelihood(self) -> float:
+        """Sum of weight * log P over the sequences that took part."""
+        return self.fit.log_likelihood
+
+
+def learn(
+    model: HiddenMarkovModel | str | os.PathLike[str],
+    sequences: Any,
+    *,
+    weights: Any = None,
+    prior: Mapping[Part, float] | None = None,
+    fix: Iterable[Part] = (),
+    start: StartChoice = "model",
+    restarts: int = 0,
+    seed: int = 0,
+    tolerance: float = 1e-6,
+    max_iterations: int = 200,
+    acceleration: Acceleration = "squarem",
+    memory: int | str | None = None,
+    threads: int | None = None,
+    watch: Callable[[Iteration], None] | None = None,
+) -> LearnedModel:
+    """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
+
+    model: a model, or the path of a model file.
+    sequences: as for `viterbi`.
+    weights: of the sequences, 0 or more; None for 1 each.
+    prior: pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.
+    fix: parts that stay: "start", "transition", "emission".
+    start: "model" for its own numbers, "random" or "uniform" for others in place of those above zero.
+    restarts: further fits from random numbers; the best is kept.
+    seed: of random numbers.
+    tolerance: largest relative gain of a step that ends the fit.
+    max_iterations: of each fit.
+    acceleration: "squarem" or "none".
+    memory: bytes (or "4GiB"), None for a share of the free memory.
+    threads: None for all cores; results do not depend on it.
+    watch: told of each iteration.
+
+    Sequences that are invalid, or impossible under any numbers in place of those above zero, take no part, and are
+    reported. Raises ModelError, EvidenceError, InputError or BudgetError.
+    """
+    from junctor.hmm.formats import read_model
+    from junctor.hmm.sequences import encode_sequences
+
+    loop = FitOptions(tolerance, max_iterations, acceleration)
+    options = ChainOptions(dict(prior or {}), tuple(fix), start, restarts, seed, loop)
+    if not isinstance(model, HiddenMarkovModel):
+        model = read_model(model)
+    batch = encode_sequences(sequences, model).batch
+    return fit_model(
+        model, batch, checked_weights(weights, len(batch)), options, compute_options(memory, threads), watch
+    )
+
+
+def fit_model(
+    model: HiddenMarkovModel,
+    batch: SequenceBatch,
+    weights: Floats,
+    options: ChainOptions,
+    compute: ComputeOptions,
+    watch: Callable[[Iteration], None] | None = None,
+    state: ChainState | None = None,
+    keep: Callable[[ChainState], None] | None = None,
+) -> LearnedModel:
+    """Return the model fitted to a batch.
+
+    model: where it starts, or whose zeros others have that it starts from.
+    batch: the sequences.
+    weights: float64 [sequences].
+    options: how it is fitted.
+    compute: memory and threads.
+    watch: told of each iteration.
+    state: of an interrupted fit with equal other arguments.
+    keep: given the state after each iteration.
+    Raises EvidenceError, InputError or BudgetError.
+    """
+    if batch.symbols is not None and model.emission is None:
+        raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
+    # Sequences of log-likelihoods say nothing about the emissions.
+    silent: tuple[Part, ...] = () if batch.symbols is not None else ("emission",)
+    parameters = ChainParameters(model, frozenset(options.fix + silent))
+    status, reasons = _statuses(model, batch, weights, compute)
+    taking_part = np.where(status == OK, weights, 0.0)
+    if not (taking_part > 0).any():
+        why = f", such as number {min(reasons)}: {reasons[min(reasons)]}" if reasons else ""
+        raise EvidenceError(f"none of {len(batch):,} sequences takes part{why}")
+    counter = SequenceCounter(batch, taking_part, compute)
+    keep, state = keep or (lambda _: None), state or ChainState()
+    for number in range(len(state.objectives), 1 + options.restarts):
+        begin = _begin(parameters, options, number)
+        fitted = ChainFit(parameters, counter, options.prior, begin)
+        ended, best = state.objectives, state.best
+        found = fit(
+            fitted,
+            begin if state.loop is None else state.loop,
+            options.loop,
+            watch,
+            lambda loop, ended=ended, best=best: keep(ChainState(ended, best, loop)),  # type: ignore[misc]
+        )
+        if best is None or found.log_posterior > best.log_posterior:
+            best = found
+        state = ChainState((*ended, found.log_posterior), best)
+        keep(state)
+    assert state.best is not None
+    counts = {name: int((status == n).sum()) for n, name in enumerate(STATUS_NAMES)}
+    return LearnedModel(parameters.model_of(state.best.parameters), state.best, state.objectives, counts, reasons)
+
+
+def checked_weights(weights: Any, count: int) -> Floats:
+    """Return the weights of sequences, float64 [count]; raises InputError unless they are numbers of 0 or more."""
+    if weights is None:
+        return np.ones(count)
+    try:
+        numbers = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"weights: not an array of numbers ({error})") from None
+    if numbers.shape != (count,):
+        raise InputError(f"weights: found shape {numbers.shape}, expected {count:,}, one for each sequence")
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(wrong):
+        raise InputError(f"weights: sequence {wrong[0]} has {numbers[wrong[0]]}, expected a number of 0 or more")
+    return numbers
+
+
+def _begin(parameters: ChainParameters, options: ChainOptions, number: int) -> Floats:
+    """Return where a fit starts; those after the first start anywhere."""
+    if number or options.start == "random":
+        return parameters.random((options.seed, number))
+    return parameters.values if options.start == "model" else parameters.uniform()
+
+
+def _statuses(
+    model: HiddenMarkovModel, batch: SequenceBatch, weights: Floats, compute: ComputeOptions
+) -> tuple[npt.NDArray[np.int8], dict[int, str]]:
+    """Return the status of each sequence, and why those that are not OK are not."""
+    status, reasons = np.full(len(batch), OK, np.int8), dict(batch.invalid or {})
+    for n in np.flatnonzero(batch.lengths == 0).tolist():
+        reasons.setdefault(n, EMPTY)
+    status[list(reasons)] = INVALID
+    # Zeros decide, and they stay: what is impossible now is so under all numbers in place of those above zero.
+    asked = np.where(status == OK, np.where(weights > 0, weights, 0.0), 0.0)
+    for n in np.flatnonzero(SequenceCounter(batch, asked, compute).count(model).log_value == -np.inf).tolist():
+        status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
+    return status, reasons
