@@ -13,9 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from junctor import hmm
 from junctor.hmm import LearnedModel, build_model, learn
-from junctor.hmm.learning import ChainOptions, ChainState, checked_weights, fit_model
+from junctor.hmm.learning import ChainOptions, checked_weights, fit_model
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.parameters import ChainParameters
+from junctor.learning.checkpoint import Checkpoint, LearnState
 from junctor.learning.em import FitOptions
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import ComputeOptions
@@ -50,7 +51,7 @@ def with_gaps(sequences: list[list[int]]) -> list[list[int | None]]:
 
 def same(one: LearnedModel, other: LearnedModel) -> None:
     np.testing.assert_array_equal(one.fit.parameters, other.fit.parameters)
-    assert one.objectives == other.objectives
+    assert one.restarts == other.restarts
     trace = [each.log_posterior for each in one.fit.trace]
     assert trace == [each.log_posterior for each in other.fit.trace]
 
@@ -113,7 +114,7 @@ def test_what_every_fit_keeps(
 def test_threads_and_memory_change_nothing(sparse: bool) -> None:
     model = random_model(30, 6, 1, 0.5, sparse)
     batch = random_batch(model, np.random.default_rng(0).integers(1, 40, 150), 3)
-    options = ChainOptions(loop=FitOptions(max_iterations=8))
+    options = ChainOptions(fit=FitOptions(max_iterations=8))
     fits = [
         fit_model(model, batch, np.ones(150), options, ComputeOptions(threads=threads, memory=memory))
         for threads, memory in [(1, None), (2, None), (7, 8 << 20), (2, 4 << 20)]
@@ -157,24 +158,36 @@ def test_states_that_nothing_reaches_stay() -> None:
 def test_the_best_of_several_fits_is_kept() -> None:
     sequences = sequences_of(random_model(3, 4, 5), 40, 10)
     model = random_model(3, 4, 1)
-    found = learn(model, sequences, restarts=4, seed=3, max_iterations=30)
-    assert len(found.objectives) == 5
-    assert found.fit.log_posterior == max(found.objectives)
-    same(found, learn(model, sequences, restarts=4, seed=3, max_iterations=30))
-    other = learn(model, sequences, restarts=4, seed=4, max_iterations=30)
-    assert other.objectives[0] == found.objectives[0]
-    assert other.objectives[1:] != found.objectives[1:]
+
+    def fits(seed: int) -> LearnedModel:
+        return learn(model, sequences, start="random", restarts=4, seed=seed, max_iterations=30)
+
+    found = fits(3)
+    assert len(found.restarts) == 4
+    assert found.fit.log_posterior == max(each.log_posterior for each in found.restarts)
+    same(found, fits(3))
+    assert fits(4).restarts[0] != found.restarts[0]
+
+
+class Memory(Checkpoint):
+    """Keeps every state, in memory."""
+
+    def __init__(self, state: LearnState | None = None) -> None:
+        self.state, self.kept = state, []
+
+    def keep(self, state: LearnState) -> None:
+        self.kept.append(state)
 
 
 def test_an_interrupted_fit_goes_on() -> None:
     model = random_model(5, 4, 1, 0.3)
     batch = batch_of(sequences_of(random_model(5, 4, 2), 30, 9))
-    options = ChainOptions(restarts=2, loop=FitOptions(max_iterations=9))
-    states: list[ChainState] = []
-    wanted = fit_model(model, batch, np.ones(30), options, HERE, keep=states.append)
-    assert len(states) > 20
-    for state in states:
-        same(fit_model(model, batch, np.ones(30), options, HERE, state=state), wanted)
+    options = ChainOptions(start="random", restarts=3, fit=FitOptions(max_iterations=9))
+    memory = Memory()
+    wanted = fit_model(model, batch, np.ones(30), options, HERE, checkpoint=memory)
+    assert len(memory.kept) > 20
+    for state in memory.kept:
+        same(fit_model(model, batch, np.ones(30), options, HERE, checkpoint=Memory(state)), wanted)
 
 
 def test_sequences_that_take_no_part_are_reported() -> None:
@@ -226,7 +239,9 @@ def test_starts_of_a_fit() -> None:
         ({"prior": {"emission": -1}}, "a pseudo count of -1 for emission, expected a number of at least 0"),
         ({"prior": {"emission": math.nan}}, "a pseudo count of nan"),
         ({"start": "network"}, "found start 'network'"),
-        ({"restarts": -1}, "-1 restarts"),
+        ({"restarts": 0}, "found 0 restarts, expected at least 1"),
+        ({"restarts": 2}, "2 restarts from the same start would end alike: add --start random"),
+        ({"seed": -1}, "found seed -1"),
         ({"tolerance": -1}, "a tolerance of -1"),
         ({"max_iterations": 0}, "at most 0 iterations"),
         ({"acceleration": "fast"}, "found acceleration 'fast'"),
@@ -265,7 +280,7 @@ def test_iterates_of_hmmlearn(states: int, lengths: list[int]) -> None:
     peer = peer_module.CategoricalHMM(states, n_iter=10, tol=-np.inf, init_params="", n_features=5)
     peer.startprob_, peer.transmat_, peer.emissionprob_ = model.start, model.transition, model.emission
     peer.fit(batch.symbols[:, None], batch.lengths)  # type: ignore[index]
-    options = ChainOptions(loop=FitOptions(tolerance=0, max_iterations=10, acceleration="none"))
+    options = ChainOptions(fit=FitOptions(tolerance=0, max_iterations=10, acceleration="none"))
     found = fit_model(model, batch, np.ones(len(batch)), options, HERE)
     wanted = np.concatenate([peer.startprob_, peer.transmat_.reshape(-1), peer.emissionprob_.reshape(-1)])
     np.testing.assert_allclose(found.fit.parameters, wanted, atol=1e-9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from junctor.hmm.engine import NO_PROBABILITY
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
+from junctor.learning.checkpoint import Checkpoint, LearnState, Restart
 from junctor.learning.em import Acceleration, Fit, FitOptions, FitState, Iteration, fit
 from junctor.learning.expectation import Floats
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, STATUS_NAMES
@@ -36,18 +37,18 @@ class ChainOptions:
 
     prior: pseudo counts by part: of each entry above zero.
     fix: parts that stay as they are.
-    start: the model's own numbers, random ones, or equal ones.
-    restarts: further fits from random numbers, of which the one with the highest objective is kept.
-    seed: of random numbers.
-    loop: when a fit ends.
+    start: the model's own numbers, random ones (uniform over distributions with its zeros), or uniform ones.
+    restarts: random starts, of which the best fit is kept.
+    seed: of random starts.
+    fit: when a fit ends.
     """
 
     prior: Mapping[Part, float] = field(default_factory=dict)
     fix: tuple[Part, ...] = ()
     start: StartChoice = "model"
-    restarts: int = 0
+    restarts: int = 1
     seed: int = 0
-    loop: FitOptions = field(default_factory=FitOptions)
+    fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
         one_of("start", self.start, StartChoice)
@@ -56,22 +57,12 @@ class ChainOptions:
         for part, count in self.prior.items():
             if not (math.isfinite(count) and count >= 0):
                 raise InputError(f"a pseudo count of {count!r} for {part}, expected a number of at least 0")
-        if self.restarts < 0 or self.seed < 0:
-            raise InputError(f"{self.restarts} restarts with the seed {self.seed}, expected numbers of at least 0")
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class ChainState:
-    """A fit between two iterations: it goes on from here as if it had not been interrupted.
-
-    objectives: log-likelihood + log prior of each fit that has ended.
-    best: the best of these.
-    loop: the fit under way, None before its start.
-    """
-
-    objectives: tuple[float, ...] = ()
-    best: Fit | None = None
-    loop: FitState | None = None
+        if self.restarts < 1:
+            raise InputError(f"found {self.restarts!r} restarts, expected at least 1")
+        if self.restarts > 1 and self.start != "random":
+            raise InputError(f"{self.restarts} restarts from the same start would end alike: add --start random")
+        if not 0 <= self.seed < 2**64:
+            raise InputError(f"found seed {self.seed}, expected 0 to 2^64 - 1")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,14 +71,14 @@ class LearnedModel:
 
     model: with the names of the one that was given.
     fit: the loop that led to it: trace, whether it converged, and why it ended.
-    objectives: log-likelihood + log prior that each fit ended with, in their order.
+    restarts: what came of each start.
     statuses: number of sequences by status; only those that are `ok` took part.
     reasons: sequence -> why it took no part.
     """
 
     model: HiddenMarkovModel
     fit: Fit
-    objectives: tuple[float, ...]
+    restarts: tuple[Restart, ...]
     statuses: dict[str, int]
     reasons: dict[int, str]
 
@@ -105,14 +96,14 @@ def learn(
     prior: Mapping[Part, float] | None = None,
     fix: Iterable[Part] = (),
     start: StartChoice = "model",
-    restarts: int = 0,
+    restarts: int = 1,
     seed: int = 0,
     tolerance: float = 1e-6,
     max_iterations: int = 200,
     acceleration: Acceleration = "squarem",
     memory: int | str | None = None,
     threads: int | None = None,
-    watch: Callable[[Iteration], None] | None = None,
+    watch: Callable[[int, Iteration], None] | None = None,
 ) -> LearnedModel:
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
 
@@ -121,15 +112,15 @@ def learn(
     weights: of the sequences, 0 or more; None for 1 each.
     prior: pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.
     fix: parts that stay: "start", "transition", "emission".
-    start: "model" for its own numbers, "random" or "uniform" for others in place of those above zero.
-    restarts: further fits from random numbers; the best is kept.
-    seed: of random numbers.
-    tolerance: largest relative gain of a step that ends the fit.
-    max_iterations: of each fit.
+    start: the numbers of the model, "random" or "uniform"; zeros are kept.
+    restarts: random starts, the best of which is returned.
+    seed: of random starts.
+    tolerance: relative change of the objective, at least a nat for each unit of weight, at which a fit has converged.
+    max_iterations: of a start.
     acceleration: "squarem" or "none".
     memory: bytes (or "4GiB"), None for a share of the free memory.
     threads: None for all cores; results do not depend on it.
-    watch: told of each iteration.
+    watch: told of each iteration, with the number of its start.
 
     Sequences that are invalid, or impossible under any numbers in place of those above zero, take no part, and are
     reported. Raises ModelError, EvidenceError, InputError or BudgetError.
@@ -137,8 +128,9 @@ def learn(
     from junctor.hmm.formats import read_model
     from junctor.hmm.sequences import encode_sequences
 
-    loop = FitOptions(tolerance, max_iterations, acceleration)
-    options = ChainOptions(dict(prior or {}), tuple(fix), start, restarts, seed, loop)
+    options = ChainOptions(
+        dict(prior or {}), tuple(fix), start, restarts, seed, FitOptions(tolerance, max_iterations, acceleration)
+    )
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
     batch = encode_sequences(sequences, model).batch
@@ -153,9 +145,8 @@ def fit_model(
     weights: Floats,
     options: ChainOptions,
     compute: ComputeOptions,
-    watch: Callable[[Iteration], None] | None = None,
-    state: ChainState | None = None,
-    keep: Callable[[ChainState], None] | None = None,
+    watch: Callable[[int, Iteration], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> LearnedModel:
     """Return the model fitted to a batch.
 
@@ -164,9 +155,8 @@ def fit_model(
     weights: float64 [sequences].
     options: how it is fitted.
     compute: memory and threads.
-    watch: told of each iteration.
-    state: of an interrupted fit with equal other arguments.
-    keep: given the state after each iteration.
+    watch: told of each iteration, with the number of its start.
+    checkpoint: where the state is kept after each iteration, and taken from.
     Raises EvidenceError, InputError or BudgetError.
     """
     if batch.symbols is not None and model.emission is None:
@@ -180,25 +170,9 @@ def fit_model(
         why = f", such as number {min(reasons)}: {reasons[min(reasons)]}" if reasons else ""
         raise EvidenceError(f"none of {len(batch):,} sequences takes part{why}")
     counter = SequenceCounter(batch, taking_part, compute)
-    keep, state = keep or (lambda _: None), state or ChainState()
-    for number in range(len(state.objectives), 1 + options.restarts):
-        begin = _begin(parameters, options, number)
-        fitted = ChainFit(parameters, counter, options.prior, begin)
-        ended, best = state.objectives, state.best
-        found = fit(
-            fitted,
-            begin if state.loop is None else state.loop,
-            options.loop,
-            watch,
-            lambda loop, ended=ended, best=best: keep(ChainState(ended, best, loop)),  # type: ignore[misc]
-        )
-        if best is None or found.log_posterior > best.log_posterior:
-            best = found
-        state = ChainState((*ended, found.log_posterior), best)
-        keep(state)
-    assert state.best is not None
+    best, restarts = _best(parameters, counter, options, watch, checkpoint)
     counts = {name: int((status == n).sum()) for n, name in enumerate(STATUS_NAMES)}
-    return LearnedModel(parameters.model_of(state.best.parameters), state.best, state.objectives, counts, reasons)
+    return LearnedModel(parameters.model_of(best.parameters), best, restarts, counts, reasons)
 
 
 def checked_weights(weights: Any, count: int) -> Floats:
@@ -217,9 +191,41 @@ def checked_weights(weights: Any, count: int) -> Floats:
     return numbers
 
 
+def _best(
+    parameters: ChainParameters,
+    counter: SequenceCounter,
+    options: ChainOptions,
+    watch: Callable[[int, Iteration], None] | None,
+    checkpoint: Checkpoint | None,
+) -> tuple[Fit, tuple[Restart, ...]]:
+    """Return the best fit of all starts, and what came of each."""
+    state = (checkpoint.state if checkpoint is not None else None) or LearnState((), None, None)
+    for number in range(len(state.restarts), options.restarts):
+        begin, before, current = _begin(parameters, options, number), replace(state, current=None), state.current
+
+        def keep(loop: FitState, before: LearnState = before) -> None:
+            if checkpoint is not None:
+                checkpoint.keep(replace(before, current=loop))
+
+        def tell(iteration: Iteration, number: int = number) -> None:
+            if watch is not None:
+                watch(number, iteration)
+
+        fitted = ChainFit(parameters, counter, options.prior, begin)
+        found = fit(fitted, begin if current is None else current, options.fit, tell, keep)
+        last = found.trace[-1]
+        done = Restart(last.number, last.log_likelihood, last.log_posterior, found.converged)
+        best = before.best
+        if best is None or found.log_posterior > best.log_posterior:
+            best = found
+        state = LearnState((*before.restarts, done), best, None)
+    assert state.best is not None
+    return state.best, state.restarts
+
+
 def _begin(parameters: ChainParameters, options: ChainOptions, number: int) -> Floats:
-    """Return where a fit starts; those after the first start anywhere."""
-    if number or options.start == "random":
+    """Return where a fit starts."""
+    if options.start == "random":
         return parameters.random((options.seed, number))
     return parameters.values if options.start == "model" else parameters.uniform()
 
