@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from junctor.api import Model, most_probable, posteriors
     from junctor.cliques.joint import joint_posteriors
     from junctor.formats import read_network, write_network
+    from junctor.learning.counts import expected_counts
+    from junctor.learning.learn import learn
     from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
     from junctor.model.network import Network
     from junctor.runs.answers import answer_batches, named_columns, read_answers
@@ -29,7 +31,9 @@ __all__ = [
     "Network",
     "RunError",
     "answer_batches",
+    "expected_counts",
     "joint_posteriors",
+    "learn",
     "most_probable",
     "named_columns",
     "posteriors",
@@ -43,7 +47,9 @@ _HOME = {
     "Model": "junctor.api",
     "answer_batches": "junctor.runs.answers",
     "Network": "junctor.model.network",
+    "expected_counts": "junctor.learning.counts",
     "joint_posteriors": "junctor.cliques.joint",
+    "learn": "junctor.learning.learn",
     "most_probable": "junctor.api",
     "named_columns": "junctor.runs.answers",
     "posteriors": "junctor.api",

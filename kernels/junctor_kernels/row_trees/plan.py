@@ -245,7 +245,7 @@ def plan_row(
         if not _eliminate(eliminated, tree.bucket, tree.eliminated, nodes):
             return False
     _choose_hosts(wanted, tree.order, tree.eliminated, tree.host, nodes)
-    _place(tree.host, nodes, min(rows, MOST_TOGETHER))
+    place_tables(tree.host, nodes, min(rows, MOST_TOGETHER))
     return True
 
 
@@ -551,7 +551,7 @@ def _has(nodes: Any, number: int, position: int) -> bool:
 
 
 @part
-def _place(host: Any, nodes: Any, rows: int) -> None:
+def place_tables(host: Any, nodes: Any, rows: int) -> None:
     """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds."""
     place, operations, widest = 1, 0, 1
     for number in range(nodes.counts[TABLES]):

@@ -616,10 +616,10 @@ def _propagate(
     nodes = tree.nodes
     # Entry 0 is the number 1, the operand of tables with one child.
     work.arena[0] = 1.0
-    status = _collect(factors, states, tree.position, nodes, work, log_values, row)
+    status = collect(factors, states, tree.position, nodes, work, log_values, row)
     if status != ANSWERED:
         return int(status)
-    _distribute(nodes, work)
+    distribute(nodes, work)
     for v in range(wanted.size):
         if not wanted[v]:
             continue
@@ -634,7 +634,7 @@ def _propagate(
 
 
 @part
-def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, log_values: Any, row: int) -> int:
+def collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, log_values: Any, row: int) -> int:
     """Compute all messages up, and log P(e) of the row from the roots; return its status."""
     tables, facts, arena = nodes.tables, work.facts, work.arena
     given = factors.starts.size - 1
@@ -666,7 +666,7 @@ def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, l
 
 
 @part
-def _distribute(nodes: Any, work: Any) -> None:
+def distribute(nodes: Any, work: Any) -> None:
     """Compute the wanted messages down."""
     tables, facts = nodes.tables, work.facts
     for number in range(nodes.counts[TABLES] - 1, -1, -1):

@@ -66,6 +66,13 @@ def encode_states(column: pa.Array, cells: StateCells, explain: bool = True) -> 
     return codes, bad
 
 
+def unknown_cells(column: pa.Array, cells: StateCells) -> list[str]:
+    """Return the texts of the different cells that name no state."""
+    distinct, _ = _factorised(column)
+    unknown = [cell for cell in distinct if cells.code(cell) == UNKNOWN]
+    return [str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip() for cell in unknown]
+
+
 def encode_binned(column: pa.Array, cells: MappedCells, explain: bool = True) -> tuple[npt.NDArray[np.int32], Bad]:
     """Return what `encode_states` does, of a variable whose numbers are put into bins; no number is read in Python."""
     if pa.types.is_dictionary(column.type):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
-from junctor.evidence.columns import Bad, encode_binned, encode_entries, encode_lists, encode_states
+from junctor.evidence.columns import Bad, encode_binned, encode_entries, encode_lists, encode_states, unknown_cells
 from junctor.evidence.layout import NO_COLUMNS, ColumnLayout, Role, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of
 from junctor.evidence.tables import as_arrow
@@ -152,6 +152,16 @@ class Encoder:
         """Return the positions of the columns whose numbers are put into bins: most of their cells differ."""
         cells = {v for v, each in self._cells.items() if isinstance(each, MappedCells) and each.bins is not None}
         return [column.position for column in layout.columns if column.role == "states" and column.variable in cells]
+
+    def unknown_states(self, batch: pa.RecordBatch) -> dict[int, list[str]]:
+        """Return the texts of cells that name no state of their variable, but for those that are put into bins."""
+        found = {}
+        for (role, variable), at in self._sources.items():
+            cells = self._cells.get(variable)
+            is_binned = isinstance(cells, MappedCells) and cells.bins is not None
+            if role == "states" and cells is not None and not is_binned:
+                found[variable] = unknown_cells(batch.column(at[0]), cells)
+        return found
 
     def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
         """Encode a batch with exactly the columns of the layout; raises EvidenceError if strict and a row is invalid.

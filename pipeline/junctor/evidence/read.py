@@ -195,6 +195,15 @@ class TableSource:
         if held:
             yield self._joined(held, first_row)
 
+    def unknown_states(self) -> dict[int, list[str]]:
+        """Return the texts of cells that name no state of their variable, sorted; reads all rows."""
+        found: dict[int, set[str]] = {}
+        for block in self._blocks(1):
+            with explained(block.path):
+                for variable, texts in block.encoder.unknown_states(block.batch).items():
+                    found.setdefault(variable, set()).update(texts)
+        return {variable: sorted(texts) for variable, texts in sorted(found.items()) if texts}
+
     def _joined(self, held: Sequence[EncodedPartition], first_row: int) -> EncodedPartition:
         # Kept columns may be too large for one array of their type, or their dictionaries.
         with explained(self._files[0][0].path):

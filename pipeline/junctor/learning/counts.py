@@ -1,0 +1,120 @@
+"""Expected counts as a table: one row for each entry of each table of a network. Main function: `expected_counts`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from junctor.evidence.mapping import MappingSource
+from junctor.formats import read_network
+from junctor.learning.expectation import Floats
+from junctor.learning.observations import values_of
+from junctor.learning.rows import RowOptions, open_rows, read_rows
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.runtime.machine import compute_options
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import RemotePath
+
+_PARENT = pa.struct([pa.field("variable", pa.string()), pa.field("state", pa.string())])
+COUNTS_SCHEMA = pa.schema(
+    [
+        pa.field("variable", pa.string(), nullable=False),
+        pa.field("parents", pa.list_(_PARENT), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("count", pa.float64(), nullable=False),
+    ]
+)
+
+
+def expected_counts(
+    network: Network | str | os.PathLike[str] | RemotePath,
+    table: Any,
+    *,
+    weight: str | None = None,
+    case_id: str | None = None,
+    ignore_extra: bool = False,
+    strict: bool = False,
+    missing: Sequence[str] = (),
+    mapping: MappingSource | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+) -> pa.Table:
+    """Return the sum over rows of weight * P(family | evidence), a row for each entry of each table of the network.
+
+    network: a Bayesian Network, or the path of a network file.
+    table: evidence, as for `junctor.posteriors`, or the path of a file or folder.
+    weight: name of the column of weights, None for a weight of 1 each.
+    case_id, ignore_extra, strict, missing, mapping: as for `junctor.posteriors`; invalid rows are left out, and so are
+        impossible ones.
+    memory, threads: None for shares of what is free; no count depends on them.
+
+    The columns are `variable`, `parents` (a list of records with the `variable` and the `state` of each parent),
+    `state` and `count` (float64). Raises ModelError, EvidenceError.
+    """
+    network = network if isinstance(network, Network) else read_network(network)
+    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing), mapping)
+    counts, _ = count_rows(network, table, rows, compute_options(memory, threads, "cpu"))
+    return counts_table(network, counts)
+
+
+def count_rows(
+    network: Network, table: Any, rows: RowOptions, compute: ComputeOptions, progress: Progress | None = None
+) -> tuple[Floats, dict[str, int]]:
+    """Return the expected counts of the entries of all tables, and the rows of each status.
+
+    network: Bayesian; whole tables of noisy nodes are counted.
+    table: a path, or a table in memory.
+    rows: how they are read.
+    compute: threads and memory.
+    progress: told of the rows.
+    """
+    whole = network.expanded
+    observations, reading = read_rows(open_rows(table, network, rows), whole, compute, progress=progress)
+    statuses = {"ok": observations.rows, "impossible": len(observations.impossible), "invalid": reading.invalid}
+    return observations.expect(values_of(whole)).counts, statuses
+
+
+def counts_table(network: Network, counts: Floats) -> pa.Table:
+    """Return counts of the entries of all tables of a network, float64 [entries], as a table."""
+    network, first, pieces = network.expanded, 0, []
+    for variable, factor in enumerate(network.factors):
+        own, size = network.variables[variable], factor.table.size
+        pieces.append(
+            pa.Table.from_arrays(
+                [
+                    pa.repeat(pa.scalar(own.name), size),
+                    _parents(network, variable),
+                    pa.array(own.states).take(pa.array(np.arange(size) % own.cardinality)),
+                    pa.array(counts[first : first + size]),
+                ],
+                schema=COUNTS_SCHEMA,
+            )
+        )
+        first += size
+    return pa.concat_tables(pieces).combine_chunks()
+
+
+def _parents(network: Network, variable: int) -> pa.Array:
+    """Return the states of the parents for each entry of a table."""
+    factor = network.factors[variable]
+    *parents, _ = factor.scope
+    size, width = factor.table.size, len(parents)
+    states = np.unravel_index(np.arange(size), factor.table.shape)[:width]
+    # Side by side for each entry: the columns of all parents are dealt out in turn.
+    order = pa.array(np.arange(size * width).reshape(width, size).T.ravel())
+    columns = [pa.array(network.variables[p].states).take(pa.array(at)) for p, at in zip(parents, states, strict=True)]
+    names = [pa.repeat(pa.scalar(network.variables[p].name), size) for p in parents]
+    flat = [pa.concat_arrays([pa.array([], pa.string()), *each]).take(order) for each in (names, columns)]
+    records = pa.StructArray.from_arrays(flat, fields=list(_PARENT))
+    return pa.ListArray.from_arrays(pa.array(np.arange(size + 1) * width, pa.int32()), records)
+
+
+def counts_text(table: pa.Table) -> pa.Table:
+    """Return a table of counts with text in the place of records, `A=yes, B=no`, for CSV."""
+    texts = [", ".join(f"{each['variable']}={each['state']}" for each in row) for row in table["parents"].to_pylist()]
+    return table.set_column(1, "parents", pa.array(texts, pa.string()))

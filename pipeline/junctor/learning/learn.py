@@ -1,0 +1,423 @@
+"""Parameters of a network from rows of evidence with gaps. Main function: `learn`, which users call `junctor.learn`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.engine.engine import Engine
+from junctor.evidence.mapping import MappingSource
+from junctor.formats import read_network
+from junctor.learning.checkpoint import Checkpoint, LearnState, Restart
+from junctor.learning.em import Acceleration, Fit, FitOptions, FitState, Iteration, fit
+from junctor.learning.expectation import Expectation, Floats
+from junctor.learning.observations import Observations
+from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
+from junctor.learning.priors import pseudo_counts
+from junctor.learning.rows import HeldOut, RowOptions, open_rows, read_rows, with_new_states
+from junctor.model.answers import OK
+from junctor.model.errors import EvidenceError, InputError
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query, one_of
+from junctor.runtime.machine import compute_options
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import RemotePath
+
+Start = Literal["network", "random", "uniform"]
+Impossible = Literal["refuse", "skip", "smooth"]
+
+# Share of a distribution that its zeros get where impossible rows are smoothed.
+SMOOTHING = 1e-3
+# Numbers of impossible rows that an error names.
+MOST_ROWS = 5
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class LearnOptions:
+    """What is fitted, and how; raises InputError for values that make no sense.
+
+    prior: as in `junctor.learning.priors`.
+    fix: names, or patterns of names, of variables whose tables stay.
+    tie: texts `A=B` for variables that share a table.
+    start: tables of the network, random ones (uniform over distributions), or uniform ones.
+    restarts: random starts, of which the best fit is kept.
+    seed: of random starts and of the rows held out.
+    holdout: share of the rows whose likelihood is only looked at in the end.
+    impossible: what becomes of rows that the zeros of the network rule out. `smooth` lifts the zeros.
+    new_states: whether states that the network lacks are added.
+    fit: when the loop ends.
+    """
+
+    prior: str = "none"
+    fix: tuple[str, ...] = ()
+    tie: tuple[str, ...] = ()
+    start: Start = "network"
+    restarts: int = 1
+    seed: int = 0
+    holdout: float = 0.0
+    impossible: Impossible = "refuse"
+    new_states: bool = False
+    fit: FitOptions = field(default_factory=FitOptions)
+
+    def __post_init__(self) -> None:
+        one_of("start", self.start, Start)
+        one_of("impossible", self.impossible, Impossible)
+        if self.restarts < 1:
+            raise InputError(f"found {self.restarts!r} restarts, expected at least 1")
+        if self.restarts > 1 and self.start != "random":
+            raise InputError(f"{self.restarts} restarts from the same start would end alike: add --start random")
+        if not 0 <= self.holdout < 1:
+            raise InputError(f"found a holdout of {self.holdout!r}, expected a share from 0 to below 1")
+        if not 0 <= self.seed < 2**64:
+            raise InputError(f"found seed {self.seed}, expected 0 to 2^64 - 1")
+
+
+@dataclass(frozen=True, slots=True)
+class HoldoutResult:
+    """Likelihood of the rows that were held out.
+
+    rows: with a probability; impossible: without one, under the fitted network.
+    weight: of the former.
+    log_likelihood: of the former, the sum of weight * log P(evidence).
+    """
+
+    rows: int
+    impossible: int
+    weight: float
+    log_likelihood: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Learned:
+    """What was learned.
+
+    network: the fitted one.
+    trace: iterations from the best start, the start included.
+    restarts: what came of each start.
+    converged, reason: whether and why the best fit ended.
+    rows: of each status: `ok` took part, the others did not.
+    weight: sum of the weights of the rows that took part.
+    latent: names of variables that no row observes.
+    reasons: row -> why it is invalid, of the first ones.
+    holdout: None where nothing was held out.
+    """
+
+    network: Network
+    trace: tuple[Iteration, ...]
+    restarts: tuple[Restart, ...]
+    converged: bool
+    reason: str
+    rows: dict[str, int]
+    weight: float
+    latent: tuple[str, ...]
+    reasons: dict[int, str]
+    holdout: HoldoutResult | None
+
+    @property
+    def log_likelihood(self) -> float:
+        """Of the rows that took part, under the fitted network."""
+        return self.trace[-1].log_likelihood
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all but the network, for JSON."""
+        trace = [asdict(iteration) for iteration in self.trace]
+        # JSON has no infinity.
+        trace[0]["change"] = None
+        return {
+            "log_likelihood": self.log_likelihood,
+            "log_posterior": self.trace[-1].log_posterior,
+            "iterations": self.trace[-1].number,
+            "converged": self.converged,
+            "reason": self.reason,
+            "rows": self.rows,
+            "weight": self.weight,
+            "latent": list(self.latent),
+            "holdout": None if self.holdout is None else asdict(self.holdout),
+            "restarts": [asdict(each) for each in self.restarts],
+            "trace": trace,
+        }
+
+
+def learn(
+    network: Network | str | os.PathLike[str] | RemotePath,
+    table: Any,
+    *,
+    prior: str = "none",
+    fix: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    start: Start = "network",
+    restarts: int = 1,
+    seed: int = 0,
+    tolerance: float = 1e-6,
+    max_iterations: int = 200,
+    acceleration: Acceleration = "squarem",
+    holdout: float = 0.0,
+    impossible: Impossible = "refuse",
+    weight: str | None = None,
+    new_states: bool = False,
+    case_id: str | None = None,
+    ignore_extra: bool = False,
+    strict: bool = False,
+    missing: Sequence[str] = (),
+    mapping: MappingSource | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    watch: Callable[[int, Iteration], None] | None = None,
+) -> Learned:
+    """Fit the tables of a Bayesian network to rows of evidence with gaps, by expectation maximisation.
+
+    network: a Network, or the path of a network file; its zeros are structural and stay.
+    table: evidence, as for `junctor.posteriors`, or the path of a file or folder; what has no column is latent.
+    prior: "none", "bdeu:N" or "dirichlet:FILE" (`junctor.learning.priors`).
+    fix: names of variables, or patterns, whose tables stay.
+    tie: texts "A=B": variables that share a table.
+    start: the tables of the network, "random" or "uniform".
+    restarts: random starts, the best of which is returned.
+    seed: of random starts and of the rows held out.
+    tolerance: relative change of the objective, at least a nat for each unit of weight, at which a fit has converged.
+    max_iterations: of a start.
+    acceleration: "squarem" or "none".
+    holdout: share of the rows that are kept for a check.
+    impossible: "refuse" rows that the network's zeros rule out, "skip" them, or "smooth" the zeros.
+    weight: name of the column of weights.
+    new_states: add states that rows name and the network lacks.
+    case_id, ignore_extra, strict, missing, mapping, memory, threads: as for `junctor.posteriors`; invalid rows are left
+        out.
+    watch: told of each iteration, with the number of its start.
+
+    Raises ModelError, EvidenceError and InputError. What is returned does not depend on threads.
+    """
+    options = LearnOptions(
+        prior,
+        _several(fix),
+        _several(tie),
+        start,
+        restarts,
+        seed,
+        holdout,
+        impossible,
+        new_states,
+        FitOptions(tolerance, max_iterations, acceleration),
+    )
+    rows = RowOptions(weight, case_id, ignore_extra, strict, _several(missing), mapping)
+    network = network if isinstance(network, Network) else read_network(network)
+    return learn_rows(network, table, options, rows, compute_options(memory, threads, "cpu"), watch)
+
+
+def learn_rows(
+    network: Network,
+    table: Any,
+    options: LearnOptions,
+    rows: RowOptions,
+    compute: ComputeOptions,
+    watch: Callable[[int, Iteration], None] | None = None,
+    progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Learned:
+    """Fit a network; errors as of `learn`.
+
+    network: Bayesian.
+    table: a path, or a table in memory.
+    options: what is fitted, and how.
+    rows: how they are read.
+    compute: threads and memory.
+    watch: told of each iteration, with the number of its start.
+    progress: told of the rows while they are read.
+    checkpoint: where the state is kept after each iteration, and taken from.
+    """
+    fixed = named_variables(network, options.fix, "--fix")
+    # Before rows are read: what cannot be fitted needs no minutes to be seen.
+    parameters = NetworkParameters(network, fixed, tied_variables(network, options.tie))
+    if options.new_states:
+        network = with_new_states(network, open_rows(table, network, rows), fixed)
+        parameters = replace(parameters, network=network)
+    parameters = _smoothed(parameters, options)
+    network, pseudo = parameters.network, pseudo_counts(options.prior, parameters)
+    source = open_rows(table, network, rows)
+    observations, reading = read_rows(source, network, compute, options.holdout, options.seed, progress)
+    _refuse(observations, options)
+    latent = tuple(v.name for i, v in enumerate(network.public) if i not in source.columns)
+    if latent and options.start == "uniform":
+        logger.warning("EM cannot tell the states of %s apart from a uniform start: use --start random", latent[0])
+    model = NetworkFit(parameters, pseudo, observations)
+    is_complete = reading.is_complete and not network.hidden
+    if is_complete:
+        # Counts do not depend on the parameters.
+        options = replace(options, restarts=1, fit=replace(options.fit, max_iterations=1))
+    best, restarts = _best(model, options, watch, checkpoint)
+    if is_complete:
+        best = replace(best, converged=True, reason="complete rows take one step")
+    fitted = parameters.network_of(best.parameters)
+    held_out = sum(each.batch.rows for each in reading.held_out)
+    skipped = {"impossible": len(observations.impossible), "invalid": reading.invalid, "held_out": held_out}
+    return Learned(
+        fitted,
+        best.trace,
+        restarts,
+        best.converged,
+        best.reason,
+        {"ok": observations.rows, **skipped},
+        observations.weight,
+        latent,
+        reading.reasons,
+        _holdout(fitted, reading.held_out, compute) if options.holdout else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkFit:
+    """A network and its rows, as what is fitted.
+
+    parameters: which there are; pseudo: the pseudo count of each, float64.
+    observations: rows.
+    """
+
+    parameters: NetworkParameters
+    pseudo: Floats
+    observations: Observations
+
+    @property
+    def distributions(self) -> npt.NDArray[np.int64]:
+        """Where each distribution begins."""
+        return self.parameters.distributions
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return self.observations.weight
+
+    def expect(self, parameters: Floats) -> Expectation:
+        """E-step; distributions without any weight are returned with their sign changed, in the place of counts."""
+        found = self.observations.expect(self.parameters.tables(parameters))
+        counts = self.parameters.counts(found.counts, parameters)
+        nothing = np.add.reduceat(counts, self.distributions) == 0.0
+        return Expectation(np.where(self._spread(nothing), -parameters, counts), found.log_likelihood)
+
+    def maximise(self, counts: Floats) -> Floats:
+        """M-step: counts and pseudo counts, divided by their sums; what has no weight stays."""
+        pooled = self.parameters.pooled(np.maximum(counts, 0.0) + self.pseudo)
+        sums = np.add.reduceat(pooled, self.distributions)
+        kept = self._spread(sums == 0.0)
+        maximum = np.where(kept, -counts, pooled / self._spread(np.where(sums == 0.0, 1.0, sums)))
+        return np.where(self.parameters.is_fixed, self.parameters.values, maximum)
+
+    def log_prior(self, parameters: Floats) -> float:
+        """Return the sum of pseudo count * log(parameter)."""
+        counted = self.pseudo > 0
+        return float(np.sum(self.pseudo[counted] * np.log(parameters[counted])))
+
+    def _spread(self, of_distributions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.repeat(of_distributions, self.parameters.lengths)
+
+
+def start_parameters(parameters: NetworkParameters, start: Start, seed: int, number: int) -> Floats:
+    """Return the parameters that a fit begins with; structural zeros and fixed tables are kept.
+
+    parameters: which there are.
+    start: of the network, random or uniform.
+    seed, number: of the random start.
+    """
+    if start == "network":
+        return parameters.values
+    values = np.ones(parameters.size)
+    if start == "random":
+        # Exponential numbers, divided by their sum, are uniform over distributions: Dirichlet with parameters 1.
+        values = np.random.default_rng([seed, number]).exponential(size=parameters.size)
+    values = np.where(parameters.support, values, 0.0)
+    for first, *others in parameters.tied:
+        for other in others:
+            values[parameters.blocks[other].span] = values[parameters.blocks[first].span]
+    values /= np.repeat(np.add.reduceat(values, parameters.distributions), parameters.lengths)
+    return np.where(parameters.is_fixed, parameters.values, values)
+
+
+def _best(
+    model: NetworkFit,
+    options: LearnOptions,
+    watch: Callable[[int, Iteration], None] | None,
+    checkpoint: Checkpoint | None,
+) -> tuple[Fit, tuple[Restart, ...]]:
+    """Return the best fit of all starts, and what came of each."""
+    state = (checkpoint.state if checkpoint is not None else None) or LearnState((), None, None)
+    best, restarts = state.best, list(state.restarts)
+    for number in range(len(restarts), options.restarts):
+        start = state.current
+        state = replace(state, current=None)
+
+        def keep(current: FitState, best: Fit | None = best) -> None:
+            if checkpoint is not None:
+                checkpoint.keep(LearnState(tuple(restarts), best, current))
+
+        def tell(iteration: Iteration, number: int = number) -> None:
+            if watch is not None:
+                watch(number, iteration)
+
+        begin = start_parameters(model.parameters, options.start, options.seed, number) if start is None else start
+        found = fit(model, begin, options.fit, tell, keep)
+        last = found.trace[-1]
+        restarts.append(Restart(last.number, last.log_likelihood, last.log_posterior, found.converged))
+        if best is None or found.log_posterior > best.log_posterior:
+            best = found
+    assert best is not None
+    return best, tuple(restarts)
+
+
+def _smoothed(parameters: NetworkParameters, options: LearnOptions) -> NetworkParameters:
+    """Return the parameters with tied tables equal, and without zeros where these are to be lifted."""
+    values = parameters.values
+    if options.impossible == "smooth":
+        lifted = np.zeros(parameters.size, dtype=np.bool_)
+        for block in parameters.blocks:
+            # Zeros of contributions say which state of a parent has no effect.
+            lifted[block.span] = not (block.is_fixed or block.is_contribution)
+        uniform = SMOOTHING / np.repeat(parameters.lengths, parameters.lengths)
+        values = np.where(lifted, (1.0 - SMOOTHING) * values + uniform, values)
+    return replace(parameters, network=parameters.network_of(values))
+
+
+def _refuse(observations: Observations, options: LearnOptions) -> None:
+    """Raise EvidenceError for impossible rows that are not to be skipped, and where no row is left."""
+    impossible = observations.impossible
+    if impossible and options.impossible != "skip":
+        some = ", ".join(f"{row + 1:,}" for row in impossible[:MOST_ROWS])
+        which = f"row {some} is" if len(impossible) == 1 else f"{len(impossible):,} rows are"
+        named = "" if len(impossible) == 1 else f" ({some}{', ...' if len(impossible) > MOST_ROWS else ''})"
+        lift = "" if options.impossible == "smooth" else ", --impossible smooth lifts the zeros"
+        raise EvidenceError(
+            f"{which} impossible{named} by zeros of the network: --impossible skip leaves such rows out{lift}"
+        )
+    if not observations.rows:
+        raise EvidenceError("found no row to learn from")
+
+
+def _holdout(network: Network, held_out: Sequence[HeldOut], compute: ComputeOptions) -> HoldoutResult:
+    rows = impossible = 0
+    weights, terms = [0.0], [0.0]
+    # Any target will do: the answers bring log P(evidence).
+    target = min(network.public, key=lambda variable: variable.cardinality).name
+    engine = Engine(
+        network, Query("posteriors", (target,)), compute, expected_rows=sum(each.batch.rows for each in held_out)
+    )
+    for each in held_out:
+        answers = engine.answer(each.batch, explain=False)
+        possible = (answers.status == OK) & (each.weights > 0)
+        rows += int(possible.sum())
+        impossible += int(((answers.status != OK) & (each.weights > 0)).sum())
+        weights += each.weights[possible].tolist()
+        terms += (each.weights[possible] * answers.log_value[possible]).tolist()
+    return HoldoutResult(rows, impossible, math.fsum(weights), math.fsum(terms))
+
+
+def _several(names: Sequence[str]) -> tuple[str, ...]:
+    # A name alone would otherwise pass for a sequence of letters.
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,226 @@
+"""Dirichlet priors as pseudo counts, one for each parameter. Main function: `pseudo_counts`.
+
+Pseudo counts a are added to expected counts, so that a complete table gives (n + a) / sum(n + a): the mean of a
+Dirichlet posterior with parameters a, and the mode of one with parameters a + 1. EM raises log-likelihood + the sum of
+a log(parameter), the latter's density; structural zeros have no pseudo counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from junctor.learning.expectation import Floats
+from junctor.learning.parameters import NetworkParameters
+from junctor.model.errors import InputError, ModelError, Place, nearest
+from junctor.model.network import Network
+from junctor.runtime.remote import AnyPath, location
+
+# Columns of a file of counts.
+COUNT_COLUMNS = ("variable", "state", "parents", "count")
+_STRENGTH = re.compile(r"(.+)@([0-9.eE+-]+)")
+
+
+def pseudo_counts(prior: str, parameters: NetworkParameters) -> Floats:
+    """Return the pseudo count of each parameter, float64 [entries]; raises InputError for a prior that is none.
+
+    prior: "none"; "bdeu:N" for an equivalent sample size of N rows, N / (r q) for each entry of a table with r states
+        and q configurations of parents [Heckerman, Geiger and Chickering 1995]; "dirichlet:FILE" for a file of counts
+        (JSON, CSV or the Parquet of `junctor counts`) or a network, whose probabilities are the pseudo counts of one
+        row for each configuration, of N rows with "dirichlet:FILE@N".
+    parameters: that it is about; fixed ones have none.
+    """
+    kind, _, rest = prior.partition(":")
+    if kind == "none" and not rest:
+        return np.zeros(parameters.size)
+    if kind == "bdeu":
+        counts = _bdeu(_positive(rest, f"prior {prior!r}"), parameters)
+    elif kind == "dirichlet" and rest:
+        counts = _of_file(rest, parameters)
+    else:
+        raise InputError(f"found the prior {prior!r}, expected none, bdeu:N or dirichlet:FILE")
+    counts[parameters.is_fixed] = 0.0
+    return counts
+
+
+def configuration_text(network: Network, variable: int, states: Sequence[int]) -> str:
+    """Return `A=yes, B=no` for states of the parents of a variable."""
+    parents = network.factors[variable].scope[:-1]
+    named = (
+        f"{network.variables[p].name}={network.variables[p].states[s]}" for p, s in zip(parents, states, strict=True)
+    )
+    return ", ".join(named)
+
+
+def _bdeu(rows: float, parameters: NetworkParameters) -> Floats:
+    counts = np.empty(parameters.size)
+    for block in parameters.blocks:
+        counts[block.span] = rows / math.prod(block.shape)
+    return np.where(parameters.support, counts, 0.0)
+
+
+def _of_file(text: str, parameters: NetworkParameters) -> Floats:
+    strength = 1.0
+    if (match := _STRENGTH.fullmatch(text)) is not None:
+        text, strength = match[1], _positive(match[2], f"prior dirichlet:{text}")
+    path = location(text)
+    place, name = Place(str(path)), path.name.lower()
+    if name.endswith(".json"):
+        tables = _json_tables(path, parameters.network)
+    elif name.endswith(".csv"):
+        tables = _row_tables(_csv_rows(path), parameters.network, place)
+    elif name.endswith(".parquet") and (rows := _parquet_rows(path)) is not None:
+        tables = _row_tables(rows, parameters.network, place)
+    else:
+        tables = _network_tables(path, parameters.network)
+    counts = np.zeros(parameters.size)
+    for variable, table in tables.items():
+        block, known = parameters.blocks[variable], parameters.network.variables[variable].name
+        if block.is_fixed:
+            continue
+        if block.is_contribution:
+            raise InputError(
+                f"pseudo counts of {known!r}: a noisy node with many parents has no table, only bdeu", place
+            )
+        if not (np.isfinite(table) & (table >= 0)).all():
+            raise InputError(f"pseudo counts of {known!r}: expected finite numbers that are not negative", place)
+        counts[block.span] = strength * table.ravel()
+    wrong = np.flatnonzero((counts > 0) & ~parameters.support)
+    if wrong.size:
+        variable = next(b.owner for b in parameters.blocks if b.span.start <= wrong[0] < b.span.stop)
+        known = parameters.network.variables[variable].name
+        raise InputError(
+            f"pseudo counts of {known!r}: one above 0 stands where the network has a structural zero (--impossible "
+            "smooth lifts these)",
+            place,
+        )
+    return counts
+
+
+def _network_tables(path: AnyPath, network: Network) -> dict[int, Floats]:
+    from junctor.formats import read_network
+
+    other, tables = read_network(path), {}
+    for name, variable in network.index.items():
+        if name not in other.index:
+            continue
+        factor, given = network.factors[variable], other.expanded.factors[other.index[name]]
+        parents, others = ([of.variables[v] for v in f.scope] for of, f in ((network, factor), (other, given)))
+        if sorted(v.name for v in parents) != sorted(v.name for v in others) or others[-1].name != name:
+            raise ModelError(f"the table of {name!r} has other parents than in the network", Place(str(path)))
+        order = [[v.name for v in others].index(v.name) for v in parents]
+        if [others[at].states for at in order] != [v.states for v in parents]:
+            raise ModelError(f"the table of {name!r} has other states than in the network", Place(str(path)))
+        tables[variable] = given.table.transpose(order)
+    return tables
+
+
+def _json_tables(path: AnyPath, network: Network) -> dict[int, Floats]:
+    place = Place(str(path))
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", place) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON ({error})", place) from None
+    if not isinstance(content, dict):
+        raise InputError("expected an object: names of variables, and for each its counts, parents first", place)
+    tables = {}
+    for name, counts in content.items():
+        variable = _found(name, network, place)
+        try:
+            table = np.array(counts, dtype=np.float64)
+        except (ValueError, TypeError):
+            raise InputError(f"pseudo counts of {name!r}: expected numbers in nested lists", place) from None
+        expected = network.factors[variable].table.shape
+        if table.shape != expected and table.shape != (math.prod(expected),):
+            sizes = [" x ".join(map(str, shape)) or "1" for shape in (table.shape, expected)]
+            raise InputError(f"pseudo counts of {name!r}: found {sizes[0]}, expected {sizes[1]}, parents first", place)
+        tables[variable] = table.reshape(expected)
+    return tables
+
+
+def _csv_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
+    place = Place(str(path))
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", place) from None
+    except UnicodeDecodeError:
+        raise InputError("not UTF-8", place) from None
+    reader = csv.DictReader(io.StringIO(text))
+    if not set(COUNT_COLUMNS) <= set(reader.fieldnames or ()):
+        raise InputError(f"expected the columns {', '.join(COUNT_COLUMNS)}", place)
+    yield from reader
+
+
+def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]] | None:
+    """Return the rows of a file of counts, None for a network."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from junctor.runtime.files import refused
+    from junctor.runtime.remote import parquet_source
+
+    with (
+        refused(lambda said: InputError(f"cannot be read as Parquet ({said})", Place(str(path)))),
+        pq.ParquetFile(parquet_source(path)) as file,
+    ):
+        if not set(COUNT_COLUMNS) <= set(file.schema_arrow.names):
+            return None
+        table: pa.Table = file.read(columns=list(COUNT_COLUMNS))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows:
+        row["parents"] = ", ".join(f"{each['variable']}={each['state']}" for each in row["parents"] or ())
+    return iter(rows)
+
+
+def _row_tables(rows: Iterator[Mapping[str, Any]], network: Network, place: Place) -> dict[int, Floats]:
+    """Return the tables of rows of counts; entries without a row have a count of 0."""
+    tables: dict[int, Floats] = {}
+    places: dict[int, dict[str, tuple[int, ...]]] = {}
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for number, row in enumerate(rows, 1):
+        variable = _found(row["variable"], network, place)
+        factor, known = network.factors[variable], network.variables[variable]
+        if variable not in tables:
+            tables[variable] = np.zeros(factor.table.shape)
+            every = product(*map(range, factor.table.shape[:-1]))
+            places[variable] = {configuration_text(network, variable, states): states for states in every}
+        configuration = row["parents"] or ""
+        if configuration not in places[variable] or row["state"] not in known.states:
+            wrong = repr(row["state"]) if configuration in places[variable] else f"the configuration {configuration!r}"
+            raise InputError(f"row {number}: {known.name!r} has no {wrong} in the network", place)
+        at = (*places[variable][configuration], known.states.index(row["state"]))
+        if (variable, at) in seen:
+            raise InputError(f"row {number}: a second count of the same entry of {known.name!r}", place)
+        seen.add((variable, at))
+        try:
+            tables[variable][at] = float(row["count"])
+        except (TypeError, ValueError):
+            raise InputError(f"row {number}: found the count {row['count']!r}, expected a number", place) from None
+    return tables
+
+
+def _found(name: Any, network: Network, place: Place) -> int:
+    if name not in network.index:
+        raise InputError(f"no variable is named {name!r}{nearest(str(name), network.index)}", place)
+    return network.index[name]
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InputError(f"{what}: found {text!r}, expected a number above 0")
+    return number
