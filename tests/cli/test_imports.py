@@ -21,7 +21,7 @@ HEAVY = {
     "psutil",
 }
 COMMANDS = (
-    *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi"),
+    *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi", "learn-chain"),
     *("tune", "warmup", "cache", "status", "demo", "deploy", "serve", "report"),
 )
 

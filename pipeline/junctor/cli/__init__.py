@@ -16,6 +16,7 @@ from junctor.cli.deploy import deploy
 from junctor.cli.failures import Commands
 from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
+from junctor.cli.learn_chain import learn_chain
 from junctor.cli.map import propose_mapping
 from junctor.cli.report import report
 from junctor.cli.run import run
@@ -38,7 +39,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _RUNS = (run, report, finalise, status, verify, deploy, serve)
-for command in (*_RUNS, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
+for command in (
+    *_RUNS,
+    inspect,
+    convert,
+    validate,
+    calibrate,
+    ask,
+    joint,
+    viterbi,
+    learn_chain,
+    tune,
+    warmup,
+    cache,
+    demo,
+):
     app.command()(command)
 app.command("map")(propose_mapping)
 

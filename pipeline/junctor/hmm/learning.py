@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,8 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import one_of
 from junctor.runtime.machine import compute_options
 
+# Sequences without a part whose reasons are told.
+MOST_REASONS = 20
 StartChoice = Literal["model", "random", "uniform"]
 
 
@@ -86,6 +88,23 @@ class LearnedModel:
     def log_likelihood(self) -> float:
         """Sum of weight * log P over the sequences that took part."""
         return self.fit.log_likelihood
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all but the parameters, for JSON."""
+        trace = [asdict(iteration) for iteration in self.fit.trace]
+        # JSON has no infinity.
+        trace[0]["change"] = None
+        return {
+            "log_likelihood": self.log_likelihood,
+            "log_posterior": self.fit.log_posterior,
+            "iterations": self.fit.trace[-1].number,
+            "converged": self.fit.converged,
+            "reason": self.fit.reason,
+            "sequences": self.statuses,
+            "reasons": {str(n): self.reasons[n] for n in sorted(self.reasons)[:MOST_REASONS]},
+            "restarts": [asdict(each) for each in self.restarts],
+            "trace": trace,
+        }
 
 
 def learn(
