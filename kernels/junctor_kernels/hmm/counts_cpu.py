@@ -18,11 +18,14 @@ from junctor_kernels.cpu.jit import inlined, jit, loops, part
 from junctor_kernels.cpu.vectors import (
     BYTES,
     add,
+    lanes_total,
     load,
+    load4,
     load8,
     multiply,
     multiply_add,
     spread,
+    spread4,
     spread8,
     store,
     subtract,
@@ -90,8 +93,7 @@ def expect(
     work = np.zeros((2 * count + 1) * stride)
     posterior = 2 * count * stride
     parts, taken, sparse = parts_of(matrix, size, trellis), 0, len(matrix.starts) > 0
-    # Behind `left`, the lanes of a sum.
-    left = np.zeros((size + TILE - 1) // TILE * TILE * RUN + 8 if logs is None else 0)
+    left = np.zeros((size + TILE - 1) // TILE * TILE * RUN if logs is None else 0)
     right = np.zeros(stride * RUN if logs is None else 0)
     for t in range(ticks - 1, -1, -1):
         under_way = starts[t + 1] - starts[t]
@@ -195,14 +197,15 @@ def _posterior(trellis: Any, at: int, work: Any, there: int, to: int, size: int,
 def _take_tiles(
     trellis: Any, at: int, work: Any, x: int, size: int, stride: int, factor: float, left: Any, right: Any, taken: int
 ) -> None:
-    # [states before / TILE][RUN][TILE], and panels [states after / width][RUN][width].
-    for i in range(size):
-        left[i // TILE * RUN * TILE + taken * TILE + i % TILE] = trellis[at + i] * factor
-    width = VECTORS * BYTES // 8
+    # [states before / TILE][RUN][TILE], and panels [states after / width][RUN][width]; rows are padded with zeros.
+    for i in range(0, size, TILE):
+        store(left, i * RUN + taken * TILE, multiply(load4(trellis, at + i), spread4(factor)))
+    lanes = BYTES // 8
+    width = VECTORS * lanes
     for j in range(0, stride, width):
         to = j * RUN + taken * width
-        for lane in range(width):
-            right[to + lane] = work[x + j + lane]
+        for k in range(0, width, lanes):
+            store(right, to + k, load(work, x + j + k))
 
 
 @part
@@ -291,12 +294,7 @@ def _line_product(left: Any, one: int, right: Any, other: int) -> float:
         b = multiply_add(load8(left, one + k + 8), load8(right, other + k + 8), b)
         c = multiply_add(load8(left, one + k + 16), load8(right, other + k + 16), c)
         d = multiply_add(load8(left, one + k + 24), load8(right, other + k + 24), d)
-    scratch = len(left) - 8
-    store(left, scratch, add(add(a, b), add(c, d)))
-    for half in (4, 2, 1):
-        for lane in range(half):
-            left[scratch + lane] += left[scratch + half + lane]
-    return float(left[scratch])
+    return float(lanes_total(add(add(a, b), add(c, d))))
 
 
 @part

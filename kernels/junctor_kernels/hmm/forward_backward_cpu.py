@@ -13,7 +13,22 @@ import numpy as np
 
 from junctor_kernels.cpu.jit import inlined, jit, part
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
-from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store, subtract
+from junctor_kernels.cpu.vectors import (
+    BYTES,
+    add,
+    highest,
+    lanes_total,
+    larger,
+    least_above_zero,
+    load,
+    lowest,
+    multiply,
+    spread,
+    spread8,
+    store,
+    subtract,
+    wide8,
+)
 from junctor_kernels.hmm.products_cpu import VECTORS, parts_of, product
 
 # Rows are probabilities divided by a power of two, which rounds nothing, so that the largest is in [0.5, 1). For each
@@ -134,21 +149,25 @@ def emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: 
     size: number of states.
     emissions: flat, those of the row begin at `e`.
     """
+    # Rows and emissions are padded with zeros.
+    lanes = BYTES // rows.itemsize
     if logs is None:
-        largest = rows.dtype.type(0)
-        for k in range(size):
-            rows[at + k] *= emissions[e + k]
-            largest = max(largest, rows[at + k])
+        top = spread(rows.dtype.type(0))
+        for k in range(0, size, lanes):
+            product_of_both = multiply(load(rows, at + k), load(emissions, e + k))
+            store(rows, at + k, product_of_both)
+            top = larger(product_of_both, top)
+        largest = highest(top)
         # Impossible from here on: log P is -inf, and the row stays zero.
         if largest == 0:
             return -np.inf, largest
         _, power = math.frexp(largest)
-        factor = rows.dtype.type(math.ldexp(1.0, -power))
-        least = rows.dtype.type(np.inf)
-        for k in range(size):
-            rows[at + k] *= factor
-            least = min(least, rows[at + k] if rows[at + k] > 0 else least)
-        return float(power), least
+        factor, low = spread(rows.dtype.type(math.ldexp(1.0, -power))), spread(rows.dtype.type(np.inf))
+        for k in range(0, size, lanes):
+            scaled = multiply(load(rows, at + k), factor)
+            store(rows, at + k, scaled)
+            low = least_above_zero(low, scaled)
+        return float(power), lowest(low)
     largest = rows.dtype.type(-np.inf)
     for k in range(size):
         rows[at + k] += emissions[e + k]
@@ -163,11 +182,11 @@ def emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: 
 @part
 def least_of(rows: Any, at: int, size: int, logs: Any) -> Any:
     """Return the smallest number above zero in a row."""
-    least = rows.dtype.type(np.inf)
+    low = spread(rows.dtype.type(np.inf))
     if logs is None:
-        for k in range(size):
-            least = min(least, rows[at + k] if rows[at + k] > 0 else least)
-    return least
+        for k in range(0, size, BYTES // rows.itemsize):
+            low = least_above_zero(low, load(rows, at + k))
+    return lowest(low)
 
 
 @part
@@ -182,19 +201,20 @@ def _log_total(rows: Any, at: int, size: int, logs: Any) -> float:
     return math.log(total) if total > 0 else -np.inf
 
 
-@jit
+@part
 def total_of(rows: Any, at: int, size: int) -> float:
-    """Return the sum of a row."""
-    sums = np.zeros(LANES)
+    """Return the sum of a row, in double precision."""
+    a = b = c = d = spread8(0.0)
     for k in range(0, size, LANES):
-        for lane in range(min(LANES, size - k)):
-            sums[lane] += rows[at + k + lane]
-    half = LANES // 2
-    while half:
-        for lane in range(half):
-            sums[lane] += sums[lane + half]
-        half //= 2
-    return float(sums[0])
+        a = add(a, wide8(rows, at + k))
+        # A row ends within a line of lanes.
+        if k + 8 < size:
+            b = add(b, wide8(rows, at + k + 8))
+        if k + 16 < size:
+            c = add(c, wide8(rows, at + k + 16))
+        if k + 24 < size:
+            d = add(d, wide8(rows, at + k + 24))
+    return float(lanes_total(add(add(a, c), add(b, d))))
 
 
 @part
