@@ -50,7 +50,7 @@ TILE = 4
 Array = npt.NDArray[np.float64]
 
 
-class Sums(NamedTuple):
+class SequenceSums(NamedTuple):
     """Sums over sequences, each array the sums and behind them what rounding took from them; rows padded.
 
     start: [2, stride].
@@ -84,7 +84,7 @@ def expect(
     matrix: packed transposed transitions.
     trellis: forward rows.
     weights: float64 [sequences].
-    sums: `Sums`, flat.
+    sums: `SequenceSums`, flat.
     size, least, stride, starts, which, emissions, leasts, logs: as for `forward`.
     """
     count, ticks = starts[1], len(starts) - 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.hmm import counts_cpu, forward_backward_cpu
-from junctor_kernels.hmm.counts_cpu import RUN, TILE, Sums
+from junctor_kernels.hmm.counts_cpu import RUN, TILE, SequenceSums
 
 from junctor.hmm.emissions import emissions_of, offsets_of
 from junctor.hmm.model import HiddenMarkovModel
@@ -51,7 +51,7 @@ class SequenceCounts:
 class _Group:
     """What a group of sequences adds up to; `lost`: those that lost a number, and are not in it."""
 
-    sums: Sums
+    sums: SequenceSums
     lost: Integers
 
 
@@ -96,7 +96,7 @@ class SequenceCounter:
         groups = locksteps(self.batch.lengths, pending, TOGETHER)
         return [part for steps in groups for part in parts_of(steps, rows)]
 
-    def _total(self, numbers: SumNumbers, groups: list[Lockstep], log_value: Array) -> tuple[Sums, Integers]:
+    def _total(self, numbers: SumNumbers, groups: list[Lockstep], log_value: Array) -> tuple[SequenceSums, Integers]:
         """Return the sums over groups, and the sequences that lost a number, ascending."""
         total = self._empty(numbers)
         threads = self._threads(numbers, groups, sum(array.nbytes for array in total))
@@ -125,13 +125,13 @@ class SequenceCounter:
             )
         return threads
 
-    def _empty(self, numbers: SumNumbers) -> Sums:
+    def _empty(self, numbers: SumNumbers) -> SequenceSums:
         size, stride = numbers.states, numbers.stride
         sparse = len(numbers.backward.starts)
         rows = stride if numbers.logs else -(-size // TILE) * TILE
         entries = len(numbers.backward.numbers) if sparse else rows * stride
         emission = 0 if self.batch.symbols is None else len(numbers.emissions) * stride
-        return Sums(np.zeros(2 * stride), np.zeros(2 * entries), np.zeros(2 * emission))
+        return SequenceSums(np.zeros(2 * stride), np.zeros(2 * entries), np.zeros(2 * emission))
 
     def _group(self, numbers: SumNumbers, steps: Lockstep, log_value: Array) -> _Group:
         """Count sequences in lockstep, again without those that lose a number."""
@@ -160,7 +160,7 @@ class SequenceCounter:
         return _Group(rest.sums, np.concatenate([steps.sequences[lost], rest.lost]))
 
 
-def _unpacked(model: HiddenMarkovModel, numbers: SumNumbers, sums: Sums) -> SequenceCounts:
+def _unpacked(model: HiddenMarkovModel, numbers: SumNumbers, sums: SequenceSums) -> SequenceCounts:
     """Return the counts that sums of kernels stand for, without log values."""
     size, stride = numbers.states, numbers.stride
     start, transition, emission = (array.reshape(2, -1).sum(axis=0) for array in sums)
