@@ -14,6 +14,7 @@ from helpers.hmm_models import random_model
 from junctor.hmm import build_model, learn, read_model, write_model
 from junctor.learning import checkpoint
 from junctor.learning.checkpoint import Checkpoint, LearnState
+from junctor.runtime.devices import has_gpu
 from pyarrow import parquet
 
 FILES = ("model.parquet", "words.parquet", "-o", "fitted.json")
@@ -146,6 +147,11 @@ def test_bad_options(args: tuple[str, ...], code: int, message: str) -> None:
     result = run(*args, code=code)
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not Path("fitted.json").exists()
+
+
+@pytest.mark.skipif(has_gpu(), reason="it would be used")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert "found no NVIDIA GPU" in run("--device", "gpu", code=5).stderr
 
 
 def test_bad_weights() -> None:

@@ -18,7 +18,7 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.parameters import ChainParameters
 from junctor.learning.checkpoint import Checkpoint, LearnState
 from junctor.learning.em import FitOptions
-from junctor.model.errors import BudgetError, EvidenceError, InputError
+from junctor.model.errors import BudgetError, DeviceError, EvidenceError, InputError
 from junctor.model.options import ComputeOptions
 
 HERE = ComputeOptions(threads=1, device="cpu")
@@ -248,11 +248,12 @@ def test_starts_of_a_fit() -> None:
         ({"weights": [1]}, "weights: found shape"),
         ({"weights": [1, -1]}, "weights: sequence 1 has -1.0, expected a number of 0 or more"),
         ({"weights": ["a", 1]}, "weights: not an array of numbers"),
+        ({"device": "tpu"}, "found device 'tpu'"),
         ({"weights": [0, 0]}, "none of 2 sequences takes part"),
     ],
 )
 def test_bad_options_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, DeviceError), match=message):
         learn(random_model(2, 2), [[0], [1]], **options)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from junctor.cli import options as cli
+from junctor.model.options import DeviceChoice
 
 if TYPE_CHECKING:
     from junctor.hmm.learning import LearnedModel
@@ -82,6 +83,13 @@ def learn_chain(
             help="What sums and rows may take, such as 4GiB; 60 % of what is free.", rich_help_panel=cli.RESOURCES
         ),
     ] = None,
+    device: Annotated[
+        DeviceChoice,
+        typer.Option(
+            help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=cli.RESOURCES
+        ),
+    ] = "cpu",
+    device_memory: cli.DeviceMemory = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -104,7 +112,9 @@ def learn_chain(
     options = ChainOptions(_pseudo_counts(prior or []), parts, start, restarts, seed, fit)  # type: ignore[arg-type]
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
     try:
-        learned = job.run(cli.compute_options(memory, threads), None if quiet else _Lines(restarts).tell)
+        learned = job.run(
+            cli.compute_options(memory, threads, device, device_memory), None if quiet else _Lines(restarts).tell
+        )
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     if json:

@@ -6,6 +6,8 @@ Main class: SequenceCounter, for `junctor.hmm.learn`. Counts do not depend on th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from junctor.hmm.smooth import parts_of
 from junctor.model.errors import BudgetError
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.planning.budget import format_bytes
+from junctor.runtime.devices import has_gpu
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import ahead
 
@@ -29,6 +32,8 @@ Integers = npt.NDArray[np.int64]
 # these, so they do not depend on the memory.
 TOGETHER = 32
 GROUP_BYTES = 64 * 2**20
+# Multiply-adds of a batch (transitions times steps) from which a GPU pays for its start.
+DEVICE_TERMS = 1 << 36
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,10 +85,14 @@ class SequenceCounter:
         for logs in (False, True):
             if not len(pending):
                 break
-            numbers = SumNumbers(model, np.float64, logs)
+            groups, gpu = self._groups_of(pending, model), None if logs else self._gpu(model)
+            numbers = SumNumbers(model, np.float64, logs) if gpu is None else gpu.numbers
             if not numbers.fits:
                 continue
-            sums, pending = self._total(numbers, self._groups_of(pending, numbers), log_value)
+            if gpu is None:
+                sums, pending = self._total(numbers, groups, log_value)
+            else:
+                sums, pending = gpu.total(self.batch, self.weights, groups, log_value)
             found = _unpacked(model, numbers, sums)
             start += found.start
             entries += found.transition
@@ -91,8 +100,31 @@ class SequenceCounter:
                 emission += found.emission
         return SequenceCounts(start, entries, emission, log_value)
 
-    def _groups_of(self, pending: Integers, numbers: SumNumbers) -> list[Lockstep]:
-        rows = max(1, GROUP_BYTES // numbers.row_bytes)
+    def _gpu(self, model: HiddenMarkovModel) -> Any:
+        """Return the counter of a GPU that is asked for, or worth it, and has room; raises BudgetError, DeviceError."""
+        asked = self.options.device
+        terms = int(self.batch.starts[-1]) * model.entries.size
+        if asked == "cpu" or (asked == "auto" and (terms < DEVICE_TERMS or not has_gpu())):
+            return None
+        from junctor.hmm.counts_gpu import GpuCounter
+
+        try:
+            return GpuCounter(model, self.options.device_memory, self._device)
+        except BudgetError:
+            if asked == "gpu":
+                raise
+            return None
+
+    @cached_property
+    def _device(self) -> Any:
+        from junctor.hmm.decode_gpu import open_device
+
+        # One for all iterations.
+        return open_device(np.float64)
+
+    def _groups_of(self, pending: Integers, model: HiddenMarkovModel) -> list[Lockstep]:
+        # Without the padding of rows, which depends on the machine.
+        rows = max(1, GROUP_BYTES // (8 * model.states))
         groups = locksteps(self.batch.lengths, pending, TOGETHER)
         return [part for steps in groups for part in parts_of(steps, rows)]
 

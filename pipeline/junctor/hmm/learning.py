@@ -24,8 +24,9 @@ from junctor.learning.em import Acceleration, Fit, FitOptions, FitState, Iterati
 from junctor.learning.expectation import Floats
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, STATUS_NAMES
 from junctor.model.errors import EvidenceError, InputError
-from junctor.model.options import ComputeOptions
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
+from junctor.runtime.devices import check_device
 from junctor.runtime.machine import compute_options
 
 # Sequences without a part whose reasons are told.
@@ -122,6 +123,8 @@ def learn(
     acceleration: Acceleration = "squarem",
     memory: int | str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "cpu",
+    device_memory: int | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
 ) -> LearnedModel:
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
@@ -138,11 +141,15 @@ def learn(
     max_iterations: of a start.
     acceleration: "squarem" or "none".
     memory: bytes (or "4GiB"), None for a share of the free memory.
-    threads: None for all cores; results do not depend on it.
+    threads: None for all cores.
+    device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
+    device_memory: bytes of the GPU.
     watch: told of each iteration, with the number of its start.
 
     Sequences that are invalid, or impossible under any numbers in place of those above zero, take no part, and are
-    reported. Raises ModelError, EvidenceError, InputError or BudgetError.
+    reported. What is returned does not depend on threads, memory or device.
+
+    Raises ModelError, EvidenceError, InputError, BudgetError or DeviceError.
     """
     from junctor.hmm.formats import read_model
     from junctor.hmm.sequences import encode_sequences
@@ -153,9 +160,9 @@ def learn(
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
     batch = encode_sequences(sequences, model).batch
-    return fit_model(
-        model, batch, checked_weights(weights, len(batch)), options, compute_options(memory, threads), watch
-    )
+    check_device(device)
+    compute = compute_options(memory, threads, device, device_memory)
+    return fit_model(model, batch, checked_weights(weights, len(batch)), options, compute, watch)
 
 
 def fit_model(
@@ -173,7 +180,7 @@ def fit_model(
     batch: the sequences.
     weights: float64 [sequences].
     options: how it is fitted.
-    compute: memory and threads.
+    compute: memory, threads and device.
     watch: told of each iteration, with the number of its start.
     checkpoint: where the state is kept after each iteration, and taken from.
     Raises EvidenceError, InputError or BudgetError.

@@ -16,6 +16,7 @@ from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.em import Iteration
 from junctor.model.errors import InputError
 from junctor.model.options import ComputeOptions
+from junctor.runtime.devices import check_device
 from junctor.runtime.remote import location
 
 # Endings of files of models.
@@ -51,10 +52,11 @@ class ChainJob:
     def run(self, compute: ComputeOptions, watch: Callable[[int, Iteration], None] | None = None) -> LearnedModel:
         """Fit, and write the model; an interrupted fit goes on where it stopped.
 
-        compute: memory and threads.
+        compute: memory, threads and device.
         watch: told of each iteration, with the number of its start.
-        Raises InputError, BudgetError, and RunError where the state of another fit lies there.
+        Raises InputError, BudgetError, DeviceError, and RunError where the state of another fit lies there.
         """
+        check_device(compute.device)
         output = location(self.output)
         # Before hours of work: any other name would get a Parquet file.
         if not output.name.lower().endswith(OUTPUTS):
