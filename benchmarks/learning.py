@@ -4,7 +4,7 @@
 
 Rows are samples of the network, without a share of their cells. Both start from the network's tables mixed with uniform
 ones, use no prior, and take the same number of iterations. Prints seconds of preparation and of an iteration, all
-threads together, the ratio of both, and how far logarithms of the likelihood and tables are apart.
+threads together, the ratio of both, and how far tables are apart.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def ours(
     return prepared - begin, (time.perf_counter() - prepared) / iterations, history, tables
 
 
-def peers(network: Network, cells: npt.NDArray[np.int32], iterations: int) -> tuple[float, list[float], list[Floats]]:
-    """Return what pyAgrum takes for an iteration, its logarithms of the likelihood, and its tables."""
+def peers(network: Network, cells: npt.NDArray[np.int32], iterations: int) -> tuple[float, list[Floats]]:
+    """Return what pyAgrum takes for an iteration, and its tables."""
     import pyagrum
     from agrum import peer_model
 
@@ -90,12 +90,16 @@ def peers(network: Network, cells: npt.NDArray[np.int32], iterations: int) -> tu
     learner.useNoPrior()
     learner.useEMWithDiffCriterion(1e-300, 0.0)
     learner.EMsetMaxIter(iterations)
-    learner.EMsetVerbosity(True)
     begin = time.perf_counter()
     learned = learner.learnParameters(named, False)
     seconds = (time.perf_counter() - begin) / iterations
-    tables = [learned.cpt(i).toarray().reshape(factor.table.shape) for i, factor in enumerate(network.factors)]
-    return seconds, list(learner.EMHistory()), tables
+    tables = []
+    for i, factor in enumerate(network.factors):
+        # Its parents are in an order of their own; the array has the variables from last to first.
+        names = list(reversed(learned.cpt(i).names))
+        axes = [names.index(network.variables[v].name) for v in factor.scope]
+        tables.append(learned.cpt(i).toarray().transpose(axes))
+    return seconds, tables
 
 
 def main() -> None:
@@ -113,13 +117,13 @@ def main() -> None:
     # Once beforehand: the first call loads compiled code.
     ours(network, cells[:100], 1, options.threads)
     prepared, taken, history, tables = ours(network, cells, options.iterations, options.threads)
-    print(f"{network.name}, {options.rows:,} rows, {options.missing:.0%} missing, {options.iterations} iterations")
+    share, iterations = f"{options.missing:.0%} missing", f"{options.iterations} iterations"
+    print(f"{Path(options.network).name}, {options.rows:,} rows, {share}, {iterations}")
     print(f"ours: {prepared:.3f} s to prepare, {taken:.4f} s an iteration, log-likelihood {history[-1]:.6f}")
     if not options.alone:
-        seconds, theirs, other = peers(network, cells, options.iterations)
+        seconds, other = peers(network, cells, options.iterations)
         apart = max(float(np.abs(a - b).max()) for a, b in zip(tables, other, strict=True))
-        print(f"pyAgrum: {seconds:.3f} s an iteration, log-likelihoods {theirs}")
-        print(f"ours: {history}")
+        print(f"pyAgrum: {seconds:.3f} s an iteration")
         whole = (prepared + options.iterations * taken) / options.iterations
         print(f"ratio: {seconds / taken:.0f}, preparation included {seconds / whole:.0f}; tables apart {apart:.1e}")
 

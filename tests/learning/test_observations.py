@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
 from junctor.learning import observations
-from junctor.learning.observations import Observations, observe, values_of
-from junctor.model.errors import EvidenceError, ModelError
+from junctor.learning.observations import Observations, gather, observe, split_rows, values_of
+from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 
@@ -225,3 +226,31 @@ def test_rows_with_nothing_observed_give_the_prior() -> None:
         np.testing.assert_allclose(expected.counts[place : place + family.size], 3 * family.ravel(), rtol=1e-12)
         place += family.size
     assert expected.log_likelihood == pytest.approx(0.0, abs=1e-12)
+
+
+@given(st.data())
+def test_batches_with_likelihoods_are_gathered(data: st.DataObject) -> None:
+    network = data.draw(networks(kind="bayes", max_variables=4))
+    batches = [data.draw(evidence_batches(network, max_rows=4)) for _ in range(3)]
+    found = observe(network, batches)
+    expected = found.expect(values_of(network))
+    counts, log_likelihoods, impossible, before = np.zeros(len(expected.counts)), [], [], 0
+    for batch in batches:
+        some, log_likelihood, rows = enumerated(network, batch, np.ones(batch.rows))
+        counts += some
+        log_likelihoods.append(log_likelihood)
+        impossible += [before + row for row in rows]
+        before += batch.rows
+    assert found.impossible == tuple(impossible)
+    np.testing.assert_allclose(expected.counts, counts, rtol=1e-12, atol=1e-13 * max(1.0, found.weight))
+    assert expected.log_likelihood == pytest.approx(math.fsum(log_likelihoods), rel=1e-11, abs=1e-11)
+    # As by workers, in the order of the batches.
+    apart = gather(network, [pickle.loads(pickle.dumps(split_rows(network, batch))) for batch in batches])
+    assert bytes_of(apart, values_of(network)) == bytes_of(found, values_of(network))
+
+
+def test_gaps_that_take_too_much_memory_are_refused() -> None:
+    network = generate.random_network(12, seed=3)
+    batch = sampled(network, 2000, 0.4, 5)
+    with pytest.raises(BudgetError, match="the gaps of 2,000 rows take"):
+        observe(network, [batch], options=ComputeOptions(memory=1 << 16))

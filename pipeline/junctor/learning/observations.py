@@ -1,9 +1,13 @@
-"""Rows of evidence, prepared once for many expected counts. Main objects: `observe`, Observations."""
+"""Rows of evidence, prepared once for many expected counts.
+
+Main objects: `observe` and Observations; between workers, `split_rows` and `gather`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -15,11 +19,12 @@ from junctor_kernels.row_trees import counts as kernel
 from junctor_kernels.row_trees.propagate import ANSWERED, IMPOSSIBLE, TOO_LARGE
 
 from junctor.cliques.joint import joint_posteriors
-from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.learning.expectation import Expectation, Floats
-from junctor.model.errors import EvidenceError, ModelError
+from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ONE_THREAD, ComputeOptions
+from junctor.planning.budget import approximate
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 
@@ -31,6 +36,8 @@ CHUNKS = 64
 CHUNK_FACTORS = 1 << 14
 # States of a component that are enumerated; tests have trees instead.
 ENUMERATED = kernel.MOST_STATES
+# What probabilities may exceed 1 by.
+ROUNDING = 1e-9
 # Initial room of a store, in components.
 ROOM = 1 << 10
 # Initial entries of messages.
@@ -85,6 +92,29 @@ class Observations:
         return Expectation(sums.sum(axis=1), self._scale + complete + float((weights * log_values).sum()))
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class SplitRows:
+    """Rows of a batch as components; what a worker returns.
+
+    rows: of the batch; taken: of them that take part.
+    weight: sum of the weights of these.
+    impossible: numbers of the rows with P(e) = 0.
+    complete: float64 [entries, 2], counts of families that are observed in full.
+    store: of the other components.
+    likelihoods: float64, different ones, scaled.
+    scale: what that took from the logarithm of the likelihood.
+    """
+
+    rows: int
+    taken: int
+    weight: float
+    impossible: tuple[int, ...]
+    complete: Floats
+    store: split.Store
+    likelihoods: Floats
+    scale: float
+
+
 def observe(
     network: Network,
     batches: Iterable[EvidenceBatch],
@@ -97,82 +127,172 @@ def observe(
     batches: evidence; what is summed depends on their order, by rounding alone.
     weights: float64 [rows] for each batch, not negative; 1 for every row if not given.
     options: threads and memory, on which no result depends.
-    Raises ModelError for Markov networks, and EvidenceError for weights that are none.
+    Raises ModelError for Markov networks, EvidenceError for weights that are none, and BudgetError for components that
+    take too much memory.
     """
+    given = itertools.repeat(None) if weights is None else iter(weights)
+    # Weights may be made with their batch: they are asked for after it.
+    return gather(network, (split_rows(network, batch, next(given), options) for batch in batches), options)
+
+
+def split_rows(
+    network: Network, batch: EvidenceBatch, weights: Floats | None = None, options: ComputeOptions = ONE_THREAD
+) -> SplitRows:
+    """Return the rows of a batch as components; arguments and errors as of `observe`."""
+    _check(network)
+    weights = np.ones(batch.rows) if weights is None else np.array(weights, dtype=np.float64)
+    if weights.shape != (batch.rows,) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise EvidenceError(f"found weights that are no {batch.rows} numbers of 0 or more, one for each row")
+    weights[list(batch.invalid)] = 0.0
+    return _Splitting(network, batch, options).rows(weights)
+
+
+def gather(network: Network, splits: Iterable[SplitRows], options: ComputeOptions = ONE_THREAD) -> Observations:
+    """Return the rows of some batches, in their order; arguments and errors as of `observe`."""
+    _check(network)
+    links = links_of(network)
+    size, given = int(links.places[-1]), len(links.starts) - 1
+    store, complete, likelihoods = _empty(network), np.zeros((size, 2)), _Likelihoods(links)
+    rows, taken, allowed = 0, 0, allowed_memory(options)
+    weights, scales, impossible = [], [], list[int]()
+    for part in splits:
+        impossible.extend(rows + row for row in part.impossible)
+        rows, taken = rows + part.rows, taken + part.taken
+        weights.append(part.weight)
+        scales.append(part.scale)
+        kernel.add_sums(part.complete, complete)
+        store = _merged(likelihoods.renumbered(part, given), store, network)
+        # While it grows there are two of them.
+        if (needed := 2 * sum(array.nbytes for array in store)) > allowed:
+            raise BudgetError(
+                f"the gaps of {rows:,} rows take {approximate(needed)}, allowed are {approximate(allowed)}: give more "
+                "memory, or learn from fewer rows"
+            )
+    return Observations(
+        network,
+        math.fsum(weights),
+        taken,
+        tuple(impossible),
+        complete.sum(axis=1),
+        store,
+        likelihoods.values,
+        math.fsum(scales),
+        options,
+    )
+
+
+def _check(network: Network) -> None:
     if network.kind != "bayes":
         raise ModelError("a Markov network has no families to count: its parameters do not follow from counts")
-    preparation = _Preparation(network, options)
-    if weights is None:
-        for batch in batches:
-            preparation.add(batch, np.ones(batch.rows))
-    else:
-        for batch, some in zip(batches, weights, strict=True):
-            preparation.add(batch, some)
-    return preparation.observations()
 
 
-class _Preparation:
-    """Splits rows into components, part by part."""
+class _Likelihoods:
+    """Different likelihoods of all rows, behind the tables of a network.
 
-    def __init__(self, network: Network, options: ComputeOptions) -> None:
-        self._network, self._options, self._links = network, options, links_of(network)
-        self._values = values_of(network)
-        self._support = self._values > 0
-        self._threads = options.threads or usable_cores()
-        self._likelihoods: dict[bytes, int] = {}
+    links: of the network.
+    """
+
+    def __init__(self, links: split.Links) -> None:
+        self._cards, self._size = links.cards, int(links.places[-1])
+        self._places: dict[bytes, int] = {}
         self._tables: list[Floats] = []
-        self._scales: list[float] = []
-        self._rows = self._taken = self._used = 0
-        self._weights: list[float] = []
-        self._impossible: list[int] = []
-        self._store, self._complete = _empty(network), np.zeros((len(self._values), 2))
+        self._used = 0
 
-    def add(self, batch: EvidenceBatch, weights: Floats) -> None:
-        """Take the rows of a batch."""
-        weights = np.array(weights, dtype=np.float64)
-        if weights.shape != (batch.rows,) or not (np.isfinite(weights) & (weights >= 0)).all():
-            raise EvidenceError(f"found weights that are no {batch.rows} numbers of 0 or more, one for each row")
-        weights[list(batch.invalid)] = 0.0
-        soft = self._soft(batch)
-        variables = len(self._network.variables)
-        size = max(1, min(PIECE_ROWS, PIECE_CELLS // variables))
-        pieces = [slice(start, min(batch.rows, start + size)) for start in range(0, batch.rows, size)]
+    @property
+    def values(self) -> Floats:
+        """All of them, one after the other."""
+        return np.concatenate([np.zeros(0), *self._tables])
 
-        def split_piece(piece: slice, _thread: int) -> tuple[split.Store, Floats, npt.NDArray[np.uint8]]:
-            return self._split(batch, soft, weights, piece)
+    def place(self, values: Floats) -> int:
+        """Return the first entry of a likelihood, which is listed if it is new."""
+        key = values.tobytes()
+        if key not in self._places:
+            self._places[key] = self._size + self._used
+            self._tables.append(values)
+            self._used += len(values)
+        return self._places[key]
 
-        for first in range(0, len(pieces), 2 * self._threads):
-            some = pieces[first : first + 2 * self._threads]
-            for piece, (store, complete, marks) in zip(some, in_threads(split_piece, some, self._threads), strict=True):
-                here = np.flatnonzero(marks)
-                self._impossible.extend((self._rows + piece.start + here).tolist())
-                weights[piece.start + here] = 0.0
-                self._store = _merged(store, self._store, self._network)
-                kernel.add_sums(complete, self._complete)
-        self._scales.extend(self._scaled(batch, weights))
-        self._weights.append(math.fsum(weights.tolist()))
-        self._taken += int(np.count_nonzero(weights))
-        self._rows += batch.rows
+    def renumbered(self, part: SplitRows, given: int) -> split.Store:
+        """Return a batch's components with the places that its likelihoods have here."""
+        if not len(part.likelihoods):
+            return part.store
+        count = int(part.store.counts[split.COMPONENTS])
+        starts = part.store.factor_starts
+        factors = [part.store.factors[starts[pattern] : starts[pattern + 1]] for pattern in part.store.pattern[:count]]
+        every = np.concatenate([np.zeros(0, dtype=np.int32), *factors])
+        bases = part.store.bases.copy()
+        for at in np.flatnonzero(every >= given):
+            first = bases[at] - self._size
+            bases[at] = self.place(part.likelihoods[first : first + self._cards[every[at] - given]])
+        return part.store._replace(bases=bases)
 
-    def _split(
-        self, batch: EvidenceBatch, soft: npt.NDArray[np.int32], weights: Floats, piece: slice
-    ) -> tuple[split.Store, Floats, npt.NDArray[np.uint8]]:
-        """Return components, complete counts and marks of impossible rows of a piece."""
+
+def _scales(soft: SoftEvidence) -> Floats:
+    """Return what likelihoods are divided by: their largest entry, or 1 where an entry would be lost."""
+    largest: Floats = soft.values.max(axis=1)
+    smallest = np.where(soft.values > 0, soft.values, np.inf).min(axis=1)
+    return np.where(smallest / largest > np.finfo(float).tiny, largest, 1.0)
+
+
+class _Splitting:
+    """Splits the rows of a batch, piece by piece."""
+
+    def __init__(self, network: Network, batch: EvidenceBatch, options: ComputeOptions) -> None:
+        self._network, self._batch, self._options = network, batch, options
+        self._links, self._values = links_of(network), values_of(network)
+        self._likelihoods = _Likelihoods(self._links)
+        self._soft = np.zeros((0, 0), dtype=np.int32)
+        if batch.likelihoods:
+            self._soft = np.full((batch.rows, len(network.variables)), -1, dtype=np.int32)
+            for v, soft in batch.likelihoods.items():
+                scaled = soft.values / _scales(soft)[:, None]
+                self._soft[soft.rows, v] = [self._likelihoods.place(values) for values in scaled]
+        self._support = np.concatenate([self._values, self._likelihoods.values]) > 0
+
+    def rows(self, weights: Floats) -> SplitRows:
+        """Return the components of the rows; their weights are set to 0 where they are impossible."""
+        rows, threads = self._batch.rows, self._options.threads or usable_cores()
+        size = max(1, min(PIECE_ROWS, PIECE_CELLS // len(self._network.variables)))
+        pieces = [slice(start, min(rows, start + size)) for start in range(0, rows, size)]
+        store, complete = _empty(self._network), np.zeros((len(self._values), 2))
+        for first in range(0, len(pieces), 2 * threads):
+            some = pieces[first : first + 2 * threads]
+            for part, counts in in_threads(lambda piece, _: self._piece(weights, piece), some, threads):
+                store = _merged(part, store, self._network)
+                kernel.add_sums(counts, complete)
+        # Rows of weight 0 were left out before, and are not impossible.
+        impossible = np.flatnonzero(weights < 0)
+        weights[impossible] = 0.0
+        # What was taken from the logarithms.
+        scale = [float((weights[soft.rows] * np.log(_scales(soft))).sum()) for soft in self._batch.likelihoods.values()]
+        return SplitRows(
+            rows,
+            int(np.count_nonzero(weights)),
+            math.fsum(weights.tolist()),
+            tuple(impossible.tolist()),
+            complete,
+            store,
+            self._likelihoods.values,
+            math.fsum(scale),
+        )
+
+    def _piece(self, weights: Floats, piece: slice) -> tuple[split.Store, Floats]:
+        """Return components and complete counts of some rows; the weights of impossible ones become negative."""
         states = np.full((piece.stop - piece.start, len(self._network.variables)), -1, dtype=np.int32)
-        for v, column in batch.states.items():
+        for v, column in self._batch.states.items():
             states[:, v] = column[piece]
-        some = soft[piece] if len(soft) else soft
-        taken, marks = weights[piece].copy(), np.zeros(len(states), dtype=np.uint8)
-        store, complete = self._components(states, some, taken)
-        if not self._support.all() or self._tables:
-            support = np.concatenate([self._support, *(table > 0 for table in self._tables)])
-            impossible = self._impossible_of(store, support)
-            if impossible.any() or complete[~self._support].any():
+        soft, taken = self._soft[piece], weights[piece].copy()
+        store, complete = self._components(states, soft, taken)
+        if not self._support.all():
+            impossible = self._impossible_of(store)
+            if impossible.any() or complete[~self._support[: len(complete)]].any():
+                marks = np.zeros(len(states), dtype=np.uint8)
                 work = split.splitting(len(self._network.variables), len(self._network.factors))
-                split.mark_rows(self._links, states, some, taken, work, support, impossible, store, marks)
+                split.mark_rows(self._links, states, soft, taken, work, self._support, impossible, store, marks)
                 taken[marks > 0] = 0.0
-                store, complete = self._components(states, some, taken)
-        return store, complete, marks
+                weights[piece][marks > 0] = -1.0
+                store, complete = self._components(states, soft, taken)
+        return store, complete
 
     def _components(
         self, states: npt.NDArray[np.int32], soft: npt.NDArray[np.int32], weights: Floats
@@ -186,47 +306,12 @@ class _Preparation:
                 return store, complete
             store = _merged(store, _larger(store, self._network), self._network)
 
-    def _impossible_of(self, store: split.Store, support: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _impossible_of(self, store: split.Store) -> npt.NDArray[np.bool_]:
         """Return which components have probability 0; sums of ones do not underflow."""
         one = ComputeOptions(self._options.memory, 1, "cpu")
-        log_values, _ = _Propagation(self._links, store, 1, one).count(support.astype(np.float64), 0)
+        log_values, _ = _Propagation(self._links, store, 1, one).count(self._support.astype(np.float64), 0)
         impossible: npt.NDArray[np.bool_] = np.isneginf(log_values)
         return impossible
-
-    def _soft(self, batch: EvidenceBatch) -> npt.NDArray[np.int32]:
-        """Return the first entry of each cell's likelihood, int32 [rows, variables]; no rows where there is none."""
-        if not batch.likelihoods:
-            return np.zeros((0, 0), dtype=np.int32)
-        found = np.full((batch.rows, len(self._network.variables)), -1, dtype=np.int32)
-        for v, soft in batch.likelihoods.items():
-            for row, values in zip(soft.rows, soft.values / soft.values.max(axis=1, keepdims=True), strict=True):
-                key = values.tobytes()
-                if key not in self._likelihoods:
-                    self._likelihoods[key] = len(self._values) + self._used
-                    self._tables.append(values)
-                    self._used += len(values)
-                found[row, v] = self._likelihoods[key]
-        return found
-
-    def _scaled(self, batch: EvidenceBatch, weights: Floats) -> Iterator[float]:
-        """Yield what was taken from the logarithms of likelihoods, which are scaled to 1."""
-        for soft in batch.likelihoods.values():
-            yield float((weights[soft.rows] * np.log(soft.values.max(axis=1))).sum())
-
-    def observations(self) -> Observations:
-        """Return the rows of all batches."""
-        likelihoods = np.concatenate([np.zeros(0), *self._tables])
-        return Observations(
-            self._network,
-            math.fsum(self._weights),
-            self._taken,
-            tuple(self._impossible),
-            self._complete.sum(axis=1),
-            self._store,
-            likelihoods,
-            math.fsum(self._scales),
-            self._options,
-        )
 
 
 class _Propagation:
@@ -260,6 +345,8 @@ class _Propagation:
         links, store, order, bounds = self._links, self._store, self._order, self._bounds
         results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
         most = most_entries(self._options, self._threads)
+        # Products of numbers above 1 could hide what underflow has lost: trees have bounds.
+        enumerated = ENUMERATED if values.max(initial=0.0) <= 1 + ROUNDING else 0
         # Two calls at the same time do not share memory.
         rooms, self._rooms = self._rooms, []
         rooms = rooms or [self._room(ARENA_ENTRIES) for _ in range(min(self._threads, len(bounds) - 1))]
@@ -267,7 +354,7 @@ class _Propagation:
         def count(part: tuple[int, int], thread: int) -> Floats:
             sums, (at, end) = np.zeros((counted, 2)), part
             while at < end:
-                at = kernel.count(links, store, order, at, end, values, ENUMERATED, rooms[thread], sums, results)
+                at = kernel.count(links, store, order, at, end, values, enumerated, rooms[thread], sums, results)
                 if at < end:
                     needed = kernel.needed(rooms[thread])
                     if needed > most:

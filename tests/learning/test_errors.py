@@ -1,0 +1,138 @@
+"""Standard errors against the curvature of the likelihood, and against formulas where there are any."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor import generate
+from junctor.evidence.batch import EvidenceBatch
+from junctor.learning.errors import standard_errors
+from junctor.learning.observations import Observations, observe, values_of
+from junctor.model.errors import BudgetError
+from junctor.model.network import Network
+
+Floats = npt.NDArray[np.float64]
+
+
+def gaps(network: Network, rows: int, missing: float, seed: int) -> EvidenceBatch:
+    """Return samples without some cells."""
+    cells = generate.sample(network, rows, seed)
+    cells[np.random.default_rng(seed).random(cells.shape) < missing] = -1
+    return EvidenceBatch(rows, {v: cells[:, v].copy() for v in range(cells.shape[1])})
+
+
+def fitted(found: Observations, values: Floats, iterations: int) -> Floats:
+    """Return tables after some iterations of EM."""
+    for _ in range(iterations):
+        counts, place, tables = found.expect(values).counts, 0, []
+        for factor in found.network.factors:
+            table = counts[place : place + factor.table.size].reshape(factor.table.shape)
+            tables.append((table / table.sum(axis=-1, keepdims=True)).ravel())
+            place += factor.table.size
+        values = np.concatenate(tables)
+    return values
+
+
+def curvature(found: Observations, values: Floats) -> Floats:
+    """Return standard errors from second differences of the log-likelihood."""
+    pairs, place = [], 0
+    for factor in found.network.factors:
+        states = factor.table.shape[-1]
+        for first in range(place, place + factor.table.size, states):
+            pairs += [(first + s, first + states - 1) for s in range(states - 1)]
+        place += factor.table.size
+    step = 1e-3 * values.min()
+
+    def at(*moves: tuple[tuple[int, int], int]) -> float:
+        moved = values.copy()
+        for (entry, last), sign in moves:
+            moved[entry] += sign * step
+            moved[last] -= sign * step
+        return found.expect(moved).log_likelihood
+
+    hessian = np.array(
+        [
+            [sum(s * t * at((one, s), (other, t)) for s in (1, -1) for t in (1, -1)) / (4 * step**2) for other in pairs]
+            for one in pairs
+        ]
+    )
+    covariance = np.linalg.inv(-hessian)
+    errors = np.zeros(len(values))
+    for i, (entry, last) in enumerate(pairs):
+        errors[entry] = math.sqrt(covariance[i, i])
+        here = [j for j, (_, other) in enumerate(pairs) if other == last]
+        errors[last] = math.sqrt(covariance[np.ix_(here, here)].sum())
+    return errors
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=8)
+def test_errors_are_the_curvature_of_the_likelihood(seed: int) -> None:
+    network = generate.random_network(3, states=2, seed=seed)
+    found = observe(network, [gaps(network, 400, 0.2, seed)])
+    values = fitted(found, values_of(network), 200)
+    if values.min() < 0.02:
+        return
+    np.testing.assert_allclose(standard_errors(found, values), curvature(found, values), rtol=2e-3)
+
+
+def test_complete_rows_have_the_errors_of_multinomial_counts() -> None:
+    network = generate.random_network(5, states=3, seed=2)
+    found = observe(network, [gaps(network, 3000, 0.0, 1)])
+    counts = found.expect(values_of(network)).counts
+    values, place, expected = np.zeros(0), 0, np.zeros(0)
+    for factor in network.factors:
+        table = counts[place : place + factor.table.size].reshape(factor.table.shape)
+        totals = table.sum(axis=-1, keepdims=True)
+        shares = table / totals
+        values = np.concatenate([values, shares.ravel()])
+        expected = np.concatenate([expected, np.sqrt(shares * (1 - shares) / totals).ravel()])
+        place += factor.table.size
+    np.testing.assert_allclose(standard_errors(found, values), expected, rtol=1e-6)
+
+
+def test_gaps_make_errors_larger_and_a_prior_smaller() -> None:
+    network = generate.random_network(4, states=2, seed=5)
+    values = values_of(network)
+    complete = standard_errors(observe(network, [gaps(network, 1000, 0.0, 1)]), values)
+    found = observe(network, [gaps(network, 1000, 0.3, 1)])
+    with_gaps = standard_errors(found, values)
+    assert with_gaps.mean() > 1.1 * complete.mean()
+    assert (standard_errors(found, values, pseudo_counts=100 * values) <= with_gaps).all()
+
+
+def test_what_is_fixed_or_certain_has_no_error() -> None:
+    network = generate.random_network(4, states=2, seed=5)
+    found = observe(network, [gaps(network, 500, 0.3, 1)])
+    values = values_of(network)
+    fixed = np.zeros(len(values), dtype=np.bool_)
+    fixed[: network.factors[0].table.size] = True
+    errors = standard_errors(found, values, fixed=fixed)
+    assert not errors[fixed].any()
+    assert (errors[~fixed] > 0).all()
+    # What others vary with is known better where one of them is.
+    assert (errors[~fixed] <= standard_errors(found, values)[~fixed] * (1 + 1e-9)).all()
+    certain = values.copy()
+    certain[:2] = 1.0, 0.0
+    assert not standard_errors(observe(network, [EvidenceBatch(1)]), certain)[:2].any()
+
+
+def test_a_variable_that_nobody_observed_has_no_finite_error() -> None:
+    network = generate.random_network(3, states=2, seed=7)
+    batch = gaps(network, 300, 0.0, 1)
+    child = next(v for v, factor in enumerate(network.factors) if not any(v in f.scope[:-1] for f in network.factors))
+    found = observe(network, [EvidenceBatch(300, {v: c for v, c in batch.states.items() if v != child})])
+    errors = standard_errors(found, values_of(network))
+    place = sum(factor.table.size for factor in network.factors[:child])
+    assert np.isinf(errors[place : place + network.factors[child].table.size]).all()
+
+
+def test_too_many_parameters_are_refused() -> None:
+    network = generate.random_network(4, seed=1)
+    with pytest.raises(BudgetError, match="free parameters take"):
+        standard_errors(observe(network, []), values_of(network), allowed=100)
