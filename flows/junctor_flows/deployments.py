@@ -23,6 +23,7 @@ from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
 from junctor_flows.batch import score_batch
+from junctor_flows.learning import learn_network
 from junctor_flows.patience import bear_with_server
 from junctor_flows.sequences import decode_sequences
 
@@ -126,7 +127,7 @@ def serve(names: Sequence[str], limit: int) -> None:
     Raises RunError for unknown names, and where there is none.
     """
     with _client() as client:
-        flows = FlowFilter(name=FlowFilterName(any_=[score_batch.name, decode_sequences.name]))
+        flows = FlowFilter(name=FlowFilterName(any_=[score_batch.name, decode_sequences.name, learn_network.name]))
         found = {each.name: each for each in client.read_deployments(flow_filter=flows) if each.work_pool_name is None}
     if unknown := [name for name in names if name not in found]:
         there = ", ".join(found) or "none"

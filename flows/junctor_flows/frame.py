@@ -1,4 +1,4 @@
-"""The frame of both flows: a command of the command line as a Prefect flow, with its parameters.
+"""The frame of all flows: a command of the command line as a Prefect flow, with its parameters.
 
 Main functions: `takes_parameters_of`, a decorator, and `run_command`, the body of a flow.
 """

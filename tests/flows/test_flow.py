@@ -22,11 +22,14 @@ from helpers.hmm_models import random_model
 from helpers.prefect_servers import BIN, PrefectServer
 from helpers.stores import Bucket
 from junctor.cli import prefect_server
+from junctor.cli.learn import learn
 from junctor.cli.parameters import parameters_of, seconds_of, values
 from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
+from junctor.formats import read_network
 from junctor.hmm import build_model, write_model
 from junctor.hmm.run import SequenceJob
+from junctor.learning.learn import learn as learn_tables
 from junctor.runs.run import run as run_plainly
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -185,21 +188,24 @@ def test_a_deployed_run_outlives_its_server(mortal: PrefectServer, tmp_path: Pat
         assert mortal.ended(mortal.begin("long"), 120)["state"]["type"] == "COMPLETED"
 
 
-@pytest.mark.parametrize("command", [run, viterbi])
+@pytest.mark.parametrize("command", [run, viterbi, learn])
 def test_parameters_of_flows_are_the_options_of_the_command(command: Callable[..., None]) -> None:
     from junctor_flows.batch import score_batch
+    from junctor_flows.learning import learn_network
     from junctor_flows.sequences import decode_sequences
 
-    batch_flow = {run: score_batch, viterbi: decode_sequences}[command]
+    batch_flow = {run: score_batch, viterbi: decode_sequences, learn: learn_network}[command]
     info = CommandInfo(callback=command)
     click = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
     options = {max(each.opts, key=len).lstrip("-").replace("-", "_").lower() for each in click.params} - {"help"}
     of_terminals, own = {"prefect", "json", "quiet", "log_format"}, {"retries", "retry_delay", "timeout"}
+    of_terminals -= {"prefect"} if command is learn else set()
     assert of_terminals <= options
     form = batch_flow.parameters.properties
     assert set(form) == options - of_terminals | own
     assert all(each["description"] for each in form.values())
-    assert form["precision"]["enum"] == ["double", "single", "log"]
+    choice = {"acceleration": ["squarem", "none"]} if command is learn else {"precision": ["double", "single", "log"]}
+    assert all(form[name]["enum"] == names for name, names in choice.items())
     # Nothing that only a text names: Prefect reads it in other processes.
     assert not any(isinstance(each.annotation, str) for each in inspect.signature(batch_flow.fn).parameters.values())
 
@@ -335,7 +341,7 @@ def test_a_server_that_cannot_start_is_one_line_and_the_run_goes_on(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def called(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Outputs of both flows, called from Python in one process; parameters as on the command line."""
+    """Outputs of all flows, called from Python in one process; parameters as on the command line."""
     folder = tmp_path_factory.mktemp("called")
     (folder / "evidence.csv").write_text(ROWS)
     bare = random_model(6, 3, 1)
@@ -345,15 +351,23 @@ def called(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> P
     code = (
         "from junctor_flows.batch import score_batch\n"
         "from junctor_flows.sequences import decode_sequences\n"
+        "from junctor_flows.learning import learn_network\n"
         f"score_batch(network={ASIA!r}, evidence='evidence.csv', output='scored', targets='l*', answers='scores', "
         "top=2, probability=['tub=yes'], workers=0)\n"
-        "decode_sequences(model='model.parquet', sequences='words.parquet', output='decoded', workers=0)"
+        "decode_sequences(model='model.parquet', sequences='words.parquet', output='decoded', workers=0)\n"
+        f"learn_network(network={ASIA!r}, evidence='evidence.csv', output='fitted.bif', prior='bdeu:1', start='random')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=server.environment, cwd=folder, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_the_flow_learns_what_python_does(called: Path) -> None:
+    expected = learn_tables(ASIA, called / "evidence.csv", prior="bdeu:1", start="random").network
+    found = read_network(called / "fitted.bif")
+    assert all((a.table == b.table).all() for a, b in zip(found.factors, expected.factors, strict=True))
 
 
 def test_the_flow_makes_scores_of_sampled_and_other_rows(called: Path) -> None:

@@ -11,11 +11,13 @@ import typer
 from junctor.cli.cache import cache
 from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
+from junctor.cli.counts import counts
 from junctor.cli.demo import demo
 from junctor.cli.deploy import deploy
 from junctor.cli.failures import Commands
 from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
+from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain
 from junctor.cli.map import propose_mapping
 from junctor.cli.report import report
@@ -39,21 +41,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _RUNS = (run, report, finalise, status, verify, deploy, serve)
-for command in (
-    *_RUNS,
-    inspect,
-    convert,
-    validate,
-    calibrate,
-    ask,
-    joint,
-    viterbi,
-    learn_chain,
-    tune,
-    warmup,
-    cache,
-    demo,
-):
+_NETWORKS = (inspect, convert, validate, learn, counts, calibrate, ask, joint)
+for command in (*_RUNS, *_NETWORKS, viterbi, learn_chain, tune, warmup, cache, demo):
     app.command()(command)
 app.command("map")(propose_mapping)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from junctor.cli import options as cli
+from junctor.learning.choices import Acceleration
 from junctor.model.options import DeviceChoice
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def learn_chain(
     ] = 1e-6,
     max_iterations: Annotated[int, typer.Option(min=1, help="Of each start.", rich_help_panel=FIT)] = 200,
     acceleration: Annotated[
-        Literal["squarem", "none"],
+        Acceleration,
         typer.Option(help="SQUAREM extrapolates after every two steps.", rich_help_panel=FIT),
     ] = "squarem",
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
@@ -100,25 +101,28 @@ def learn_chain(
     """
     from json import dumps
 
+    from junctor.cli.display import progress_display
     from junctor.cli.failures import interrupted
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions
     from junctor.runtime.remote import shown
+    from junctor.runtime.settings import load_settings
 
     fit = FitOptions(tolerance, max_iterations, acceleration)
     # Names are checked with the options.
     parts = tuple(name.strip() for name in (fix or "").split(",") if name.strip())
     options = ChainOptions(_pseudo_counts(prior or []), parts, start, restarts, seed, fit)  # type: ignore[arg-type]
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
+    defaults = load_settings().compute
+    compute = cli.compute_options(memory, threads, device, device_memory, defaults=defaults)
     try:
-        learned = job.run(
-            cli.compute_options(memory, threads, device, device_memory), None if quiet else _Lines(restarts).tell
-        )
+        with progress_display(quiet):
+            learned = job.run(compute, None if quiet else _Lines(restarts).tell)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     if json:
-        typer.echo(dumps({"model": shown(output), **learned.to_record()}, indent=2))
+        typer.echo(dumps({"output": shown(output), **learned.to_record()}, indent=2))
     else:
         _show(learned, shown(output))
 

@@ -323,6 +323,17 @@ Seed = Annotated[
     int, typer.Option(min=0, help="Of the random numbers; the same seed, the same answers.", rich_help_panel=SAMPLING)
 ]
 
+Weight = Annotated[
+    str | None,
+    typer.Option("--weight", metavar="COLUMN", help="Evidence column of weights.", rich_help_panel=EVIDENCE),
+]
+LearningMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", help="What propagation may take, such as 4GiB; 60 % of what is free.", rich_help_panel=RESOURCES
+    ),
+]
+
 
 def compute_options(
     memory: str | None = None,

@@ -82,16 +82,22 @@ def write_network(
     Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
     """
     path = location(path)
-    chosen = _named_format(format) or _format_of_extension(path)
-    if chosen not in WRITABLE:
-        what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
-        known = ", ".join(f"{name} ({' '.join(EXTENSIONS[name])})" for name in WRITABLE)
-        raise ModelError(f"{what}; formats that can: {known}", Place(str(path)))
+    chosen = writable_format(path, format)
     # Converted before the file is touched: a network that the format cannot hold leaves the old file as it is.
     # The Parquet form alone keeps noisy nodes factored.
     network = network if chosen == "parquet" else network.expanded
     publish(path, _written(network, chosen))
     return _losses(network, chosen)
+
+
+def writable_format(path: AnyPath, format: str | None = None) -> str:
+    """Return the format that `write_network` would write, arguments as there; raises ModelError if it cannot."""
+    chosen = _named_format(format) or _format_of_extension(path)
+    if chosen not in WRITABLE:
+        what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
+        known = ", ".join(f"{name} ({' '.join(EXTENSIONS[name])})" for name in WRITABLE)
+        raise ModelError(f"{what}; formats that can: {known}", Place(str(path)))
+    return chosen
 
 
 def _kept_or_read(format: str, data: bytes, path: AnyPath, reading: Reading) -> Network:

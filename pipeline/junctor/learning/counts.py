@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import csv, parquet
 
 from junctor.evidence.mapping import MappingSource
 from junctor.formats import read_network
@@ -16,9 +17,10 @@ from junctor.learning.observations import values_of
 from junctor.learning.rows import RowOptions, open_rows, read_rows
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
+from junctor.runtime.files import aside
 from junctor.runtime.machine import compute_options
 from junctor.runtime.progress import Progress
-from junctor.runtime.remote import RemotePath
+from junctor.runtime.remote import AnyPath, RemotePath
 
 _PARENT = pa.struct([pa.field("variable", pa.string()), pa.field("state", pa.string())])
 COUNTS_SCHEMA = pa.schema(
@@ -118,3 +120,12 @@ def counts_text(table: pa.Table) -> pa.Table:
     """Return a table of counts with text in the place of records, `A=yes, B=no`, for CSV."""
     texts = [", ".join(f"{each['variable']}={each['state']}" for each in row) for row in table["parents"].to_pylist()]
     return table.set_column(1, "parents", pa.array(texts, pa.string()))
+
+
+def write_counts(table: pa.Table, path: AnyPath) -> None:
+    """Write a table of counts as CSV or Parquet, by its name, whole or not at all; raises RunError if it cannot be."""
+    with aside(path) as temporary:
+        if path.suffix.lower() == ".csv":
+            csv.write_csv(counts_text(table), temporary)
+        else:
+            parquet.write_table(table, temporary)

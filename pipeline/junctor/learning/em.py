@@ -9,16 +9,17 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor.learning.choices import Acceleration
 from junctor.learning.expectation import Expectation, Floats
 from junctor.model.errors import InputError
 from junctor.model.query import one_of
 
-Acceleration = Literal["squarem", "none"]
+__all__ = ["Acceleration", "Fit", "FitOptions", "FitState", "Fitted", "Iteration", "fit"]
 
 # Least share of a plain step's value that an extrapolation leaves: it never makes a zero, which EM could not leave.
 KEPT_SHARE = 0.1

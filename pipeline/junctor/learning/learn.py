@@ -7,21 +7,23 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.engine.engine import Engine
-from junctor.evidence.mapping import MappingSource
+from junctor.evidence.mapping import MappingSource, read_mapping
+from junctor.evidence.read import digest_of
 from junctor.formats import read_network
 from junctor.learning.checkpoint import Checkpoint, LearnState, Restart
-from junctor.learning.em import Acceleration, Fit, FitOptions, FitState, Iteration, fit
+from junctor.learning.choices import Acceleration, Impossible, Start
+from junctor.learning.em import Fit, FitOptions, FitState, Iteration, fit
 from junctor.learning.expectation import Expectation, Floats
 from junctor.learning.observations import Observations
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
-from junctor.learning.priors import pseudo_counts
-from junctor.learning.rows import HeldOut, RowOptions, open_rows, read_rows, with_new_states
+from junctor.learning.priors import STRENGTH, pseudo_counts
+from junctor.learning.rows import HeldOut, RowOptions, RowReading, open_rows, read_rows, with_new_states
 from junctor.model.answers import OK
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
@@ -29,10 +31,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, one_of
 from junctor.runtime.machine import compute_options
 from junctor.runtime.progress import Progress
-from junctor.runtime.remote import RemotePath
-
-Start = Literal["network", "random", "uniform"]
-Impossible = Literal["refuse", "skip", "smooth"]
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # Share of a distribution that its zeros get where impossible rows are smoothed.
 SMOOTHING = 1e-3
@@ -245,7 +244,7 @@ def learn_rows(
     network, pseudo = parameters.network, pseudo_counts(options.prior, parameters)
     source = open_rows(table, network, rows)
     observations, reading = read_rows(source, network, compute, options.holdout, options.seed, progress)
-    _refuse(observations, options)
+    _refuse(observations, reading, options)
     latent = tuple(v.name for i, v in enumerate(network.public) if i not in source.columns)
     if latent and options.start == "uniform":
         logger.warning("EM cannot tell the states of %s apart from a uniform start: use --start random", latent[0])
@@ -320,6 +319,26 @@ class NetworkFit:
         return np.repeat(of_distributions, self.parameters.lengths)
 
 
+def identity_of(network: Network, table: AnyPath, options: LearnOptions, rows: RowOptions) -> dict[str, Any]:
+    """Return what a fit depends on, for its checkpoint: digests of files, and options.
+
+    network: as it was read.
+    table: path of the rows.
+    options, rows: as of `learn_rows`.
+    """
+    kind, _, file = options.prior.partition(":")
+    prior = location(STRENGTH.sub(r"\1", file))
+    mapping = read_mapping(rows.mapping, network)
+    return {
+        "network": network.digest,
+        "rows": digest_of(table),
+        "prior file": digest_of(prior) if kind == "dirichlet" and prior.exists() else None,
+        "mapping": None if mapping is None else mapping.digest,
+        "options": asdict(options),
+        "reading": asdict(replace(rows, mapping=None)),
+    }
+
+
 def start_parameters(parameters: NetworkParameters, start: Start, seed: int, number: int) -> Floats:
     """Return the parameters that a fit begins with; structural zeros and fixed tables are kept.
 
@@ -385,7 +404,7 @@ def _smoothed(parameters: NetworkParameters, options: LearnOptions) -> NetworkPa
     return replace(parameters, network=parameters.network_of(values))
 
 
-def _refuse(observations: Observations, options: LearnOptions) -> None:
+def _refuse(observations: Observations, reading: RowReading, options: LearnOptions) -> None:
     """Raise EvidenceError for impossible rows that are not to be skipped, and where no row is left."""
     impossible = observations.impossible
     if impossible and options.impossible != "skip":
@@ -397,7 +416,8 @@ def _refuse(observations: Observations, options: LearnOptions) -> None:
             f"{which} impossible{named} by zeros of the network: --impossible skip leaves such rows out{lift}"
         )
     if not observations.rows:
-        raise EvidenceError("found no row to learn from")
+        why = next((f": row {row + 1:,} is invalid, {reason}" for row, reason in reading.reasons.items()), "")
+        raise EvidenceError(f"found no row to learn from{why}")
 
 
 def _holdout(network: Network, held_out: Sequence[HeldOut], compute: ComputeOptions) -> HoldoutResult:

@@ -26,7 +26,8 @@ from junctor.runtime.remote import AnyPath, location
 
 # Columns of a file of counts.
 COUNT_COLUMNS = ("variable", "state", "parents", "count")
-_STRENGTH = re.compile(r"(.+)@([0-9.eE+-]+)")
+# The rows that a network of a prior stands for, at the end of its path.
+STRENGTH = re.compile(r"(.+)@([0-9.eE+-]+)")
 
 
 def pseudo_counts(prior: str, parameters: NetworkParameters) -> Floats:
@@ -69,7 +70,7 @@ def _bdeu(rows: float, parameters: NetworkParameters) -> Floats:
 
 def _of_file(text: str, parameters: NetworkParameters) -> Floats:
     strength = 1.0
-    if (match := _STRENGTH.fullmatch(text)) is not None:
+    if (match := STRENGTH.fullmatch(text)) is not None:
         text, strength = match[1], _positive(match[2], f"prior dirichlet:{text}")
     path = location(text)
     place, name = Place(str(path)), path.name.lower()

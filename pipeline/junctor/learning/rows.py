@@ -175,7 +175,8 @@ def read_rows(
             yield batch
 
     def popped() -> Iterator[Floats]:
-        while True:
+        # A batch comes before its weights.
+        while waiting:
             yield waiting.popleft()
 
     return observe(network, batches(), popped(), compute), reading

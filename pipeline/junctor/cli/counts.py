@@ -1,0 +1,68 @@
+"""`junctor counts`: expected counts of all families of a network, as a table."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Annotated
+
+import typer
+
+from junctor.cli import options as cli
+from junctor.model.errors import InputError
+
+
+def counts(
+    network: cli.NetworkFile,
+    evidence: cli.EvidenceFile,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="File for the counts: .parquet or .csv; or its URL."),
+    ],
+    weight: cli.Weight = None,
+    case_id: cli.CaseId = None,
+    ignore_extra: cli.IgnoreExtra = False,
+    strict: cli.Strict = False,
+    mapping: cli.MappingFile = None,
+    missing: cli.Missing = None,
+    network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
+    evidence_format: cli.EvidenceFormat = None,
+    threads: cli.Threads = None,
+    memory: cli.LearningMemory = None,
+    json: cli.AsJson = False,
+    quiet: cli.Quiet = False,
+    log_format: cli.LogFormatOption = "text",
+) -> None:
+    """Add up P(family | evidence) over the rows of EVIDENCE, for every family of NETWORK: what EM counts.
+
+    One row for each entry of each table. Impossible and invalid rows count nothing.
+    """
+    from junctor.runtime.remote import location, shown
+
+    path = location(output)
+    if path.suffix.lower() not in (".parquet", ".csv"):
+        raise InputError(f"{shown(output)}: expected a file .parquet or .csv")
+    from junctor.cli.display import progress_display, show_statuses
+    from junctor.cli.failures import all_invalid, interrupted
+    from junctor.formats import read_network
+    from junctor.learning.counts import count_rows, counts_table, write_counts
+    from junctor.learning.rows import RowOptions
+    from junctor.runtime.settings import load_settings
+
+    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
+    compute = cli.compute_options(memory, threads, "cpu", defaults=load_settings().compute)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
+    try:
+        with progress_display(quiet) as progress:
+            found, statuses = count_rows(model, evidence, rows, compute, progress)
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish) from None
+    table = counts_table(model, found)
+    write_counts(table, path)
+    if json:
+        typer.echo(json_module.dumps({"output": output, "entries": table.num_rows, "rows": statuses}, indent=2))
+    else:
+        typer.echo(f"{shown(output)}: {table.num_rows:,} entries; rows: {show_statuses(statuses)}")
+    if 0 < statuses["invalid"] == sum(statuses.values()):
+        raise all_invalid(statuses["invalid"])

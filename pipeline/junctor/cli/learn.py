@@ -1,0 +1,239 @@
+"""`junctor learn`: tables of a network from rows with gaps."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from junctor.cli import options as cli
+from junctor.cli.lines import say
+from junctor.learning.choices import Acceleration, Impossible, Start
+
+if TYPE_CHECKING:
+    from junctor.learning.em import Iteration
+    from junctor.learning.learn import Learned
+
+_MODEL, _LOOP, _CHECK = "What is fitted", "Iterations", "Fitted network"
+# Seconds between two lines of progress.
+LINE_SECONDS = 2.0
+# Invalid rows that are shown with their reasons.
+SHOWN = 5
+
+
+def learn(
+    network: cli.NetworkFile,
+    evidence: cli.EvidenceFile,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Network file to write, or its URL: .bif, .xml, .net, .xdsl, .dne, .uai or .parquet.",
+            rich_help_panel=_CHECK,
+        ),
+    ],
+    prior: Annotated[
+        str,
+        typer.Option(
+            metavar="PRIOR",
+            help="bdeu:N (equivalent sample size), dirichlet:FILE (pseudo counts, or a network) or none.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "none",
+    fix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...", help="Variables whose tables stay, or patterns such as 'X_*'.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    tie: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tie", metavar="A=B", help="Variables that share one table; repeatable.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    impossible: Annotated[
+        Impossible,
+        typer.Option(
+            help="Rows that zeros of NETWORK rule out: refuse them, skip them, or smooth the zeros away.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "refuse",
+    new_states: Annotated[
+        bool,
+        typer.Option("--new-states", help="Add states that EVIDENCE names and NETWORK lacks.", rich_help_panel=_MODEL),
+    ] = False,
+    start: Annotated[
+        Start, typer.Option(help="First tables: those of NETWORK, random or uniform ones.", rich_help_panel=_LOOP)
+    ] = "network",
+    restarts: Annotated[
+        int, typer.Option(min=1, help="Random starts, the best of which is kept.", rich_help_panel=_LOOP)
+    ] = 1,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, help="Relative change of the log-likelihood that ends it.", rich_help_panel=_LOOP),
+    ] = 1e-6,
+    max_iterations: Annotated[
+        int, typer.Option(min=1, help="Iterations of a start at most.", rich_help_panel=_LOOP)
+    ] = 200,
+    acceleration: Annotated[
+        Acceleration, typer.Option(help="Extrapolation of every third step.", rich_help_panel=_LOOP)
+    ] = "squarem",
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of random starts and of the rows held out.", rich_help_panel=_LOOP)
+    ] = 0,
+    holdout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Rows kept for a check of the fitted network, such as 10%.", rich_help_panel=_CHECK
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Give up an interrupted fit of other input or options.", rich_help_panel=_CHECK
+        ),
+    ] = False,
+    weight: cli.Weight = None,
+    case_id: cli.CaseId = None,
+    ignore_extra: cli.IgnoreExtra = False,
+    strict: cli.Strict = False,
+    mapping: cli.MappingFile = None,
+    missing: cli.Missing = None,
+    network_format: cli.NetworkFormat = None,
+    normalize: cli.Normalize = False,
+    ignore_decisions: cli.IgnoreDecisions = False,
+    evidence_format: cli.EvidenceFormat = None,
+    threads: cli.Threads = None,
+    memory: cli.LearningMemory = None,
+    json: cli.AsJson = False,
+    quiet: cli.Quiet = False,
+    log_format: cli.LogFormatOption = "text",
+) -> None:
+    """Fit the tables of NETWORK to the rows of EVIDENCE, whatever they leave out, by expectation maximisation.
+
+    A variable without a column is latent. Zeros of NETWORK stay. An interrupted fit goes on where it stopped when the
+    same command is given again.
+    """
+    from junctor.cli.display import progress_display
+    from junctor.cli.failures import interrupted
+    from junctor.cli.run import names_in
+    from junctor.evidence.pipes import spooled
+    from junctor.formats import read_network, writable_format, write_network
+    from junctor.learning.checkpoint import Checkpoint
+    from junctor.learning.em import FitOptions
+    from junctor.learning.learn import LearnOptions, identity_of, learn_rows
+    from junctor.learning.rows import RowOptions
+    from junctor.runtime.remote import location
+    from junctor.runtime.settings import load_settings
+
+    options = LearnOptions(
+        prior,
+        names_in(fix) if fix is not None else (),
+        tuple(tie or ()),
+        start,
+        restarts,
+        seed,
+        _share(holdout),
+        impossible,
+        new_states,
+        FitOptions(tolerance, max_iterations, acceleration),
+    )
+    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
+    compute = cli.compute_options(memory, threads, "cpu", defaults=load_settings().compute)
+    target = location(output)
+    form = writable_format(target)
+    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
+    if form != "parquet":
+        # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
+        _ = model.expanded
+    source = spooled(evidence)
+    checkpoint = Checkpoint(
+        target.with_name(f"{target.name}.checkpoint"), identity_of(model, source, options, rows), overwrite
+    )
+    lines = _Lines(options.restarts, quiet)
+    if checkpoint.state is not None and not quiet:
+        say("resumed", f"going on with the fit in {checkpoint.path}")
+    try:
+        with progress_display(quiet) as progress:
+            found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint)
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
+    for warning in write_network(found.network, target):
+        typer.echo(f"warning: {warning}", err=True)
+    # Not before: an output that cannot be written is no end.
+    checkpoint.remove()
+    _show(found, output, json)
+
+
+def _share(text: str | None) -> float:
+    """Return the number in `10%` or `0.1`."""
+    if text is None:
+        return 0.0
+    try:
+        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < 1:
+        raise typer.BadParameter(f"found {text!r}, expected a share such as 10%", param_hint="--holdout")
+    return number
+
+
+class _Lines:
+    """A line for the first iterations of each start, then one every few seconds."""
+
+    def __init__(self, restarts: int, quiet: bool) -> None:
+        self._restarts, self._quiet = restarts, quiet
+        self._said = -math.inf
+
+    def tell(self, number: int, iteration: Iteration) -> None:
+        """Say what an iteration did."""
+        now = time.monotonic()
+        if self._quiet or (iteration.number > 1 and now - self._said < LINE_SECONDS):
+            return
+        self._said = now
+        start = f"start {number + 1} of {self._restarts}, " if self._restarts > 1 else ""
+        change = "" if iteration.number == 0 else f", change {iteration.change:.2g}"
+        say(
+            "iteration",
+            f"{start}iteration {iteration.number}: log-likelihood {iteration.log_likelihood:.9g}{change}",
+            start=number,
+            iteration=iteration.number,
+            log_likelihood=iteration.log_likelihood,
+            log_posterior=iteration.log_posterior,
+            seconds=iteration.seconds,
+        )
+
+
+def _show(found: Learned, output: str, as_json: bool) -> None:
+    from junctor.cli.display import show_statuses
+    from junctor.runtime.remote import shown
+
+    if as_json:
+        typer.echo(json_module.dumps({"output": output, **found.to_record()}, indent=2))
+        return
+    last = found.trace[-1]
+    end = "converged" if found.converged else "not converged"
+    each = last.log_likelihood / found.weight
+    typer.echo(f"{shown(output)}: {len(found.network.public):,} variables; rows: {show_statuses(found.rows)}")
+    typer.echo(f"log-likelihood {last.log_likelihood:.9g}, {each:.6g} a row; {end} at {last.number:,} ({found.reason})")
+    if len(found.restarts) > 1:
+        best = ", ".join(f"{each.log_posterior:.9g}" for each in found.restarts)
+        typer.echo(f"objectives of the starts: {best}")
+    if found.latent:
+        some = ", ".join(found.latent[:SHOWN])
+        typer.echo(f"latent: {some}{', ...' if len(found.latent) > SHOWN else ''}")
+    if (check := found.holdout) is not None:
+        share = f", {check.log_likelihood / check.weight:.6g} a row" if check.weight else ""
+        typer.echo(f"held out: {check.rows:,} rows, log-likelihood {check.log_likelihood:.9g}{share}")
+        if check.impossible:
+            typer.echo(
+                f"held out: {check.impossible:,} more rows are impossible under the fitted network (a prior helps)"
+            )
+    for row, reason in list(found.reasons.items())[:SHOWN]:
+        typer.echo(f"invalid: row {row + 1:,}: {reason}", err=True)

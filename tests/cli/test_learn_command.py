@@ -1,0 +1,316 @@
+"""`junctor learn` and `junctor counts`: files in, files out, interrupted fits, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import junctor
+import numpy as np
+import pytest
+from helpers.command_line import junctor_cli
+from helpers.files import ASIA
+from helpers.stores import Bucket
+from junctor import generate
+from junctor.learning import checkpoint
+from junctor.learning.learn import learn
+from pyarrow import csv, parquet
+from typer.testing import Result
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """300 rows of Asia, a fifth of the cells empty, and no column of `lung`."""
+    network = junctor.read_network(ASIA)
+    cells = generate.sample(network, 300, 1)
+    missing = np.random.default_rng(2).random(cells.shape) < 0.2
+    lines = [",".join(["id", "weight", *(v.name for v in network.variables if v.name != "lung")])]
+    for row, states in enumerate(cells.tolist()):
+        named = [
+            "" if missing[row, v] else each.states[states[v]]
+            for v, each in enumerate(network.variables)
+            if each.name != "lung"
+        ]
+        lines.append(",".join([f"r{row}", str(1 + row % 3), *named]))
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+COLUMNS = ("--case-id", "id", "--weight", "weight")
+RANDOM = ("--start", "random", "--restarts", "3", "--seed", "4", "--tolerance", "1e-8", "--impossible", "skip")
+
+
+def fitted(rows: str, out: Path, *options: str) -> Result:
+    done: Result = junctor_cli("learn", ASIA, rows, "-o", str(out), *COLUMNS, *options)
+    return done
+
+
+def test_the_file_is_what_python_learns(rows: str, tmp_path: Path) -> None:
+    out = tmp_path / "fitted.bif"
+    done = fitted(rows, out, "--prior", "bdeu:2", "--holdout", "10%", "--fix", "asia,xr*", "--json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    expected = learn(ASIA, rows, prior="bdeu:2", holdout=0.1, fix=["asia", "xray"], weight="weight", case_id="id")
+    written = junctor.read_network(out)
+    for found, wanted in zip(written.factors, expected.network.factors, strict=True):
+        np.testing.assert_allclose(found.table, wanted.table, rtol=1e-15)
+    assert record["log_likelihood"] == expected.log_likelihood
+    assert record["latent"] == ["lung"]
+    assert record["rows"] == expected.rows
+    assert record["holdout"]["rows"] == expected.rows["held_out"]
+    assert [each["number"] for each in record["trace"]] == list(range(record["iterations"] + 1))
+    assert record["trace"][0]["change"] is None
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_lines_for_people(rows: str, tmp_path: Path) -> None:
+    done = fitted(rows, tmp_path / "fitted.net", *RANDOM)
+    assert done.exit_code == 0, done.output
+    assert "start 1 of 3, iteration 0: log-likelihood -" in done.stderr
+    assert "8 variables; rows: 300 ok" in done.stdout
+    assert "objectives of the starts: -" in done.stdout
+    assert "latent: lung" in done.stdout
+    quiet = fitted(rows, tmp_path / "fitted.net", "--quiet")
+    assert quiet.stderr == ""
+    told = fitted(rows, tmp_path / "fitted.net", "--log-format", "json")
+    lines = [json.loads(line) for line in told.stderr.splitlines()]
+    assert {"iteration", "log_likelihood", "log_posterior"} <= set(lines[-1])
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each iteration leaves a checkpoint, however fast it was."""
+    monkeypatch.setattr(checkpoint, "LEAST_SECONDS", 0.0)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Press Ctrl-C after so many iterations of all starts."""
+    calls = []
+
+    def tell(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == after:
+            raise KeyboardInterrupt
+
+    # The command has the name of its module.
+    monkeypatch.setattr(importlib.import_module("junctor.cli.learn")._Lines, "tell", tell)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("after", [1, 2, 5, 8, 20])
+def test_an_interrupted_fit_goes_on_to_the_same_bytes(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    whole, out = tmp_path / "whole.bif", tmp_path / "fitted.bif"
+    assert fitted(rows, whole, *RANDOM).exit_code == 0
+    with monkeypatch.context() as patched:
+        interrupt(patched, after)
+        stopped = fitted(rows, out, *RANDOM)
+    assert stopped.exit_code == 130
+    assert "run the same command again to go on" in stopped.stderr
+    assert not out.exists()
+    assert (tmp_path / "fitted.bif.checkpoint").exists()
+    again = fitted(rows, out, *RANDOM, "--json")
+    assert again.exit_code == 0, again.output
+    assert "going on with the fit" in again.stderr
+    assert out.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "fitted.bif.checkpoint").exists()
+    record = json.loads(again.stdout)
+    assert len(record["restarts"]) == 3
+    assert [each["number"] for each in record["trace"]] == list(range(record["iterations"] + 1))
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("option", "with other options"),
+        ("rows", "with other rows"),
+        ("network", "with other network"),
+        ("reading", "with other reading"),
+        ("damage", "damaged (its checksum is wrong)"),
+        ("garbage", "damaged"),
+    ],
+)
+def test_a_checkpoint_of_another_fit_is_refused(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, message: str
+) -> None:
+    out, state = tmp_path / "fitted.bif", tmp_path / "fitted.bif.checkpoint"
+    with monkeypatch.context() as patched:
+        interrupt(patched, 2)
+        assert fitted(rows, out).exit_code == 130
+    given = {"network": ASIA, "rows": rows}
+    options = [*COLUMNS]
+    if changed == "option":
+        options += ["--tolerance", "1e-4"]
+    elif changed == "reading":
+        options += ["--missing", "zzz"]
+    elif changed == "rows":
+        given["rows"] = str(tmp_path / "other.csv")
+        Path(given["rows"]).write_text(Path(rows).read_text() + "r300,1,,,,,,,\n")
+    elif changed == "network":
+        given["network"] = str(tmp_path / "other.bif")
+        found = learn(ASIA, rows, weight="weight", case_id="id", max_iterations=1)
+        junctor.write_network(found.network, given["network"])
+    else:
+        data = state.read_bytes()
+        state.write_bytes(data[:200] + b"!" + data[201:] if changed == "damage" else b"nothing")
+    call = ("learn", given["network"], given["rows"], "-o", str(out), *options)
+    refused = junctor_cli(*call)
+    assert refused.exit_code == 6, refused.output
+    assert message in refused.stderr
+    assert "--overwrite" in refused.stderr
+    assert not out.exists()
+    done = junctor_cli(*call, "--overwrite")
+    assert done.exit_code == 0, done.output
+    assert out.exists()
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("-o", "fitted.txt"), 3, "no known format"),
+        (("--prior", "dirichlet:nowhere.json"), 3, "No such file"),
+        (("--prior", "bdeu:x"), 3, "expected a number above 0"),
+        (("--fix", "A,,B"), 2, "a name is empty"),
+        (("--fix", "smok"), 3, "did you mean 'smoke'"),
+        (("--tie", "smoke"), 3, "expected two variables as A=B"),
+        (("--tie", "smoke=either"), 3, "cannot be tied"),
+        (("--tie", "smoke=bronc", "--fix", "smoke"), 3, "one of them is fixed"),
+        (("--start", "zero"), 2, "'zero' is not one of"),
+        (("--restarts", "3"), 3, "add --start random"),
+        (("--restarts", "0"), 2, "restarts"),
+        (("--tolerance", "-1"), 2, "tolerance"),
+        (("--tolerance", "nan"), 2, "tolerance"),
+        (("--max-iterations", "0"), 2, "max-iterations"),
+        (("--acceleration", "aitken"), 2, "acceleration"),
+        (("--seed", "-1"), 2, "seed"),
+        (("--holdout", "100%"), 2, "expected a share such as 10%"),
+        (("--holdout", "some"), 2, "expected a share such as 10%"),
+        (("--impossible", "ignore"), 2, "impossible"),
+        (("--weight", "wait"), 3, "cannot keep column 'wait'"),
+        (("--weight", "id", "--ignore-extra"), 3, "expected a weight of 0 or more"),
+        (("--case-id", "number", "--ignore-extra"), 3, "no column 'number'"),
+        (("--mapping", "nowhere.toml"), 3, "cannot read the mapping"),
+        (("--format", "excel"), 3, "unknown format 'excel'"),
+        (("--evidence-format", "excel"), 3, "excel"),
+        (("--memory", "lots"), 2, "lots"),
+        (("--threads", "0"), 2, "threads"),
+    ],
+)
+def test_bad_options_are_refused(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fitted(rows, tmp_path / "fitted.bif", *options)
+    assert done.exit_code == code, done.output
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert not list(tmp_path.glob("fitted*"))
+
+
+def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("smoke\nperhaps\n")
+    done = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"))
+    assert done.exit_code == 3
+    assert "found no row to learn from: row 1 is invalid, column 'smoke': unknown state 'perhaps'" in done.stderr
+    bad.write_text("smoke\nyes\nperhaps\nno\n")
+    done = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"), "-q")
+    assert done.exit_code == 0
+    assert "2 ok, 1 invalid" in done.stdout
+    assert "invalid: row 2: column 'smoke': unknown state 'perhaps'" in done.stderr
+    added = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"), "--new-states")
+    assert added.exit_code == 0, added.output
+    grown = junctor.read_network(tmp_path / "f.bif")
+    assert grown.variables[grown.index["smoke"]].states == ("yes", "no", "perhaps")
+    bad.write_text("tub,lung,either\nyes,yes,no\n")
+    done = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "g.bif"))
+    assert done.exit_code == 3
+    assert "row 1 is impossible by zeros of the network: --impossible skip" in done.stderr
+    lifted = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "g.bif"), "--impossible", "smooth")
+    assert lifted.exit_code == 0, lifted.output
+
+
+def test_counts_are_those_of_python(rows: str, tmp_path: Path) -> None:
+    expected = junctor.expected_counts(ASIA, rows, weight="weight", case_id="id")
+    out = tmp_path / "counts.parquet"
+    done = junctor_cli("counts", ASIA, rows, "-o", str(out), *COLUMNS)
+    assert done.exit_code == 0, done.output
+    assert "36 entries; rows: 300 ok" in done.stdout
+    found = parquet.read_table(out)
+    assert found.equals(expected)
+    assert found["count"].to_numpy()[:2].sum() == pytest.approx(sum(1 + row % 3 for row in range(300)))
+    text = tmp_path / "counts.csv"
+    assert junctor_cli("counts", ASIA, rows, "-o", str(text), *COLUMNS, "--quiet").exit_code == 0
+    table = csv.read_csv(text)
+    assert table["parents"].to_pylist()[-1] == "bronc=no, either=no"
+    assert table["count"].to_pylist() == expected["count"].to_pylist()
+    # Either is a prior.
+    for prior in (out, text):
+        done = fitted(rows, tmp_path / "f.bif", "--prior", f"dirichlet:{prior}", "--json")
+        assert done.exit_code == 0, done.output
+
+
+def test_counts_that_are_refused(rows: str, tmp_path: Path) -> None:
+    done = junctor_cli("counts", ASIA, rows, "-o", str(tmp_path / "counts.txt"))
+    assert done.exit_code == 3
+    assert "expected a file .parquet or .csv" in done.stderr
+    bad = tmp_path / "bad.csv"
+    bad.write_text("smoke\nperhaps\n")
+    done = junctor_cli("counts", ASIA, str(bad), "-o", str(tmp_path / "counts.csv"), "--json")
+    assert done.exit_code == 4
+    assert json.loads(done.stdout)["rows"] == {"ok": 0, "impossible": 0, "invalid": 1}
+
+
+@pytest.mark.usefixtures("often")
+def test_files_may_lie_in_a_store(rows: str, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fitted(rows, tmp_path / "whole.bif", *RANDOM).exit_code == 0
+    out = bucket.url("fits/fitted.bif")
+    call = ("learn", ASIA, rows, "-o", out, *COLUMNS, *RANDOM)
+    with monkeypatch.context() as patched:
+        interrupt(patched, 6)
+        assert junctor_cli(*call).exit_code == 130
+    assert bucket.names() == ["fits/fitted.bif.checkpoint"]
+    done = junctor_cli(*call)
+    assert done.exit_code == 0, done.output
+    assert bucket.get("fits/fitted.bif") == (tmp_path / "whole.bif").read_bytes()
+    assert bucket.names() == ["fits/fitted.bif"]
+    counts = bucket.url("fits/counts.parquet")
+    assert junctor_cli("counts", ASIA, rows, "-o", counts, *COLUMNS).exit_code == 0
+    again = junctor_cli("learn", ASIA, rows, "-o", out, *COLUMNS, "--prior", f"dirichlet:{counts}")
+    assert again.exit_code == 0, again.output
+
+
+def test_rows_from_standard_input(rows: str, tmp_path: Path) -> None:
+    done = fitted(rows, tmp_path / "file.bif", "--new-states")
+    assert done.exit_code == 0, done.output
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "learn", ASIA, "-"]
+    with Path(rows).open("rb") as file:
+        piped = subprocess.run(
+            [*command, "-o", str(tmp_path / "pipe.bif"), "--new-states", *COLUMNS], stdin=file, capture_output=True
+        )
+    assert piped.returncode == 0, piped.stderr
+    assert (tmp_path / "pipe.bif").read_bytes() == (tmp_path / "file.bif").read_bytes()
+
+
+def test_threads_change_nothing(rows: str, tmp_path: Path) -> None:
+    for threads in ("1", "3"):
+        done = fitted(rows, tmp_path / f"{threads}.bif", *RANDOM, "--threads", threads)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "1.bif").read_bytes() == (tmp_path / "3.bif").read_bytes()
+
+
+def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:
+    file = tmp_path / "rows.evid"
+    file.write_text("2\n1 0 1\n2 1 0 2 0\n")
+    done = junctor_cli("learn", ASIA, str(file), "-o", str(tmp_path / "f.bif"))
+    assert done.exit_code == 0, done.output
+    refused = junctor_cli("learn", ASIA, str(file), "-o", str(tmp_path / "f.bif"), "--new-states")
+    assert refused.exit_code == 3
+    assert "UAI evidence names no states" in refused.stderr
