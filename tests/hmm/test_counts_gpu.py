@@ -11,7 +11,7 @@ from emulation.chains import SIDE, EmulatedViterbi
 from emulation.nvrtc import compiles
 from helpers.hmm_models import batch_of, random_batch, random_model, small_cases, sparse_of
 from hypothesis import given, settings
-from junctor.hmm import build_model
+from junctor.hmm import build_model, counts
 from junctor.hmm.counts import SequenceCounter, SequenceCounts
 from junctor.hmm.counts_gpu import GpuCounter, plan_rows
 from junctor.hmm.model import HiddenMarkovModel
@@ -107,6 +107,22 @@ def test_the_peak_stays_within_the_memory() -> None:
         GpuCounter(model, memory // 2, EmulatedViterbi(np.float64)).total(batch, weights, [steps], np.zeros(6))
     with pytest.raises(BudgetError, match="raise --device-memory"):
         GpuCounter(model, 100_000, EmulatedViterbi(np.float64))
+
+
+def test_a_gpu_is_taken_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, device = random_model(20, 4, 1), EmulatedViterbi(np.float64)
+    batch = random_batch(model, [3, 2])
+    wanted = SequenceCounter(batch, np.ones(2)).count(model)
+    monkeypatch.setattr(counts, "has_gpu", lambda: True)
+    # Too little work, no room, and both enough.
+    for terms, memory, is_used in ((1 << 36, None, False), (1, 1000, False), (1, None, True)):
+        monkeypatch.setattr(counts, "DEVICE_TERMS", terms)
+        counter = SequenceCounter(batch, np.ones(2), ComputeOptions(threads=1, device_memory=memory))
+        counter.__dict__["_device"] = device
+        found = counter.count(model)
+        for name in NAMES:
+            np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+        assert bool(device.kernels) == is_used
 
 
 def test_a_plan_of_rows() -> None:
