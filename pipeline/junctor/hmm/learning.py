@@ -237,7 +237,7 @@ def _best(
             if watch is not None:
                 watch(number, iteration)
 
-        fitted = ChainFit(parameters, counter, options.prior, begin)
+        fitted = ChainFit(parameters, counter, options.prior)
         found = fit(fitted, begin if current is None else current, options.fit, tell, keep)
         last = found.trace[-1]
         done = Restart(last.number, last.log_likelihood, last.log_posterior, found.converged)

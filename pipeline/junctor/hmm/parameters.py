@@ -104,13 +104,11 @@ class ChainFit:
     parameters: their layout, zeros and fixed parts.
     counter: of the sequences that take part; none of them is impossible.
     prior: pseudo count of each entry above zero, by part.
-    begin: where distributions without any count stay.
     """
 
     parameters: ChainParameters
     counter: SequenceCounter
     prior: Mapping[Part, float]
-    begin: Floats
 
     @property
     def distributions(self) -> npt.NDArray[np.int64]:
@@ -140,9 +138,9 @@ class ChainFit:
         terms = self.counter.weights[taken] * found.log_value[taken]
         return Expectation(counts, math.fsum(terms) if np.isfinite(terms).all() else -math.inf)
 
-    def maximise(self, counts: Floats) -> Floats:
-        """Return the parameters in proportion to counts and pseudo counts."""
-        return self.parameters.normalised(counts + self.pseudo_counts, self.begin)
+    def maximise(self, counts: Floats, parameters: Floats) -> Floats:
+        """Return parameters in proportion to counts and pseudo counts; distributions without any stay."""
+        return self.parameters.normalised(counts + self.pseudo_counts, parameters)
 
     def log_prior(self, parameters: Floats) -> float:
         """Return the sum of pseudo count * log(parameter)."""
