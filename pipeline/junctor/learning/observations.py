@@ -40,6 +40,8 @@ ENUMERATED = kernel.MOST_STATES
 ROUNDING = 1e-9
 # Initial room of a store, in components.
 ROOM = 1 << 10
+# Entries of tables and likelihoods together, which have 32-bit numbers.
+MOST_ENTRIES = (1 << 31) - 1
 # Initial entries of messages.
 ARENA_ENTRIES = 1 << 12
 
@@ -163,7 +165,7 @@ def gather(network: Network, splits: Iterable[SplitRows], options: ComputeOption
         kernel.add_sums(part.complete, complete)
         store = _merged(likelihoods.renumbered(part, given), store, network)
         # While it grows there are two of them.
-        if (needed := 2 * sum(array.nbytes for array in store)) > allowed:
+        if (needed := 2 * sum(array.nbytes for array in store) + likelihoods.nbytes) > allowed:
             raise BudgetError(
                 f"the gaps of {rows:,} rows take {approximate(needed)}, allowed are {approximate(allowed)}: give more "
                 "memory, or learn from fewer rows"
@@ -203,10 +205,20 @@ class _Likelihoods:
         """All of them, one after the other."""
         return np.concatenate([np.zeros(0), *self._tables])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take, as keys and as numbers."""
+        return 2 * 8 * self._used
+
     def place(self, values: Floats) -> int:
         """Return the first entry of a likelihood, which is listed if it is new."""
         key = values.tobytes()
         if key not in self._places:
+            if self._size + self._used + len(values) > MOST_ENTRIES:
+                raise BudgetError(
+                    f"tables and different likelihoods have more than {MOST_ENTRIES:,} numbers together: learn from "
+                    "fewer rows"
+                )
             self._places[key] = self._size + self._used
             self._tables.append(values)
             self._used += len(values)
