@@ -21,7 +21,8 @@ HEAVY = {
     "psutil",
 }
 COMMANDS = (
-    *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi", "learn", "counts"),
+    *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi"),
+    *("learn", "counts", "learn-chain"),
     *("tune", "warmup", "cache", "status", "demo", "deploy", "serve", "report"),
 )
 

@@ -29,6 +29,8 @@ model = hmm.build_model([0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]], [[0.5, 0.5], [0.1,
 for sequences in ([[0, 1, 1]], [[0] * 500] * 40):
     hmm.viterbi(model, sequences)
     hmm.posteriors(model, sequences)
+hmm.learn(model, [[0, 1, 1], [0]], max_iterations=3, threads=2)
+hmm.learn(hmm.build_model([0, 1], [[1, 0], [0, 1]], [[1e-5, 1 - 1e-5], [1 - 1e-5, 1e-5]]), [[0] * 99 + [1]] * 2)
 print(compilation.functions)
 """
 

@@ -49,7 +49,9 @@ extern "C" void launch(const char *name, int blocks, int threads, const Work *wo
     using Kernel = void (*)(const Work);
 #define BOTH_OF(name) {"forward_" #name, forward_##name}, {"backward_" #name, backward_##name}
     const std::pair<const char *, Kernel> kernels[] = {
-#ifdef SUMS
+#ifdef COUNTS
+        {"operands", operands}, {"many_pairs", many_pairs}, {"entries", entries}, {"steps", steps},
+#elif defined(SUMS)
         {"begin", begin}, {"normalise", normalise}, BOTH_OF(few_1), BOTH_OF(few_2), BOTH_OF(few_4), BOTH_OF(few_8),
         BOTH_OF(many_2), BOTH_OF(many_4), BOTH_OF(sparse),
 #ifndef DOUBLE

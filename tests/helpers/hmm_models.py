@@ -57,6 +57,32 @@ def paths(model: HiddenMarkovModel, symbols: Any) -> list[tuple[float, tuple[int
     return sorted(found, key=lambda each: -each[0])
 
 
+def enumerated(model: HiddenMarkovModel, sequences: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Expected counts of start, transitions and emissions, as weights of all paths of each possible sequence."""
+    start, transition = np.zeros(model.states), np.zeros((model.states, model.states))
+    emission = np.zeros((model.states, model.symbols))
+    for symbols, weight in zip(sequences, weights, strict=True):
+        every = paths(model, symbols)
+        total = math.fsum(p for p, _ in every)
+        for p, path in every if total else []:
+            start[path[0]] += weight * p / total
+            for i, j in pairwise(path):
+                transition[i, j] += weight * p / total
+            for i, s in zip(path, symbols, strict=True):
+                if s >= 0:
+                    emission[i, s] += weight * p / total
+    return start, transition, emission
+
+
+def as_table(model: HiddenMarkovModel, entries: Any) -> Any:
+    """Entries of the transition matrix as a square."""
+    if isinstance(model.transition, SparseMatrix):
+        table = np.zeros((model.states, model.states))
+        table[model.transition.rows, model.transition.columns] = entries
+        return table
+    return entries
+
+
 @st.composite
 def small_cases(draw: st.DrawFn) -> tuple[HiddenMarkovModel, list[list[int]]]:
     states, symbols = draw(st.integers(1, 4)), draw(st.integers(1, 3))

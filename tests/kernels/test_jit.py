@@ -72,6 +72,28 @@ def test_code_is_loaded_from_a_folder_that_may_only_be_read(tmp_path: Path) -> N
     assert sorted((tmp_path / "cache").rglob("*.nb?")) == kept
 
 
+def test_code_of_an_earlier_version_is_compiled_anew(tmp_path: Path) -> None:
+    text = "from typing import NamedTuple\nfrom junctor_kernels.cpu.jit import jit\n"
+    text += "class Old(NamedTuple):\n    x: float\n@jit\ndef first(pair):\n    return pair.x\n"
+    (tmp_path / "versions.py").write_text(text)
+    assert run(tmp_path, "import versions; print(versions.first(versions.Old(2.0)))") == ["2.0"]
+    # Its index names a class that is gone; the function is on the same line.
+    (tmp_path / "versions.py").write_text(text.replace("Old", "Newer"))
+    for _ in range(2):
+        assert run(tmp_path, "import versions; print(versions.first(versions.Newer(3.0)))") == ["3.0"]
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_damaged_code_is_compiled_anew(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    code = f"from module import outer\n{CALLS}"
+    run(tmp_path, code)
+    for path in (tmp_path / "cache").rglob(f"*.{suffix}"):
+        path.write_bytes(path.read_bytes()[:-9])
+    assert run(tmp_path, code)[0] == "10.0"
+    assert run(tmp_path, code) == ["10.0", "1", "False", "10.0", "2"]
+
+
 def test_compilation_is_counted(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     code = f"from module import outer\nfrom junctor_kernels.cpu.compilation import compilation\n{CALLS}"

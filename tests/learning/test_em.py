@@ -47,7 +47,7 @@ class Mixture:
         counts = expected.sum(axis=2) + expected.sum(axis=1)
         return Expectation(np.concatenate([expected.sum(axis=(1, 2)), counts.ravel()]), log_likelihood)
 
-    def maximise(self, counts: Floats) -> Floats:
+    def maximise(self, counts: Floats, parameters: Floats) -> Floats:
         shares, draws = self.split(counts + self.pseudo)
         draws = draws / draws.sum(axis=1, keepdims=True)
         if self.fixed_first:
@@ -168,7 +168,7 @@ def test_a_start_without_probability_is_refused() -> None:
 
 def test_a_step_that_lowers_the_objective_ends_the_loop() -> None:
     class Wrong(Mixture):
-        def maximise(self, counts: Floats) -> Floats:
+        def maximise(self, counts: Floats, parameters: Floats) -> Floats:
             return np.array([1.0, 0.001, 0.999])
 
     model = Wrong(np.array([[5.0, 5.0], [5.0, 5.0]]), 1)

@@ -54,10 +54,29 @@ class _Loader(FunctionCache):  # type: ignore[misc]
 
     # Numba first loads the rules by which it types and compiles each built-in, a third of a second. Code that is linked
     # needs none of them, only the functions that count references.
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        load = self._cache_file._load_index
+
+        def load_index() -> Any:
+            # Numba unpickles before it compares versions: an index of other sources may name types that are gone.
+            try:
+                return load()
+            except OSError:
+                raise
+            except Exception:
+                return {}
+
+        self._cache_file._load_index = load_index
+
     def load_overload(self, signature: Any, context: Any) -> Any:
         rtsys.initialize(context)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(signature, context)
+        try:
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(signature, context)
+        except Exception:
+            # Damaged: it is compiled and saved anew.
+            return None
 
     def has(self, signature: Any, context: Any) -> bool:
         """Return True if there is code for a signature, which may be damaged."""

@@ -62,6 +62,19 @@ def _loader(lanes: int = 0) -> Any:
     return intrinsic(load)
 
 
+def _wide8(_typing: Any, array: Any, _index: Any) -> Any:
+    """Return the eight numbers that start at `index` of a flat array, as a vector of float64."""
+    vector = Vector(types.float64, 8)
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        narrow = ir.VectorType(context.get_value_type(array.dtype), 8)
+        place = _place(context, builder, signature.args[0], args, narrow)
+        found = builder.load(place, align=array.dtype.bitwidth // 8)
+        return found if array.dtype == types.float64 else builder.fpext(found, context.get_value_type(vector))
+
+    return vector(array, types.intp), code
+
+
 def _spreader(lanes: int = 0) -> Any:
     """Return an intrinsic for vectors of so many lanes, those of the machine by default."""
 
@@ -231,6 +244,19 @@ def _folded(comparison: str, doc: str) -> Any:
     return intrinsic(fold)
 
 
+def _lanes_total(_typing: Any, vector: Any) -> Any:
+    """Return the sum of the numbers of a vector, its second half added to its first until one number is left."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers = [builder.extract_element(args[0], ir.Constant(ir.IntType(32), i)) for i in range(vector.lanes)]
+        while half := len(numbers) // 2:
+            numbers = [builder.fadd(one, two) for one, two in zip(numbers[:half], numbers[half:], strict=True)]
+        return numbers[0]
+
+    return vector.dtype(vector), code
+
+
+lanes_total, wide8 = intrinsic(_lanes_total), intrinsic(_wide8)
 highest = _folded(">", "Return the largest number of a vector.")
 lowest = _folded("<", "Return the smallest number of a vector.")
 

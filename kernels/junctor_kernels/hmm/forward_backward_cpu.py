@@ -13,7 +13,22 @@ import numpy as np
 
 from junctor_kernels.cpu.jit import inlined, jit, part
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
-from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store, subtract
+from junctor_kernels.cpu.vectors import (
+    BYTES,
+    add,
+    highest,
+    lanes_total,
+    larger,
+    least_above_zero,
+    load,
+    lowest,
+    multiply,
+    spread,
+    spread8,
+    store,
+    subtract,
+    wide8,
+)
 from junctor_kernels.hmm.products_cpu import VECTORS, parts_of, product
 
 # Rows are probabilities divided by a power of two, which rounds nothing, so that the largest is in [0.5, 1). For each
@@ -58,17 +73,17 @@ def forward(
         if t == 0:
             for n in range(count):
                 trellis[n * stride : (n + 1) * stride] = start
-                lows[n] = _least(trellis, n * stride, size, logs)
+                lows[n] = least_of(trellis, n * stride, size, logs)
         else:
-            _products(matrix, size, trellis, starts[t - 1] * stride, after * stride, under_way, stride, parts, logs)
+            products(matrix, size, trellis, starts[t - 1] * stride, after * stride, under_way, stride, parts, logs)
         for n in range(under_way):
             at, e = (after + n) * stride, which[after + n]
             # The smallest product of three factors that the row can contain.
-            if logs is None and lows[n] > 0 and lows[n] * (least if t else 1) * leasts[e] < _tiny(trellis):
+            if logs is None and lows[n] > 0 and lows[n] * (least if t else 1) * leasts[e] < tiny(trellis):
                 lost[n] = True
-            scale, lows[n] = _emit_and_scale(trellis, at, size, emissions, e * stride, logs)
+            scale, lows[n] = emit_and_scale(trellis, at, size, emissions, e * stride, logs)
             scales[n] += scale
-            if logs is None and 0 < lows[n] < _tiny(trellis):
+            if logs is None and 0 < lows[n] < tiny(trellis):
                 lost[n] = True
             if t + 1 == ticks or n >= starts[t + 2] - starts[t + 1]:
                 # Powers of two are counted, which rounds nothing.
@@ -111,44 +126,48 @@ def backward(
             break
         for n in range(under_way):
             e, to = which[starts[t] + n], (count + n) * stride
-            low = _least(work, n * stride, size, logs)
+            low = least_of(work, n * stride, size, logs)
             work[to : to + stride] = work[n * stride : (n + 1) * stride]
-            _, after = _emit_and_scale(work, to, size, emissions, e * stride, logs)
-            if logs is None and (low * leasts[e] < _tiny(trellis) or after * least < _tiny(trellis)):
+            _, after = emit_and_scale(work, to, size, emissions, e * stride, logs)
+            if logs is None and (low * leasts[e] < tiny(trellis) or after * least < tiny(trellis)):
                 lost[n] = True
-        _products(matrix, size, work, count * stride, 0, under_way, stride, parts, logs)
+        products(matrix, size, work, count * stride, 0, under_way, stride, parts, logs)
     return lost
 
 
 @part
-def _tiny(rows: Any) -> Any:
+def tiny(rows: Any) -> Any:
     """Return the smallest normal number of the format, with a margin for the rounding of a product of three."""
     return rows.dtype.type(2.4e-38) if rows.itemsize == 4 else rows.dtype.type(4.5e-308)
 
 
 @part
-def _emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
+def emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
     """Add emissions to a row and scale it; return the scale (log2 of probabilities) and the smallest number above zero.
 
     rows: flat, the row begins at `at`.
     size: number of states.
     emissions: flat, those of the row begin at `e`.
     """
+    # Rows and emissions are padded with zeros.
+    lanes = BYTES // rows.itemsize
     if logs is None:
-        largest = rows.dtype.type(0)
-        for k in range(size):
-            rows[at + k] *= emissions[e + k]
-            largest = max(largest, rows[at + k])
+        top = spread(rows.dtype.type(0))
+        for k in range(0, size, lanes):
+            product_of_both = multiply(load(rows, at + k), load(emissions, e + k))
+            store(rows, at + k, product_of_both)
+            top = larger(product_of_both, top)
+        largest = highest(top)
         # Impossible from here on: log P is -inf, and the row stays zero.
         if largest == 0:
             return -np.inf, largest
         _, power = math.frexp(largest)
-        factor = rows.dtype.type(math.ldexp(1.0, -power))
-        least = rows.dtype.type(np.inf)
-        for k in range(size):
-            rows[at + k] *= factor
-            least = min(least, rows[at + k] if rows[at + k] > 0 else least)
-        return float(power), least
+        factor, low = spread(rows.dtype.type(math.ldexp(1.0, -power))), spread(rows.dtype.type(np.inf))
+        for k in range(0, size, lanes):
+            scaled = multiply(load(rows, at + k), factor)
+            store(rows, at + k, scaled)
+            low = least_above_zero(low, scaled)
+        return float(power), lowest(low)
     largest = rows.dtype.type(-np.inf)
     for k in range(size):
         rows[at + k] += emissions[e + k]
@@ -161,13 +180,13 @@ def _emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs:
 
 
 @part
-def _least(rows: Any, at: int, size: int, logs: Any) -> Any:
+def least_of(rows: Any, at: int, size: int, logs: Any) -> Any:
     """Return the smallest number above zero in a row."""
-    least = rows.dtype.type(np.inf)
+    low = spread(rows.dtype.type(np.inf))
     if logs is None:
-        for k in range(size):
-            least = min(least, rows[at + k] if rows[at + k] > 0 else least)
-    return least
+        for k in range(0, size, BYTES // rows.itemsize):
+            low = least_above_zero(low, load(rows, at + k))
+    return lowest(low)
 
 
 @part
@@ -175,26 +194,27 @@ def _log_total(rows: Any, at: int, size: int, logs: Any) -> float:
     """Return the logarithm of the sum of a row."""
     total = 0.0
     if logs is None:
-        total = _total(rows, at, size)
+        total = total_of(rows, at, size)
     else:
         for k in range(size):
             total += math.exp(rows[at + k])
     return math.log(total) if total > 0 else -np.inf
 
 
-@jit
-def _total(rows: Any, at: int, size: int) -> float:
-    """Return the sum of a row."""
-    sums = np.zeros(LANES)
+@part
+def total_of(rows: Any, at: int, size: int) -> float:
+    """Return the sum of a row, in double precision."""
+    a = b = c = d = spread8(0.0)
     for k in range(0, size, LANES):
-        for lane in range(min(LANES, size - k)):
-            sums[lane] += rows[at + k + lane]
-    half = LANES // 2
-    while half:
-        for lane in range(half):
-            sums[lane] += sums[lane + half]
-        half //= 2
-    return float(sums[0])
+        a = add(a, wide8(rows, at + k))
+        # A row ends within a line of lanes.
+        if k + 8 < size:
+            b = add(b, wide8(rows, at + k + 8))
+        if k + 16 < size:
+            c = add(c, wide8(rows, at + k + 16))
+        if k + 24 < size:
+            d = add(d, wide8(rows, at + k + 24))
+    return float(lanes_total(add(add(a, c), add(b, d))))
 
 
 @part
@@ -209,7 +229,7 @@ def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any
     if logs is None:
         for k in range(size):
             rows[at + k] *= others[there + k]
-        total = _total(rows, at, size)
+        total = total_of(rows, at, size)
         for k in range(size):
             rows[at + k] = rows[at + k] / total if total > 0 else 0.0
         # Both rows have entries up to 1; a product this small may have lost digits to underflow.
@@ -230,9 +250,10 @@ def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any
 
 
 @part
-def _products(
+def products(
     matrix: Any, size: int, rows: Any, before: int, after: int, count: int, stride: int, parts: int, logs: Any
 ) -> None:
+    """Write the products of rows with the whole matrix; arguments as for `product`, `parts` of `parts_of`."""
     if logs is None:
         product(matrix, size, rows, before, after, count, 0, parts, None)
     else:
@@ -257,12 +278,12 @@ def _dense_log_sums(panels: Any, size: int, rows: Any, before: int, after: int, 
             top = larger(add(load(panels, panel + i * width), spread(rows[before + i])), top)
         for i in range(size):
             term = add(load(panels, panel + i * width), spread(rows[before + i]))
-            total = add(total, _relative_to(term, top))
+            total = add(total, relative_to(term, top))
         store(rows, after + j, where_finite(top, add(top, logarithm(where_finite(top, total, one))), lowest))
 
 
 @inlined
-def _relative_to(term: Any, top: Any) -> Any:
+def relative_to(term: Any, top: Any) -> Any:
     """Return e ** (term - top), 0 where the term is -inf."""
     nothing = subtract(top, top)
     difference = where_finite(term, subtract(term, top), nothing)

@@ -25,7 +25,7 @@ FILES = ("hmm.cu", "forward_backward.cu", "forward_backward_few.cu")
 FIELDS = (
     *("panels", "begins", "froms", "numbers", "start", "emissions", "leasts", "least", "which", "starts"),
     *("trellis", "sums", "parts", "scaled", "powers", "lost", "totals", "barrier"),
-    *("states", "stride", "most", "first", "last", "ticks", "before", "going_on", "kept", "cached"),
+    *("states", "stride", "most", "levels", "first", "last", "ticks", "before", "going_on", "kept", "cached"),
 )
 
 

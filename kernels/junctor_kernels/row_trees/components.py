@@ -29,7 +29,7 @@ POSSIBLE, EXCLUDED = 0, 1
 DONE = -1
 
 
-class Links(NamedTuple):
+class Families(NamedTuple):
     """What the splitting of rows needs of a network.
 
     cards: int64 [variables].
@@ -140,10 +140,10 @@ def add_to(sums: Any, at: Any, value: Any) -> None:
 
 
 @loops
-def split(links: Any, states: Any, soft: Any, weights: Any, first: int, work: Any, complete: Any, into: Any) -> int:
+def split(families: Any, states: Any, soft: Any, weights: Any, first: int, work: Any, complete: Any, into: Any) -> int:
     """Split rows from `first` on; return the row for which there was no room, or DONE.
 
-    links: of the network.
+    families: of the network.
     states: int32 [rows, variables], -1 for unobserved.
     soft: int32 [rows, variables], first entry of a variable's likelihood, -1 for none; no rows where nobody has one.
     weights: float64 [rows]; rows of weight 0 are left out.
@@ -151,7 +151,7 @@ def split(links: Any, states: Any, soft: Any, weights: Any, first: int, work: An
     complete: float64 [entries, 2], counts of families that are observed in full, added to.
     into: Store.
     """
-    variables, given = links.cards.size, links.starts.size - 1
+    variables, given = families.cards.size, families.starts.size - 1
     for row in range(first, states.shape[0]):
         if weights[row] == 0.0:
             continue
@@ -160,13 +160,13 @@ def split(links: Any, states: Any, soft: Any, weights: Any, first: int, work: An
             return row
         line = states[row]
         for factor in range(given):
-            entry = _entry(links, line, factor)
+            entry = _entry(families, line, factor)
             if entry >= 0:
                 add_to(complete, entry, weights[row])
         mark = work.marks[0]
         for v in range(variables):
             if line[v] < 0 and work.seen[v] <= mark:
-                component = _component(links, line, soft, row, v, mark, work, into)
+                component = _component(families, line, soft, row, v, mark, work, into)
                 add_to(into.weights, component, weights[row])
         work.marks[0] = mark + 1
     return DONE
@@ -174,29 +174,29 @@ def split(links: Any, states: Any, soft: Any, weights: Any, first: int, work: An
 
 @loops
 def mark_rows(
-    links: Any, states: Any, soft: Any, weights: Any, work: Any, support: Any, impossible: Any, into: Any, marks: Any
+    families: Any, states: Any, soft: Any, weights: Any, work: Any, support: Any, impossible: Any, into: Any, marks: Any
 ) -> None:
     """Mark the rows of probability zero as EXCLUDED.
 
-    links, states, soft, weights, work: of `split`.
+    families, states, soft, weights, work: of `split`.
     support: bool [entries], False where a table is zero.
     impossible: bool [components], of `into`, which has the components of all rows.
     marks: uint8 [rows], written.
     """
-    given = links.starts.size - 1
+    given = families.starts.size - 1
     for row in range(states.shape[0]):
         marks[row] = POSSIBLE
         if weights[row] == 0.0:
             continue
         line = states[row]
         for factor in range(given):
-            entry = _entry(links, line, factor)
+            entry = _entry(families, line, factor)
             if entry >= 0 and not support[entry]:
                 marks[row] = EXCLUDED
         mark = work.marks[0]
-        for v in range(links.cards.size):
+        for v in range(families.cards.size):
             if line[v] < 0 and work.seen[v] <= mark:
-                component = _component(links, line, soft, row, v, mark, work, into)
+                component = _component(families, line, soft, row, v, mark, work, into)
                 marks[row] = max(marks[row], np.uint8(impossible[component]))
         work.marks[0] = mark + 1
 
@@ -230,38 +230,38 @@ def _has_room(into: Any, patterns: int, components: int, variables: int, factors
 
 
 @inlined
-def _entry(links: Any, line: Any, factor: int) -> int:
+def _entry(families: Any, line: Any, factor: int) -> int:
     """Return the entry of a family that is observed in full, -1 for others."""
-    entry = links.places[factor]
-    for at in range(links.starts[factor], links.starts[factor + 1]):
-        state = line[links.scopes[at]]
+    entry = families.places[factor]
+    for at in range(families.starts[factor], families.starts[factor + 1]):
+        state = line[families.scopes[at]]
         if state < 0:
             return -1
-        entry += state * links.strides[at]
+        entry += state * families.strides[at]
     return int(entry)
 
 
 @part
-def _component(links: Any, line: Any, soft: Any, row: int, start: int, mark: int, work: Any, into: Any) -> int:
+def _component(families: Any, line: Any, soft: Any, row: int, start: int, mark: int, work: Any, into: Any) -> int:
     """Find the component of a variable of a row, and return its number in a store, where it is listed if it is new.
 
     mark: variables and factors of this row have greater ones.
     """
-    given = links.starts.size - 1
+    given = families.starts.size - 1
     work.variables[0], work.seen[start] = start, mark + 1
     count, factors, at = 1, 0, 0
     while at < count:
         v = work.variables[at]
         at += 1
-        for place in range(links.of_starts[v], links.of_starts[v + 1]):
-            factor = links.of_factors[place]
+        for place in range(families.of_starts[v], families.of_starts[v + 1]):
+            factor = families.of_factors[place]
             if work.taken[factor] > mark:
                 continue
             work.taken[factor] = mark + 1
             work.factors[factors] = factor
             factors += 1
-            for other in range(links.starts[factor], links.starts[factor + 1]):
-                u = links.scopes[other]
+            for other in range(families.starts[factor], families.starts[factor + 1]):
+                u = families.scopes[other]
                 if line[u] < 0 and work.seen[u] <= mark:
                     work.seen[u] = mark + 1
                     work.variables[count] = u
@@ -270,9 +270,9 @@ def _component(links: Any, line: Any, soft: Any, row: int, start: int, mark: int
     _sort(work.factors, factors)
     for i in range(factors):
         factor = work.factors[i]
-        base = links.places[factor]
-        for place in range(links.starts[factor], links.starts[factor + 1]):
-            base += max(0, line[links.scopes[place]]) * links.strides[place]
+        base = families.places[factor]
+        for place in range(families.starts[factor], families.starts[factor + 1]):
+            base += max(0, line[families.scopes[place]]) * families.strides[place]
         work.bases[i] = base
     if soft.shape[0]:
         for i in range(count):

@@ -137,7 +137,7 @@ def needed(room: CountRoom) -> int:
 
 @jit
 def count(
-    links: Any,
+    families: Any,
     store: Any,
     order: Any,
     begin: int,
@@ -150,7 +150,7 @@ def count(
 ) -> int:
     """Add up expected counts of components; return that for which the arena is too small, or `end`.
 
-    links, store: of `components`.
+    families, store: of `components`.
     order: int64, numbers of components, those of a pattern together.
     begin, end: the part of `order`.
     values: float64, entries of all tables, then likelihoods.
@@ -161,7 +161,7 @@ def count(
     """
     before, planned, states = -1, False, 0
     log_values, status = results
-    given = links.starts.size - 1
+    given = families.starts.size - 1
     counted = given if sums.shape[0] else 0
     factors = _factors(room.local, 0, 0, SparseGraph(room.local.starts, store.variables), values)
     planted = room.tree
@@ -172,7 +172,7 @@ def count(
         start = store.base_starts[component]
         if pattern != before:
             before, planned = pattern, False
-            size = _number(links, store, pattern, given, room.local)
+            size = _number(families, store, pattern, given, room.local)
             states = _states(room.local, size, last - first, enumerated)
         if states:
             log_values[component] = _enumerate(
@@ -210,15 +210,15 @@ def count(
 
 
 @part
-def _number(links: Any, store: Any, pattern: int, given: int, local: Any) -> int:
+def _number(families: Any, store: Any, pattern: int, given: int, local: Any) -> int:
     """Number the variables of a pattern, and write its factors over them; return the number of variables."""
     begin, size = store.variable_starts[pattern], 0
     for place in range(begin, store.variable_starts[pattern + 1]):
         v = store.variables[place]
         local.of[v] = size
-        local.numbers[CARDS, size] = links.cards[v]
-        local.numbers[WEIGHTS, size] = _weight(links.cards[v])
-        local.means[size] = links.cards[v]
+        local.numbers[CARDS, size] = families.cards[v]
+        local.numbers[WEIGHTS, size] = _weight(families.cards[v])
+        local.means[size] = families.cards[v]
         size += 1
     count, members = 0, 0
     for place in range(store.factor_starts[pattern], store.factor_starts[pattern + 1]):
@@ -229,10 +229,10 @@ def _number(links: Any, store: Any, pattern: int, given: int, local: Any) -> int
             local.scopes[count], local.strides[count] = local.of[factor - given], 1
             count += 1
             continue
-        for at in range(links.starts[factor], links.starts[factor + 1]):
-            v = local.of[links.scopes[at]]
+        for at in range(families.starts[factor], families.starts[factor + 1]):
+            v = local.of[families.scopes[at]]
             if v >= 0:
-                local.scopes[count], local.strides[count] = v, links.strides[at]
+                local.scopes[count], local.strides[count] = v, families.strides[at]
                 count += 1
     local.starts[members] = count
     for place in range(begin, begin + size):

@@ -18,6 +18,7 @@ from junctor.cli.failures import Commands
 from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
 from junctor.cli.learn import learn
+from junctor.cli.learn_chain import learn_chain
 from junctor.cli.map import propose_mapping
 from junctor.cli.report import report
 from junctor.cli.run import run
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 _RUNS = (run, report, finalise, status, verify, deploy, serve)
 _NETWORKS = (inspect, convert, validate, learn, counts, calibrate, ask, joint)
-for command in (*_RUNS, *_NETWORKS, viterbi, tune, warmup, cache, demo):
+for command in (*_RUNS, *_NETWORKS, viterbi, learn_chain, tune, warmup, cache, demo):
     app.command()(command)
 app.command("map")(propose_mapping)
 

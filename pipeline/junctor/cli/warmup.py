@@ -66,6 +66,7 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
     for sampler in samplers:
         yield f"sampling, {sampler}", partial(_sample, network, sampler, device)
+    yield "learning of hidden Markov models", _learn
     yield "a few rows", partial(_answer, network, Query(), "cpu", 0.8, 3, 3)
     yield "orders of long networks", _order
 
@@ -140,6 +141,14 @@ def _decode(precision: Precision, device: Device) -> None:
         sequences = [rng.integers(0, 4, length).tolist() for length in (5, 40, 3_000)]
         hmm.viterbi(model, sequences, precision, device=device)
         hmm.posteriors(model, sequences, precision, device=device)
+
+
+def _learn() -> None:
+    from junctor import hmm
+
+    # What the first sequence multiplies leaves the range of double precision: it is counted in logarithms.
+    model = hmm.build_model([0.5, 0.5], [[1.0, 0.0], [0.0, 1.0]], [[1e-5, 1e-5, 1 - 2e-5], [0.5, 0.5, 0.0]])
+    hmm.learn(model, [[0, 1] * 40 + [2], [0, 1]], max_iterations=1)
 
 
 def _order() -> None:

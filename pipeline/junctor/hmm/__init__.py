@@ -1,4 +1,4 @@
-"""Hidden Markov models: most probable paths and state posteriors of whole batches of sequences.
+"""Hidden Markov models: paths, posteriors and parameters from whole batches of sequences.
 
 from junctor import hmm
 
@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from junctor.hmm.api import posteriors, viterbi
     from junctor.hmm.formats import read_model, write_model
+    from junctor.hmm.learning import LearnedModel, learn
     from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
     from junctor.hmm.slices import from_slices
 
 _HOME = {
     "HiddenMarkovModel": "model",
+    "LearnedModel": "learning",
     "SparseMatrix": "model",
     "build_model": "model",
     "from_slices": "slices",
+    "learn": "learning",
     "posteriors": "api",
     "read_model": "formats",
     "viterbi": "api",
@@ -29,9 +32,11 @@ _HOME = {
 }
 __all__ = [
     "HiddenMarkovModel",
+    "LearnedModel",
     "SparseMatrix",
     "build_model",
     "from_slices",
+    "learn",
     "posteriors",
     "read_model",
     "viterbi",

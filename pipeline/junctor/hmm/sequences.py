@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.evidence.columns import encode_states, is_list
+from junctor.evidence.columns import encode_numbers, encode_states, is_list
 from junctor.evidence.encode import row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
@@ -127,6 +127,38 @@ class SequenceSource:
                     held = []
         if held:
             yield _together(held)
+
+    def whole(self) -> SequenceBatch | None:
+        """Return all sequences, None where there are none; errors as of `partitions`."""
+        pieces = list(self._pieces())
+        return _together(pieces).batch if pieces else None
+
+    def weights(self, column: str) -> npt.NDArray[np.float64]:
+        """Return the weights of all sequences, float64 [sequences].
+
+        Raises EvidenceError without such a column, and for a weight that is no number of 0 or more.
+        """
+        found = [np.zeros(0)]
+        for table in self.tables:
+            place, row = Place(str(table.path)), 0
+            if column not in table.schema.names:
+                raise EvidenceError(f"no column {column!r} of weights{nearest(column, table.schema.names)}", place)
+            if is_list(table.schema.field(column).type):
+                raise EvidenceError(f"column {column!r}: found lists, expected weights", place)
+            with explained(table.path):
+                for batch in table.batches([table.schema.get_field_index(column)]):
+                    numbers, _ = encode_numbers(batch.column(0))
+                    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+                    if len(wrong):
+                        at = int(wrong[0])
+                        raise EvidenceError(
+                            f"row {row + at + 1}: column {column!r}: found {batch.column(0)[at].as_py()!r}, expected a "
+                            "weight of 0 or more",
+                            place,
+                        )
+                    found.append(numbers)
+                    row += batch.num_rows
+        return np.concatenate(found)
 
     def _pieces(self) -> Iterator[EncodedSequences]:
         first_row = 0

@@ -129,7 +129,8 @@ class SequencePass(DeviceRows):
         count = len(steps.sequences)
         runs = 0 if owner.sparse else runs_of(owner.states)
         self._arrays = {"scaled": self.room(count), "parts": self.room(runs * count)}
-        # Sums of the backward pass stay while a block is computed again.
+        # Levels of sums, of the forward and the backward pass; the latter stay while a block is computed again.
+        self._levels = 2, 2
         self._sums = self.room(2 * count), self.room(2 * count)
         self._arrays |= {"powers": self.device.put(np.zeros(count, np.int64))}
         self._arrays |= {"lost": self.device.put(np.zeros(count, np.int32))}
@@ -164,13 +165,7 @@ class SequencePass(DeviceRows):
     def go_back(self, memory: Any, block: TickBlock) -> Array:
         """Turn the forward rows of a block into posteriors; return the divisor of each row."""
         device, steps = self.device, self.steps
-        if self._powers is None:
-            # Before any block is computed again: that would count its powers a second time.
-            self._powers = device.get(self._arrays["powers"], np.empty(len(self._lost), np.int64))
-            self._lost = device.get(self._arrays["lost"], np.empty(len(self._lost), np.int32)) > 0
-        fields, kept = self._fields(memory, block, back=True)
-        for launch in reversed(list(self._launches(block))):
-            device.launch(PROGRAM, launch._replace(kernel=f"backward_{launch.kernel}"), fields, 0)
+        fields, kept = self._launch_back(memory, block)
         rows = int(steps.starts[block.last + 1] - steps.starts[block.first])
         kept.append(device.empty(rows, np.float64))
         fields["totals"] = address_of(kept[-1])
@@ -179,6 +174,18 @@ class SequencePass(DeviceRows):
         device.launch(PROGRAM, SequenceLaunch("normalise", 0, 0), fields, min(1 << 16, -(-rows // warps)))
         totals: Array = device.get(kept[-1], np.empty(rows, np.float64))
         return totals
+
+    def _launch_back(self, memory: Any, block: TickBlock) -> tuple[dict[str, int], list[Any]]:
+        """Enqueue the backward pass of a block; return what `_fields` does."""
+        device = self.device
+        if self._powers is None:
+            # Before any block is computed again: that would count its powers a second time.
+            self._powers = device.get(self._arrays["powers"], np.empty(len(self._lost), np.int64))
+            self._lost = device.get(self._arrays["lost"], np.empty(len(self._lost), np.int32)) > 0
+        fields, kept = self._fields(memory, block, back=True)
+        for launch in reversed(list(self._launches(block))):
+            device.launch(PROGRAM, launch._replace(kernel=f"backward_{launch.kernel}"), fields, 0)
+        return fields, kept
 
     def finish(self, log_value: Array) -> npt.NDArray[np.bool_]:
         """Write log P of each sequence; return which of them lost a number, bool [sequences]."""
@@ -226,4 +233,4 @@ class SequencePass(DeviceRows):
         arrays = {**self._arrays, **kept, "trellis": memory, "sums": self._sums[back]}
         fields = self.owner.fields(back) | {name: address_of(array) for name, array in arrays.items()}
         fields |= {"ticks": len(starts) - 1, "before": block.first, "going_on": steps.going_on(block.last), "totals": 0}
-        return fields | {"most": len(steps.sequences)}, list(kept.values())
+        return fields | {"most": len(steps.sequences), "levels": self._levels[back]}, list(kept.values())

@@ -46,8 +46,8 @@ class Fitted(Protocol):
         """E-step: the expected counts, float64 of any length, and the log-likelihood."""
         ...
 
-    def maximise(self, counts: Floats) -> Floats:
-        """M-step: the parameters with the largest sum of counts * log(parameters) + log prior."""
+    def maximise(self, counts: Floats, parameters: Floats) -> Floats:
+        """M-step: what has the largest sum of counts * log(it) + log prior; `parameters` where nothing was counted."""
         ...
 
     def log_prior(self, parameters: Floats) -> float:
@@ -232,8 +232,10 @@ class _Loop:
         expected = self.model.expect(parameters)
         log_posterior = expected.log_likelihood + self.model.log_prior(parameters)
         point = _Point(parameters, expected.log_likelihood, log_posterior)
-        # Counts of an impossible point mean nothing.
-        return replace(point, plain=self.model.maximise(expected.counts)) if math.isfinite(log_posterior) else point
+        if not math.isfinite(log_posterior):
+            # Its counts mean nothing.
+            return point
+        return replace(point, plain=self.model.maximise(expected.counts, parameters))
 
     def _change(self, before: float, after: float) -> float:
         return (after - before) / (max(abs(after), self.model.weight) or 1.0)

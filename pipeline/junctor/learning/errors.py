@@ -25,6 +25,8 @@ Integers = npt.NDArray[np.int64]
 STEP = 1e-4
 # Share of the information of rows without gaps below which what is left is the error of derivatives.
 NO_INFORMATION = 1e-7
+# Probabilities below this one count as 0, to which EM only comes close.
+LEAST = 1e-9
 
 
 class Counted(Protocol):
@@ -41,7 +43,7 @@ class Counted(Protocol):
 
 
 class ObservedInformation:
-    """The observed information of parameters, which are every entry above 0 but the largest of each distribution.
+    """The observed information of parameters, which are all entries but the largest of each distribution, and zeros.
 
     It is -d2 Q(t, s) / dt dt - d2 Q(t, s) / dt ds at t = s [Oakes 1999], which equals that of [Louis 1982]; Q needs
     expected counts alone. Derivatives by s are central differences.
@@ -198,7 +200,7 @@ def _of_complete_rows(counted: Counted, values: Floats, pseudo_counts: Floats, f
     Distributions with a count of 0 that is of no zero have errors of inf.
     """
     counts = counted.expect(values).counts + pseudo_counts
-    positive = values > 0
+    positive = values >= LEAST
     known = positive & (counts > 0)
     inverse = np.where(known, values**2 / np.where(known, counts, 1.0), np.where(positive, np.inf, 0.0))
     starts = counted.distributions
@@ -250,7 +252,7 @@ def _parameters(starts: Integers, values: Floats, fixed: npt.NDArray[np.bool_] |
     entries, references = [], []
     for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=False):
         row = np.arange(first, end)
-        some = row[(values[row] > 0) & (True if fixed is None else ~fixed[row])]
+        some = row[(values[row] >= LEAST) & (True if fixed is None else ~fixed[row])]
         if len(some) > 1:
             largest = some[np.argmax(values[some])]
             entries.append(some[some != largest])

@@ -300,27 +300,21 @@ class NetworkFit:
         return self.observations.weight
 
     def expect(self, parameters: Floats) -> Expectation:
-        """E-step; distributions without any weight are returned with their sign changed, in the place of counts."""
+        """E-step."""
         found = self.observations.expect(self.parameters.tables(parameters))
-        counts = self.parameters.counts(found.counts, parameters)
-        nothing = np.add.reduceat(counts, self.distributions) == 0.0
-        return Expectation(np.where(self._spread(nothing), -parameters, counts), found.log_likelihood)
+        return Expectation(self.parameters.counts(found.counts, parameters), found.log_likelihood)
 
-    def maximise(self, counts: Floats) -> Floats:
+    def maximise(self, counts: Floats, parameters: Floats) -> Floats:
         """M-step: counts and pseudo counts, divided by their sums; what has no weight stays."""
-        pooled = self.parameters.pooled(np.maximum(counts, 0.0) + self.pseudo)
-        sums = np.add.reduceat(pooled, self.distributions)
-        kept = self._spread(sums == 0.0)
-        maximum = np.where(kept, -counts, pooled / self._spread(np.where(sums == 0.0, 1.0, sums)))
+        pooled = self.parameters.pooled(counts + self.pseudo)
+        sums = np.repeat(np.add.reduceat(pooled, self.distributions), self.parameters.lengths)
+        maximum = np.where(sums > 0, pooled / np.where(sums > 0, sums, 1.0), parameters)
         return np.where(self.parameters.is_fixed, self.parameters.values, maximum)
 
     def log_prior(self, parameters: Floats) -> float:
         """Return the sum of pseudo count * log(parameter)."""
         counted = self.pseudo > 0
         return float(np.sum(self.pseudo[counted] * np.log(parameters[counted])))
-
-    def _spread(self, of_distributions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.repeat(of_distributions, self.parameters.lengths)
 
 
 def identity_of(network: Network, table: AnyPath, options: LearnOptions, rows: RowOptions) -> dict[str, Any]:

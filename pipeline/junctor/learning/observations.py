@@ -40,6 +40,8 @@ ENUMERATED = kernel.MOST_STATES
 ROUNDING = 1e-9
 # Initial room of a store, in components.
 ROOM = 1 << 10
+# Entries of tables and likelihoods together, which have 32-bit numbers.
+MOST_ENTRIES = (1 << 31) - 1
 # Initial entries of messages.
 ARENA_ENTRIES = 1 << 12
 
@@ -79,7 +81,7 @@ class Observations:
 
     @cached_property
     def _propagation(self) -> _Propagation:
-        return _Propagation(links_of(self.network), self._store, CHUNKS, self._options)
+        return _Propagation(families_of(self.network), self._store, CHUNKS, self._options)
 
     def expect(self, values: Floats) -> Expectation:
         """Return the expected counts of all families; rounding changes a count by 1e-15 of it, whatever the rows.
@@ -158,9 +160,9 @@ def split_rows(
 def gather(network: Network, splits: Iterable[SplitRows], options: ComputeOptions = ONE_THREAD) -> Observations:
     """Return the rows of some batches, in their order; arguments and errors as of `observe`."""
     _check(network)
-    links = links_of(network)
-    size, given = int(links.places[-1]), len(links.starts) - 1
-    store, complete, likelihoods = _empty(network), np.zeros((size, 2)), _Likelihoods(links)
+    families = families_of(network)
+    size, given = int(families.places[-1]), len(families.starts) - 1
+    store, complete, likelihoods = _empty(network), np.zeros((size, 2)), _Likelihoods(families)
     rows, taken, allowed = 0, 0, allowed_memory(options)
     weights, scales, impossible = [], [], list[int]()
     for part in splits:
@@ -171,7 +173,7 @@ def gather(network: Network, splits: Iterable[SplitRows], options: ComputeOption
         kernel.add_sums(part.complete, complete)
         store = _merged(likelihoods.renumbered(part, given), store, network)
         # While it grows there are two of them.
-        if (needed := 2 * sum(array.nbytes for array in store)) > allowed:
+        if (needed := 2 * sum(array.nbytes for array in store) + likelihoods.nbytes) > allowed:
             raise BudgetError(
                 f"the gaps of {rows:,} rows take {approximate(needed)}, allowed are {approximate(allowed)}: give more "
                 "memory, or learn from fewer rows"
@@ -197,11 +199,11 @@ def _check(network: Network) -> None:
 class _Likelihoods:
     """Different likelihoods of all rows, behind the tables of a network.
 
-    links: of the network.
+    families: of the network.
     """
 
-    def __init__(self, links: split.Links) -> None:
-        self._cards, self._size = links.cards, int(links.places[-1])
+    def __init__(self, families: split.Families) -> None:
+        self._cards, self._size = families.cards, int(families.places[-1])
         self._places: dict[bytes, int] = {}
         self._tables: list[Floats] = []
         self._used = 0
@@ -211,10 +213,20 @@ class _Likelihoods:
         """All of them, one after the other."""
         return np.concatenate([np.zeros(0), *self._tables])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take, as keys and as numbers."""
+        return 2 * 8 * self._used
+
     def place(self, values: Floats) -> int:
         """Return the first entry of a likelihood, which is listed if it is new."""
         key = values.tobytes()
         if key not in self._places:
+            if self._size + self._used + len(values) > MOST_ENTRIES:
+                raise BudgetError(
+                    f"tables and different likelihoods have more than {MOST_ENTRIES:,} numbers together: learn from "
+                    "fewer rows"
+                )
             self._places[key] = self._size + self._used
             self._tables.append(values)
             self._used += len(values)
@@ -247,8 +259,8 @@ class _Splitting:
 
     def __init__(self, network: Network, batch: EvidenceBatch, options: ComputeOptions) -> None:
         self._network, self._batch, self._options = network, batch, options
-        self._links, self._values = links_of(network), values_of(network)
-        self._likelihoods = _Likelihoods(self._links)
+        self._families, self._values = families_of(network), values_of(network)
+        self._likelihoods = _Likelihoods(self._families)
         self._soft = np.zeros((0, 0), dtype=np.int32)
         if batch.likelihoods:
             self._soft = np.full((batch.rows, len(network.variables)), -1, dtype=np.int32)
@@ -296,7 +308,7 @@ class _Splitting:
             if impossible.any() or complete[~self._support[: len(complete)]].any():
                 marks = np.zeros(len(states), dtype=np.uint8)
                 work = split.splitting(len(self._network.variables), len(self._network.factors))
-                split.mark_rows(self._links, states, soft, taken, work, self._support, impossible, store, marks)
+                split.mark_rows(self._families, states, soft, taken, work, self._support, impossible, store, marks)
                 taken[marks > 0] = 0.0
                 weights[piece][marks > 0] = -1.0
                 store, complete = self._components(states, soft, taken)
@@ -309,7 +321,7 @@ class _Splitting:
         work = split.splitting(len(self._network.variables), len(self._network.factors))
         row = 0
         while True:
-            row = split.split(self._links, states, soft, weights, row, work, complete, store)
+            row = split.split(self._families, states, soft, weights, row, work, complete, store)
             if row == split.DONE:
                 return store, complete
             store = _merged(store, _larger(store, self._network), self._network)
@@ -317,7 +329,7 @@ class _Splitting:
     def _impossible_of(self, store: split.Store) -> npt.NDArray[np.bool_]:
         """Return which components have probability 0; sums of ones do not underflow."""
         one = ComputeOptions(self._options.memory, 1, "cpu")
-        log_values, _ = _Propagation(self._links, store, 1, one).count(self._support.astype(np.float64), 0)
+        log_values, _ = _Propagation(self._families, store, 1, one).count(self._support.astype(np.float64), 0)
         impossible: npt.NDArray[np.bool_] = np.isneginf(log_values)
         return impossible
 
@@ -325,13 +337,13 @@ class _Splitting:
 class _Propagation:
     """Computes the components of a store, again and again with other numbers.
 
-    links, store: of the rows.
+    families, store: of the rows.
     chunks: parts that threads take in turn, at most.
     options: threads and memory.
     """
 
-    def __init__(self, links: split.Links, store: split.Store, chunks: int, options: ComputeOptions) -> None:
-        self._links, self._store, self._options = links, store, options
+    def __init__(self, families: split.Families, store: split.Store, chunks: int, options: ComputeOptions) -> None:
+        self._families, self._store, self._options = families, store, options
         self._threads = options.threads or usable_cores()
         count = int(store.counts[split.COMPONENTS])
         self._order = np.argsort(store.pattern[:count], kind="stable")
@@ -341,7 +353,7 @@ class _Propagation:
         parts = min(chunks, 1 + total // CHUNK_FACTORS)
         ends = np.searchsorted(factors, np.arange(1, parts) * (total / parts))
         self._bounds = sorted({0, count, *ends.tolist()})
-        self._largest = _largest(links, store)
+        self._largest = _largest(families, store)
         self._rooms: list[kernel.CountRoom] = []
 
     def count(self, values: Floats, counted: int) -> tuple[Floats, list[Floats]]:
@@ -350,7 +362,7 @@ class _Propagation:
         values: float64, entries of all tables, then likelihoods.
         counted: entries of the tables whose families are counted, 0 for none.
         """
-        links, store, order, bounds = self._links, self._store, self._order, self._bounds
+        families, store, order, bounds = self._families, self._store, self._order, self._bounds
         results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
         most = most_entries(self._options, self._threads)
         # Products of numbers above 1 could hide what underflow has lost: trees have bounds.
@@ -362,7 +374,7 @@ class _Propagation:
         def count(part: tuple[int, int], thread: int) -> Floats:
             sums, (at, end) = np.zeros((counted, 2)), part
             while at < end:
-                at = kernel.count(links, store, order, at, end, values, enumerated, rooms[thread], sums, results)
+                at = kernel.count(families, store, order, at, end, values, enumerated, rooms[thread], sums, results)
                 if at < end:
                     needed = kernel.needed(rooms[thread])
                     if needed > most:
@@ -378,12 +390,12 @@ class _Propagation:
         if left.size:
             sums = np.zeros((counted, 2))
             for component in left.tolist():
-                results[0][component] = _alone(links, store, component, values, sums, self._options)
+                results[0][component] = _alone(families, store, component, values, sums, self._options)
             chunks.append(sums)
         return results[0], chunks
 
     def _room(self, entries: int) -> kernel.CountRoom:
-        return kernel.room(len(self._links.cards), *self._largest, entries)
+        return kernel.room(len(self._families.cards), *self._largest, entries)
 
 
 def most_entries(options: ComputeOptions, threads: int) -> int:
@@ -392,10 +404,10 @@ def most_entries(options: ComputeOptions, threads: int) -> int:
 
 
 def _alone(
-    links: split.Links, store: split.Store, component: int, values: Floats, sums: Floats, options: ComputeOptions
+    families: split.Families, store: split.Store, component: int, values: Floats, sums: Floats, options: ComputeOptions
 ) -> float:
     """Add the counts of a component in log space, or in whatever memory it takes; return log P."""
-    pattern, given = store.pattern[component], len(links.starts) - 1
+    pattern, given = store.pattern[component], len(families.starts) - 1
     variables = store.variables[store.variable_starts[pattern] : store.variable_starts[pattern + 1]].tolist()
     factors = store.factors[store.factor_starts[pattern] : store.factor_starts[pattern + 1]].tolist()
     bases = store.bases[store.base_starts[component] : store.base_starts[component + 1]].tolist()
@@ -404,16 +416,18 @@ def _alone(
         if factor >= given:
             axes = [(factor - given, 1)]
         else:
-            here = range(links.starts[factor], links.starts[factor + 1])
-            axes = [(int(links.scopes[at]), int(links.strides[at])) for at in here if links.scopes[at] in variables]
+            here = range(families.starts[factor], families.starts[factor + 1])
+            axes = [
+                (int(families.scopes[at]), int(families.strides[at])) for at in here if families.scopes[at] in variables
+            ]
         entries = np.array(base)
         for v, stride in axes:
-            entries = entries[..., None] + stride * np.arange(links.cards[v])
+            entries = entries[..., None] + stride * np.arange(families.cards[v])
         scope = tuple(variables.index(v) for v, _ in axes)
         tables.append(Factor(scope, values[entries]))
         offsets.append(entries)
         scopes.append([f"x{v}" for v in scope])
-    named = tuple(Variable(f"x{i}", tuple(map(str, range(links.cards[v])))) for i, v in enumerate(variables))
+    named = tuple(Variable(f"x{i}", tuple(map(str, range(families.cards[v])))) for i, v in enumerate(variables))
     network = Network("component", named, tuple(tables), "markov")
     asked = [i for i, factor in enumerate(factors) if factor < given] if len(sums) else []
     questions = [scopes[i] for i in asked] or scopes[:1]
@@ -429,7 +443,7 @@ def _alone(
     return found.log_evidence
 
 
-def links_of(network: Network) -> split.Links:
+def families_of(network: Network) -> split.Families:
     """Return what the splitting of rows needs of a network."""
     scopes = [factor.scope for factor in network.factors]
     strides = [
@@ -439,7 +453,7 @@ def links_of(network: Network) -> split.Links:
     for number, scope in enumerate(scopes):
         for v in scope:
             owners[v].append(number)
-    return split.Links(
+    return split.Families(
         cards=np.array(network.cardinalities, dtype=np.int64),
         starts=np.cumsum([0, *map(len, scopes)], dtype=np.int64),
         scopes=np.array([v for scope in scopes for v in scope], dtype=np.int32),
@@ -480,10 +494,10 @@ def _merged(source: split.Store, into: split.Store, network: Network) -> split.S
     return into
 
 
-def _largest(links: split.Links, store: split.Store) -> tuple[int, int, int, int]:
+def _largest(families: split.Families, store: split.Store) -> tuple[int, int, int, int]:
     """Return the most variables and factors of a pattern, and the largest sums of lengths of scopes and of squares."""
     patterns = int(store.counts[split.PATTERNS])
-    lengths = np.concatenate([np.diff(links.starts), np.ones(len(links.cards), dtype=np.int64)])
+    lengths = np.concatenate([np.diff(families.starts), np.ones(len(families.cards), dtype=np.int64)])
     used = lengths[store.factors[: int(store.counts[split.FACTORS])]]
     starts = store.factor_starts[: patterns + 1]
 

@@ -5,8 +5,9 @@
 // With -ftz numbers below the normal ones are zero here. Rows have none; a posterior may, and goes round that.
 
 // A matrix lies in panels of PANEL columns, [panels][stride][PANEL], or where it is sparse, by columns. Ticks count from
-// the first of the block. `sums` has the products of a tick before anything else happens to them, [2][most][stride] by
-// odd and even ticks; on the way back these are the backward rows. `parts` has them in runs, [runs][most][stride].
+// the first of the block. `sums` has the products of a tick before anything else happens to them, [levels][most][stride],
+// two levels by odd and even ticks; on the way back these are the backward rows. With more levels, one for each tick, they
+// all stay there, and so do the forward rows. `parts` has them in runs, [runs][most][stride].
 // `scaled`: backward rows with their emissions, [most][stride]. `before`: ticks before the block, `going_on`: sequences
 // that go on behind it. Of the matrix, each block has `kept` and `cached` units near, as below.
 // `powers`: of two that rows were divided by, `lost`: whether a number may have left the range, of each sequence.
@@ -22,11 +23,12 @@ struct Work {
     int *lost;
     double *totals;
     unsigned long long *barrier;
-    long long states, stride, most, first, last, ticks, before, going_on, kept, cached;
+    long long states, stride, most, levels, first, last, ticks, before, going_on, kept, cached;
 
     __device__ long long count(long long t) const { return starts[t + 1] - starts[t]; }
     __device__ Number *row(long long t) const { return trellis + starts[t] * stride; }
-    __device__ Number *sum(long long t, long long slot) const { return sums + ((before + t) % 2 * most + slot) * stride; }
+    __device__ Number *sum(long long t, long long slot) const { return sums + ((before + t) % levels * most + slot) * stride; }
+    __device__ bool stays() const { return levels > 2; }
     __device__ bool ends(long long t, long long slot) const {
         return slot >= (t + 1 < ticks ? count(t + 1) : going_on);
     }
@@ -104,7 +106,10 @@ static __device__ void settle_row(
         for (int n = 1; n < runs; n++) x += __ldcg(from + n * w.most * w.stride + k);
         if (ends) x = k < w.states;
         if (BACK) {
-            row[k] = times(__ldcg(row + k), x);
+            if (w.stays())
+                w.sum(t, slot)[k] = x;
+            else
+                row[k] = times(__ldcg(row + k), x);
             lost |= leaves(x, least, 1);
         } else {
             lost |= leaves(before ? __ldcg(before + k) : x, step, least);

@@ -69,7 +69,7 @@ static __device__ __forceinline__ void bring(
                     x[n] *= e[n];
                     top[r] = larger(top[r], x[n]);
                 }
-                if (BACK && mine) *(Vector *)row = *(const Vector *)other;
+                if (BACK && mine && !w.stays()) *(Vector *)row = *(const Vector *)other;
                 if (lost) w.lost[r] = 1;
             }
             *(Vector *)here = *(const Vector *)x;

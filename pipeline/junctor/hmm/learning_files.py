@@ -1,0 +1,85 @@
+"""Models fitted from files to a file, with a checkpoint beside it. Main class: ChainJob, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+import numpy as np
+
+from junctor.evidence.read import digest_of
+from junctor.hmm.formats import read_model, write_model
+from junctor.hmm.learning import ChainOptions, LearnedModel, fit_model
+from junctor.hmm.sequences import encode_sequences, open_sequences
+from junctor.learning.checkpoint import Checkpoint
+from junctor.learning.em import Iteration
+from junctor.model.errors import InputError
+from junctor.model.options import ComputeOptions
+from junctor.runtime.devices import check_device
+from junctor.runtime.remote import location
+
+# Endings of files of models.
+OUTPUTS = (".parquet", ".json", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainJob:
+    """A fit; paths as they were given.
+
+    model: file of it.
+    sequences: file or folder of them.
+    output: file of the fitted model, Parquet or JSON.
+    options: what is fitted, and how.
+    column: of lists, in the table of sequences.
+    weight: column of weights.
+    strict: whether the first invalid sequence ends the fit.
+    overwrite: whether the state of a different fit that was interrupted is given up.
+    model_format, sequences_format: None for the formats by name of the files.
+    """
+
+    model: str
+    sequences: str
+    output: str
+    options: ChainOptions
+    column: str | None = None
+    weight: str | None = None
+    strict: bool = False
+    overwrite: bool = False
+    model_format: str | None = None
+    sequences_format: str | None = None
+
+    def run(self, compute: ComputeOptions, watch: Callable[[int, Iteration], None] | None = None) -> LearnedModel:
+        """Fit, and write the model; an interrupted fit goes on where it stopped.
+
+        compute: memory, threads and device.
+        watch: told of each iteration, with the number of its start.
+        Raises InputError, BudgetError, DeviceError, and RunError where the state of another fit lies there.
+        """
+        check_device(compute.device)
+        output = location(self.output)
+        # Before hours of work: any other name would get a Parquet file.
+        if not output.name.lower().endswith(OUTPUTS):
+            raise InputError(f"output {output.name!r}: expected a name that ends in {', '.join(OUTPUTS)}")
+        model = read_model(self.model, self.model_format)
+        identity = {
+            "model": model.digest,
+            "sequences": digest_of(self.sequences),
+            "column": self.column,
+            "weight": self.weight,
+            "strict": self.strict,
+            "options": asdict(self.options),
+            "junctor": version("junctor"),
+        }
+        checkpoint = Checkpoint(output.with_name(f"{output.name}.checkpoint"), identity, self.overwrite)
+        source = open_sequences(
+            self.sequences, model, column=self.column, strict=self.strict, format=self.sequences_format
+        )
+        batch = source.whole()
+        if batch is None:
+            batch = encode_sequences([], model).batch
+        weights = np.ones(len(batch)) if self.weight is None else source.weights(self.weight)
+        learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint)
+        write_model(learned.model, output)
+        checkpoint.remove()
+        return learned

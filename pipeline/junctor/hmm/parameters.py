@@ -1,0 +1,149 @@
+"""The parameters of a hidden Markov model as one flat array: start, transitions, emissions; and their M-step.
+
+Main classes: ChainParameters, and ChainFit for `junctor.learning.em` (Rabiner 1989, equations 40a to 40c).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.hmm.counts import SequenceCounter
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
+from junctor.learning.expectation import Expectation, Floats
+
+Part = Literal["start", "transition", "emission"]
+
+
+@dataclass(frozen=True, eq=False)
+class ChainParameters:
+    """The layout of the parameters of one model; which of them are zero never changes.
+
+    model: whose values they are.
+    fixed: parts that stay as they are.
+    """
+
+    model: HiddenMarkovModel
+    fixed: frozenset[Part] = frozenset()
+
+    @cached_property
+    def values(self) -> Floats:
+        """The parameters of the model: start, entries of the transition matrix, emissions if there are any."""
+        return np.concatenate([table.reshape(-1) for table in self._tables.values()])
+
+    @cached_property
+    def distributions(self) -> npt.NDArray[np.int64]:
+        """Where each distribution begins, int64."""
+        size, symbols = self.model.states, self.model.symbols
+        rows = np.arange(size + 1) * size
+        if isinstance(self.model.transition, SparseMatrix):
+            rows = self.model.transition.starts
+        parts = [np.zeros(1), rows[:-1] + size, np.arange(size if symbols else 0) * symbols + rows[-1] + size]
+        return np.concatenate(parts).astype(np.int64)
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Entries of each distribution."""
+        return np.diff(self.distributions, append=len(self.values))
+
+    @cached_property
+    def is_fixed(self) -> npt.NDArray[np.bool_]:
+        """Which parameters stay."""
+        return self.spread(dict.fromkeys(self.fixed, 1.0)) > 0
+
+    def spread(self, numbers: Mapping[Part, float]) -> Floats:
+        """Return a number of each part (0 where there is none) for each parameter."""
+        return np.repeat([numbers.get(part, 0.0) for part in self._tables], [t.size for t in self._tables.values()])
+
+    def model_of(self, values: Floats) -> HiddenMarkovModel:
+        """Return the model that has these parameters."""
+        start, entries, emission = np.split(values, np.cumsum([t.size for t in self._tables.values()]))[:3]
+        transition = self.model.transition
+        if isinstance(transition, SparseMatrix):
+            transition = replace(transition, values=entries)
+        else:
+            transition = entries.reshape(transition.shape)
+        if self.model.emission is None:
+            return replace(self.model, start=start, transition=transition)
+        emission = emission.reshape(self.model.emission.shape)
+        return replace(self.model, start=start, transition=transition, emission=emission)
+
+    def normalised(self, amounts: Floats, otherwise: Floats) -> Floats:
+        """Return amounts divided by the sums of their distributions, `otherwise` where these are 0, or fixed."""
+        sums = np.repeat(np.add.reduceat(amounts, self.distributions), self.lengths)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.is_fixed | (sums == 0), otherwise, amounts / sums)
+
+    def uniform(self) -> Floats:
+        """Return distributions with equal entries above zero."""
+        return self.normalised(np.where(self.values > 0, 1.0, 0.0), self.values)
+
+    def random(self, seed: tuple[int, int]) -> Floats:
+        """Return distributions that are drawn uniformly among those with the same zeros."""
+        amounts = np.random.default_rng(seed).standard_exponential(len(self.values))
+        return self.normalised(np.where(self.values > 0, amounts, 0.0), self.values)
+
+    @cached_property
+    def _tables(self) -> dict[Part, Floats]:
+        tables: dict[Part, Floats] = {"start": self.model.start, "transition": self.model.entries}
+        if self.model.emission is not None:
+            tables["emission"] = self.model.emission
+        return tables
+
+
+@dataclass(frozen=True, eq=False)
+class ChainFit:
+    """A model that is fitted to sequences, as `junctor.learning.em.Fitted`.
+
+    parameters: their layout, zeros and fixed parts.
+    counter: of the sequences that take part; none of them is impossible.
+    prior: pseudo count of each entry above zero, by part.
+    """
+
+    parameters: ChainParameters
+    counter: SequenceCounter
+    prior: Mapping[Part, float]
+
+    @property
+    def distributions(self) -> npt.NDArray[np.int64]:
+        """Where each distribution begins, int64."""
+        return self.parameters.distributions
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the sequences."""
+        return math.fsum(self.counter.weights)
+
+    @cached_property
+    def pseudo_counts(self) -> Floats:
+        """The pseudo count of each parameter; none for those that stay."""
+        is_free = (self.parameters.values > 0) & ~self.parameters.is_fixed
+        return np.where(is_free, self.parameters.spread(self.prior), 0.0)
+
+    def expect(self, parameters: Floats) -> Expectation:
+        """Return the expected counts, and the log-likelihood; raises BudgetError."""
+        found = self.counter.count(self.parameters.model_of(parameters))
+        emission = found.emission
+        if emission is None:
+            emission = np.zeros(self.parameters.model.states * self.parameters.model.symbols)
+        counts = np.concatenate([found.start, found.transition.reshape(-1), emission.reshape(-1)])
+        # Exact sums: the same number in whatever order the sequences come.
+        taken = self.counter.weights > 0
+        terms = self.counter.weights[taken] * found.log_value[taken]
+        return Expectation(counts, math.fsum(terms) if np.isfinite(terms).all() else -math.inf)
+
+    def maximise(self, counts: Floats, parameters: Floats) -> Floats:
+        """Return parameters in proportion to counts and pseudo counts; distributions without any stay."""
+        return self.parameters.normalised(counts + self.pseudo_counts, parameters)
+
+    def log_prior(self, parameters: Floats) -> float:
+        """Return the sum of pseudo count * log(parameter)."""
+        has_prior = self.pseudo_counts > 0
+        with np.errstate(divide="ignore"):
+            return float((self.pseudo_counts[has_prior] * np.log(parameters[has_prior])).sum())

@@ -1,0 +1,166 @@
+"""`junctor learn-chain`: a model file and sequences in, the fitted model out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from helpers.command_line import junctor_cli
+from helpers.hmm_models import random_model
+from junctor.hmm import build_model, learn, read_model, write_model
+from junctor.learning import checkpoint
+from junctor.learning.checkpoint import Checkpoint, LearnState
+from junctor.runtime.devices import has_gpu
+from pyarrow import parquet
+
+FILES = ("model.parquet", "words.parquet", "-o", "fitted.json")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "LEAST_SECONDS", 0.0)
+    bare = random_model(4, 3, 1, 0.3)
+    write_model(build_model(bare.start, bare.transition, bare.emission, list("uvwx"), list("abc")), "model.parquet")
+    words: list[Any] = [[*row] for row in np.random.default_rng(0).choice(list("abc"), (30, 8)).tolist()]
+    words[3][2] = None
+    write_words([*words, [], ["d"]])
+    return tmp_path
+
+
+def write_words(words: list[Any], **columns: Any) -> None:
+    parquet.write_table(pa.table({"words": pa.array(words, pa.list_(pa.string())), **columns}), "words.parquet")
+
+
+def words_there() -> list[Any]:
+    words: list[Any] = parquet.read_table("words.parquet")["words"].to_pylist()
+    return words
+
+
+def run(*args: str, code: int = 0) -> Any:
+    result = junctor_cli("learn-chain", *FILES, *args)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_the_command_is_the_function() -> None:
+    options = ("--prior", "emission=0.5", "--prior", "start=1", "--fix", "transition", "--max-iterations", "7")
+    result = run(*options)
+    wanted = learn(
+        read_model("model.parquet"),
+        words_there(),
+        prior={"emission": 0.5, "start": 1},
+        fix=["transition"],
+        max_iterations=7,
+    )
+    assert read_model("fitted.json").digest == wanted.model.digest
+    assert "4 states, 3 symbols\n32 sequences: 30 ok, 2 invalid\nfirst left out: row 31: the sequence is empty" in (
+        result.stdout
+    )
+    assert f"{wanted.log_likelihood:.9g} at the end" in result.stdout
+    assert not Path("fitted.json.checkpoint").exists()
+
+
+def test_a_document_of_the_fit() -> None:
+    found = json.loads(run("--json", "--start", "random", "--restarts", "3", "--seed", "5", "-q").stdout)
+    wanted = learn(read_model("model.parquet"), words_there(), start="random", restarts=3, seed=5)
+    assert found["log_likelihood"] == wanted.log_likelihood
+    assert [each["log_posterior"] for each in found["restarts"]] == [each.log_posterior for each in wanted.restarts]
+    assert found["sequences"] == {"ok": 30, "impossible": 0, "invalid": 2}
+    assert found["reasons"]["31"].startswith("step 0: unknown symbol 'd'")
+    assert found["trace"][0]["change"] is None
+
+
+def test_a_column_of_weights() -> None:
+    words = words_there()[:4]
+    weights = [2.0, 0.0, 1.0, 1.5]
+    write_words(words, w=weights, t=["2", "0", "1", "1.5"])
+    wanted = learn(read_model("model.parquet"), words, weights=weights).model.digest
+    for name in ("w", "t"):
+        run("--weight", name)
+        assert read_model("fitted.json").digest == wanted
+
+
+@pytest.mark.parametrize("kept", [1, 4, 9])
+def test_an_interrupted_fit_goes_on(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--start", "random", "--restarts", "2", "--max-iterations", "6", "--tolerance", "0")
+    run(*options)
+    wanted = Path("fitted.json").read_bytes()
+    Path("fitted.json").unlink()
+    plainly, states = Checkpoint.keep, []
+
+    def keep(self: Checkpoint, state: LearnState) -> None:
+        plainly(self, state)
+        states.append(state)
+        if len(states) == kept:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "keep", keep)
+    assert "run the same command again to go on" in run(*options, code=130).stderr
+    assert not Path("fitted.json").exists()
+    monkeypatch.setattr(Checkpoint, "keep", plainly)
+    assert "other options" in run("--max-iterations", "5", code=6).stderr
+    run(*options)
+    assert Path("fitted.json").read_bytes() == wanted
+    assert not Path("fitted.json.checkpoint").exists()
+
+
+def test_the_state_of_another_fit_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Checkpoint, state: LearnState) -> None:
+        plainly(self, state)
+        raise KeyboardInterrupt
+
+    plainly = Checkpoint.keep
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "keep", interrupt)
+        run(code=130)
+    write_words(words_there()[:5])
+    assert "an interrupted fit with other sequences" in run(code=6).stderr
+    run("--overwrite")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("--prior", "emission"), 2, "expected PART=COUNT"),
+        (("--prior", "emission=x"), 2, "expected PART=COUNT"),
+        (("--prior", "start=1", "--prior", "start=2"), 2, "start is given twice"),
+        (("--prior", "emissions=1"), 3, "found part of a model 'emissions'"),
+        (("--prior", "start=-1"), 3, "a pseudo count of -1.0"),
+        (("--fix", "all"), 3, "found part of a model 'all'"),
+        (("--restarts", "2"), 3, "add --start random"),
+        (("--start", "network"), 2, "network"),
+        (("--weight", "w"), 3, "no column 'w' of weights"),
+        (("--weight", "words"), 3, "column 'words': found lists, expected weights"),
+        (("--column", "word"), 3, "no list column 'word'"),
+        (("--strict",), 3, "row 31: the sequence is empty"),
+        (("--memory", "1KiB"), 5, "raise --memory"),
+        (("--memory", "much"), 2, "much"),
+        (("-o", "fitted.bif"), 3, "expected a name that ends in .parquet, .json, .json.gz"),
+    ],
+)
+def test_bad_options(args: tuple[str, ...], code: int, message: str) -> None:
+    result = run(*args, code=code)
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not Path("fitted.json").exists()
+
+
+@pytest.mark.skipif(has_gpu(), reason="it would be used")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert "found no NVIDIA GPU" in run("--device", "gpu", code=5).stderr
+
+
+def test_bad_weights() -> None:
+    write_words(words_there()[:3], w=[1.0, None, -1.0], v=["1", "a", "2"], n=[0.0, 0.0, 0.0])
+    assert "row 2: column 'w': found None, expected a weight of 0 or more" in run("--weight", "w", code=3).stderr
+    assert "row 2: column 'v': found 'a', expected a weight" in run("--weight", "v", code=3).stderr
+    assert "none of 3 sequences takes part" in run("--weight", "n", code=3).stderr
+
+
+def test_no_sequences() -> None:
+    write_words([])
+    assert "none of 0 sequences takes part" in run(code=3).stderr
