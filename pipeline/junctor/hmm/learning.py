@@ -103,7 +103,7 @@ class LearnedModel:
             "reason": self.fit.reason,
             "sequences": self.statuses,
             "reasons": {str(n): self.reasons[n] for n in sorted(self.reasons)[:MOST_REASONS]},
-            "restarts": [asdict(each) for each in self.restarts],
+            "restarts": [each.to_record() for each in self.restarts],
             "trace": trace,
         }
 
@@ -239,12 +239,10 @@ def _best(
 
         fitted = ChainFit(parameters, counter, options.prior)
         found = fit(fitted, begin if current is None else current, options.fit, tell, keep)
-        last = found.trace[-1]
-        done = Restart(last.number, last.log_likelihood, last.log_posterior, found.converged)
         best = before.best
         if best is None or found.log_posterior > best.log_posterior:
             best = found
-        state = LearnState((*before.restarts, done), best, None)
+        state = LearnState((*before.restarts, Restart.of(found)), best, None)
     assert state.best is not None
     return state.best, state.restarts
 

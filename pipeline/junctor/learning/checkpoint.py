@@ -33,7 +33,19 @@ class Restart:
     log_likelihood: float
     log_posterior: float
     converged: bool
-    objective: tuple[float, ...] = ()
+    objective: tuple[float, ...]
+
+    @classmethod
+    def of(cls, found: Fit) -> Restart:
+        """Return what came of a start whose fit has ended."""
+        objective = tuple(each.log_posterior for each in found.trace)
+        return cls(found.trace[-1].number, found.log_likelihood, found.log_posterior, found.converged, objective)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all but the objectives, which are as many as iterations, for JSON."""
+        record = asdict(self)
+        del record["objective"]
+        return record
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -381,9 +381,7 @@ def _best(
 
         begin = start_parameters(model.parameters, options.start, options.seed, number) if start is None else start
         found = fit(model, begin, options.fit, tell, keep)
-        last = found.trace[-1]
-        objective = tuple(each.log_posterior for each in found.trace)
-        restarts.append(Restart(last.number, last.log_likelihood, last.log_posterior, found.converged, objective))
+        restarts.append(Restart.of(found))
         if best is None or found.log_posterior > best.log_posterior:
             best = found
     assert best is not None

@@ -89,13 +89,6 @@ class Learned:
             "weight": self.weight,
             "latent": list(self.latent),
             "holdout": None if self.holdout is None else asdict(self.holdout),
-            "restarts": [_without_objective(each) for each in self.restarts],
+            "restarts": [each.to_record() for each in self.restarts],
             "trace": trace,
         }
-
-
-def _without_objective(restart: Restart) -> dict[str, Any]:
-    record = asdict(restart)
-    # As long as the trace, for every start.
-    del record["objective"]
-    return record
