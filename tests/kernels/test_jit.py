@@ -83,7 +83,7 @@ def test_code_of_an_earlier_version_is_compiled_anew(tmp_path: Path) -> None:
         assert run(tmp_path, "import versions; print(versions.first(versions.Newer(3.0)))") == ["3.0"]
 
 
-@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("suffix", ["nbi", pytest.param("nbc", marks=pytest.mark.slow)])
 def test_damaged_code_is_compiled_anew(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     code = f"from module import outer\n{CALLS}"

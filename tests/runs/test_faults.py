@@ -71,7 +71,7 @@ def test_a_killed_worker_leaves_no_unfinished_file(inputs: Path, tmp_path: Path)
     ("when", "workers"),
     [
         ("evidence/part-*", "0"),
-        ("posteriors/part-*", "2"),
+        pytest.param("posteriors/part-*", "2", marks=pytest.mark.slow),
         pytest.param("network.parquet", "0", marks=pytest.mark.slow),
         pytest.param("posteriors/part-*", "0", marks=pytest.mark.slow),
     ],

@@ -31,7 +31,9 @@ from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import Progress, Silence
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
-# Rows that are encoded at a time.
+# Rows and cells that are encoded at a time, enough for several threads.
+MOST_ROWS, MOST_CELLS = 1 << 18, 1 << 25
+# Rows of a table in memory that are encoded at a time.
 PIECE_ROWS = 1 << 16
 # Share of a distribution that a new state gets before the rows say more.
 NEW_STATE_SHARE = 1e-3
@@ -162,8 +164,10 @@ def read_rows(
     reading, waiting = RowReading(), deque[Floats]()
     progress.stage("reading")
 
+    rows_at_a_time = max(1, min(MOST_ROWS, MOST_CELLS // len(network.variables)))
+
     def batches() -> Iterator[EvidenceBatch]:
-        for partition in source.partitions(PIECE_ROWS, compute.threads or usable_cores()):
+        for partition in source.partitions(rows_at_a_time, compute.threads or usable_cores()):
             batch, weights = partition.batch, _weights(partition)
             invalid = np.array(sorted(batch.invalid), dtype=np.int64)
             weights[invalid] = 0.0
