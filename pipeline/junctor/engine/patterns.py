@@ -142,7 +142,10 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     valid = np.ones(batch.rows, dtype=np.bool_)
     valid[list(batch.invalid)] = False
     rows = np.flatnonzero(valid)
-    hard, soft = sorted(batch.states), sorted(batch.likelihoods)
+    soft = sorted(batch.likelihoods)
+    # Often all columns are complete: to see that takes a tenth of what masks take.
+    complete = [v for v, states in batch.states.items() if rows.size and states.min() != UNOBSERVED]
+    hard = sorted(batch.states.keys() - complete)
     # Many columns of few rows at once; of many rows so few that there are some for all threads.
     cells = min(CELLS, batch.rows * len(hard) // (2 * threads)) if batch.rows * len(hard) > CELLS else CELLS
     step = max(1, cells // max(1, batch.rows))
@@ -169,11 +172,15 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     lines = list(distinguishing.values())
     in_threads(lambda part, _: np.stack(lines[part], out=columns[part]), _parts(columns.T, threads), threads)
     marks, counts, numbers = distinct(columns.T, np.ones(rows.size, dtype=np.int64), threads)
+    variables = sorted(batch.states)
+    places = np.searchsorted(variables, hard).tolist() + list(range(len(variables), len(variables) + len(soft)))
     # Column by column in memory, as they are looked at.
-    every = np.repeat(ever[:, None], len(marks), axis=1)
+    every = np.ones((len(variables) + len(soft), len(marks)), dtype=np.bool_)
+    for column, place in enumerate(places):
+        every[place] = ever[column]
     for column, mark in zip(distinguishing, marks.T, strict=True):
-        every[column] = mark
-    return Patterns((*hard, *soft), len(hard), every.T, counts, numbers, rows)
+        every[places[column]] = mark
+    return Patterns((*variables, *soft), len(variables), every.T, counts, numbers, rows)
 
 
 def _parts(marks: Mask, threads: int) -> list[slice]:
