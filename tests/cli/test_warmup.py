@@ -14,6 +14,7 @@ from junctor.runtime.devices import has_gpu
 from junctor_kernels.cpu.compilation import Compilation
 
 RUNS = """
+import junctor
 import numpy as np
 from junctor import Model, generate, hmm
 from junctor_kernels.cpu.compilation import compilation
@@ -29,6 +30,8 @@ model = hmm.build_model([0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]], [[0.5, 0.5], [0.1,
 for sequences in ([[0, 1, 1]], [[0] * 500] * 40):
     hmm.viterbi(model, sequences)
     hmm.posteriors(model, sequences)
+rows = generate.evidence_table(network, samples, 1.0, "missing", seed=1)
+junctor.learn(network, rows, case_id="case_id", max_iterations=2)
 hmm.learn(model, [[0, 1, 1], [0]], max_iterations=3, threads=2)
 hmm.learn(hmm.build_model([0, 1], [[1, 0], [0, 1]], [[1e-5, 1 - 1e-5], [1 - 1e-5, 1e-5]]), [[0] * 99 + [1]] * 2)
 print(compilation.functions)

@@ -66,7 +66,9 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
     for sampler in samplers:
         yield f"sampling, {sampler}", partial(_sample, network, sampler, device)
+    yield "learning of networks", partial(_count, impossible)
     yield "learning of hidden Markov models", _learn
+    yield "choice of trees", partial(_choose, network)
     yield "a few rows", partial(_answer, network, Query(), "cpu", 0.8, 3, 3)
     yield "orders of long networks", _order
 
@@ -141,6 +143,24 @@ def _decode(precision: Precision, device: Device) -> None:
         sequences = [rng.integers(0, 4, length).tolist() for length in (5, 40, 3_000)]
         hmm.viterbi(model, sequences, precision, device=device)
         hmm.posteriors(model, sequences, precision, device=device)
+
+
+def _count(network: Network) -> None:
+    """Count families of rows of uniform states, some of them impossible."""
+    import numpy as np
+
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.learning.observations import observe, values_of
+
+    rng = np.random.default_rng(1)
+    states = {v: rng.integers(-1, count, ROWS, dtype=np.int32) for v, count in enumerate(network.cardinalities)}
+    observe(network, [EvidenceBatch(ROWS, states)]).expect(values_of(network))
+
+
+def _choose(network: Network) -> None:
+    from junctor.backends.row_trees import RowEngine
+
+    RowEngine(network, range(len(network.variables)), 1 << 28).savings((), {0: 0.5})
 
 
 def _learn() -> None:
