@@ -28,7 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="also run the tests that need a GPU")
 
 
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores: some tests wait for servers and for workers that were killed."""
     return len(os.sched_getaffinity(0)) + 1
