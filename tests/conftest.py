@@ -28,11 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="also run the tests that need a GPU")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores: some tests wait for servers and for workers that were killed."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for name in ("slow", "gpu"):
         if not config.getoption(f"--{name}"):
