@@ -14,7 +14,7 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.browser import chromium
+from helpers.browser import check_page, chromium
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA, ROOT
 from junctor.generate import evidence_table, random_network, sample
@@ -272,19 +272,4 @@ def test_in_a_browser(tmp_path: Path, which: str) -> None:
         if which == "compared":
             junctor_cli("report", job.output, job.output)
             page_file = job.directory.path / "comparison.html"
-        for width in (375, 768, 1440):
-            page = browser.new_page(viewport={"width": width, "height": 900})
-            said: list[str] = []
-            asked: list[str] = []
-            page.on("console", lambda message, said=said: said.append(message.text))
-            page.on("pageerror", lambda error, said=said: said.append(str(error)))
-            page.on("dialog", lambda dialog, said=said: said.append(dialog.message))
-            page.on("request", lambda request, asked=asked: asked.append(request.url))
-            page.goto(page_file.as_uri())
-            assert page.title()
-            # Nothing is wider than the screen: wide tables scroll by themselves.
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.evaluate("document.querySelectorAll('svg').length") >= 2
-            assert said == []
-            assert asked == [page_file.as_uri()]
-            page.close()
+        check_page(browser, page_file, 2)

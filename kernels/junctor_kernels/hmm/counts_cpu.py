@@ -31,11 +31,9 @@ from junctor_kernels.cpu.vectors import (
     subtract,
 )
 from junctor_kernels.hmm.forward_backward_cpu import (
-    emit_and_scale,
-    least_of,
+    emit_behind,
     products,
     relative_to,
-    tiny,
     total_of,
 )
 from junctor_kernels.hmm.products_cpu import VECTORS, parts_of
@@ -126,13 +124,8 @@ def expect(
                 _add_log_pairs(matrix, size, trellis, at, work, x, stride, total, factor, sums.transition)
         if t == 0:
             break
-        for n in range(under_way):
-            e, to = which[starts[t] + n], (count + n) * stride
-            low = least_of(work, n * stride, size, logs)
-            work[to : to + stride] = work[n * stride : (n + 1) * stride]
-            _, after = emit_and_scale(work, to, size, emissions, e * stride, logs)
-            if logs is None and (low * leasts[e] < tiny(trellis) or after * least < tiny(trellis)):
-                lost[n] = True
+        here = which[starts[t] : starts[t + 1]]
+        emit_behind(work, count, size, stride, least, here, emissions, leasts, logs, lost)
         products(matrix, size, work, count * stride, 0, under_way, stride, parts, logs)
     if taken:
         _add_run(matrix, size, stride, left, right, taken, sums.transition)

@@ -124,15 +124,40 @@ def backward(
                 lost[n] = True
         if t == 0:
             break
-        for n in range(under_way):
-            e, to = which[starts[t] + n], (count + n) * stride
-            low = least_of(work, n * stride, size, logs)
-            work[to : to + stride] = work[n * stride : (n + 1) * stride]
-            _, after = emit_and_scale(work, to, size, emissions, e * stride, logs)
-            if logs is None and (low * leasts[e] < tiny(trellis) or after * least < tiny(trellis)):
-                lost[n] = True
+        here = which[starts[t] : starts[t + 1]]
+        emit_behind(work, count, size, stride, least, here, emissions, leasts, logs, lost)
         products(matrix, size, work, count * stride, 0, under_way, stride, parts, logs)
     return lost
+
+
+@part
+def emit_behind(
+    work: Any,
+    count: int,
+    size: int,
+    stride: int,
+    least: Any,
+    which: Any,
+    emissions: Any,
+    leasts: Any,
+    logs: Any,
+    lost: Any,
+) -> None:
+    """Write the backward rows of a tick with their emissions behind them; mark sequences that may have lost a number.
+
+    work: rows, from row `count` on with emissions.
+    which: row of `emissions` of each sequence that is under way.
+    size, stride, least, emissions, leasts, logs: as for `forward`.
+    lost: bool [sequences], written.
+    """
+    for n in range(len(which)):
+        e, to = which[n], (count + n) * stride
+        low = least_of(work, n * stride, size, logs)
+        for k in range(stride):
+            work[to + k] = work[n * stride + k]
+        _, after = emit_and_scale(work, to, size, emissions, e * stride, logs)
+        if logs is None and (low * leasts[e] < tiny(work) or after * least < tiny(work)):
+            lost[n] = True
 
 
 @part

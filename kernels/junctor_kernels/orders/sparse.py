@@ -136,12 +136,13 @@ def moral_graph(variables: int, starts: Any, scopes: Any) -> Any:
                     neighbours[count] = u
                     count += 1
         rows[v + 1] = count
-        _sort(neighbours[rows[v] : count])
+        sort(neighbours[rows[v] : count])
     return SparseGraph(rows, neighbours[:count].copy())
 
 
 @part
-def _sort(row: Any) -> None:
+def sort(row: Any) -> None:
+    """Sort numbers, ascending."""
     # Shell's sort with the steps of Knuth (1973, section 5.2.1): rows are short, and NumPy's takes a second to compile.
     step = 1
     while 9 * step < row.size:

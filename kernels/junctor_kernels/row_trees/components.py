@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import inlined, loops, part
+from junctor_kernels.orders.sparse import sort
 
 Ints = npt.NDArray[np.int64]
 Shorts = npt.NDArray[np.int32]
@@ -266,8 +267,8 @@ def _component(families: Any, line: Any, soft: Any, row: int, start: int, mark: 
                     work.seen[u] = mark + 1
                     work.variables[count] = u
                     count += 1
-    _sort(work.variables, count)
-    _sort(work.factors, factors)
+    sort(work.variables[:count])
+    sort(work.factors[:factors])
     for i in range(factors):
         factor = work.factors[i]
         base = families.places[factor]
@@ -281,22 +282,6 @@ def _component(families: Any, line: Any, soft: Any, row: int, start: int, mark: 
                 work.factors[factors], work.bases[factors] = given + v, soft[row, v]
                 factors += 1
     return int(_listed(into, work.variables, count, work.factors, factors, work.bases[:factors]))
-
-
-@part
-def _sort(row: Any, count: int) -> None:
-    # Shell's sort with the steps of Knuth (1973, section 5.2.1): most rows are short.
-    step = 1
-    while 9 * step < count:
-        step = 3 * step + 1
-    while step > 0:
-        for i in range(step, count):
-            u, j = row[i], i
-            while j >= step and row[j - step] > u:
-                row[j] = row[j - step]
-                j -= step
-            row[j] = u
-        step //= 3
 
 
 @part

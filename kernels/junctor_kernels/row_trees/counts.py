@@ -24,6 +24,7 @@ from junctor_kernels.row_trees.plan import (
     FIRST,
     LEFT,
     LENGTH,
+    MOST_AXES,
     PARENT,
     TABLES,
     UP,
@@ -33,6 +34,7 @@ from junctor_kernels.row_trees.plan import (
     Tree,
     place_tables,
     plan_rows,
+    stride_of,
     tree,
 )
 from junctor_kernels.row_trees.propagate import (
@@ -59,6 +61,8 @@ MOST_STATES = 128
 LEAST_TOTAL = 1e-270
 # Columns of `Local.numbers`: number of states, and its logarithm, of a variable.
 CARDS, WEIGHTS = 0, 1
+# Rows of `Local.counters`.
+INDEX, STRIDE = 0, 1
 
 
 class Local(NamedTuple):
@@ -73,7 +77,7 @@ class Local(NamedTuple):
     nothing: bool [variables], False throughout.
     offsets: int64 [entries], of the entries of each factor for every state of an enumerated component.
     products: float64 [MOST_STATES].
-    counters: int64 [axes].
+    counters: int64 [2, MOST_AXES], index along each axis of a family, and its stride.
     """
 
     numbers: Ints
@@ -122,7 +126,7 @@ def room(network: int, variables: int, factors: int, scopes: int, links: int, en
         nothing=np.zeros(variables, dtype=np.bool_),
         offsets=ints(MOST_STATES * factors),
         products=np.zeros(MOST_STATES),
-        counters=ints(variables + 1),
+        counters=ints(2, MOST_AXES),
     )
     # Its size alone counts.
     graph = SparseGraph(ints(variables + 1), np.zeros(min(variables * variables, links), dtype=np.int32))
@@ -205,7 +209,9 @@ def count(
         for i in range(last - first):
             room.local.places[i] = store.bases[start + i]
         unobserved = room.local.unobserved[: factors.cards.size]
-        status[component] = _propagate(factors, unobserved, planted, room.work, store, component, log_values, sums)
+        status[component] = _propagate(
+            factors, unobserved, planted, room.work, room.local.counters, store, component, log_values, sums
+        )
     return end
 
 
@@ -363,7 +369,7 @@ def _sized(planned: Any, size: int) -> Any:
 
 @part
 def _read_leaves(store: Any, first: int, counted: int, planned: Any, rows: int) -> None:
-    """Have the messages down to all factors of the network computed, likelihoods left out."""
+    """Mark the messages down to the factors that are counted, and on the way there; likelihoods are not counted."""
     nodes = planned.nodes
     for number in range(nodes.counts[TABLES]):
         table = nodes.tables[number]
@@ -380,6 +386,7 @@ def _propagate(
     unobserved: Any,
     planned: Any,
     work: Any,
+    counters: Any,
     store: Any,
     component: int,
     log_values: Any,
@@ -402,7 +409,7 @@ def _propagate(
     weight = store.weights[component, 0] + store.weights[component, 1]
     for number in range(nodes.counts[TABLES]):
         if nodes.tables[number, LEFT] < 0 and nodes.tables[number, WANTED]:
-            _add_family(factors, planned, number, weight, arena, sums)
+            _add_family(factors, planned, number, weight, counters, arena, sums)
     return ANSWERED
 
 
@@ -423,14 +430,15 @@ def _multiply(table: Any, facts: Any, arena: Any) -> bool:
 
 
 @part
-def _add_family(factors: Any, planned: Any, number: int, weight: float, arena: Any, sums: Any) -> None:
+def _add_family(factors: Any, planned: Any, number: int, weight: float, counters: Any, arena: Any, sums: Any) -> None:
     """Add the posterior of a family to the counts, times a weight."""
-    nodes, counters = planned.nodes, planned.bucket
+    nodes = planned.nodes
     table = nodes.tables[number]
-    factor, length, source = table[FACTOR], table[LENGTH], table[DOWN]
+    factor, first, length, source = table[FACTOR], table[FIRST], table[LENGTH], table[DOWN]
     target = factors.places[factor]
     for i in range(length):
-        counters[i] = 0
+        counters[INDEX, i] = 0
+        counters[STRIDE, i] = stride_of(factors, factor, planned.order[nodes.scopes[first + i]])
     for e in range(table[ENTRIES]):
         x = arena[source + e]
         if x > 0.0:
@@ -438,23 +446,13 @@ def _add_family(factors: Any, planned: Any, number: int, weight: float, arena: A
         # The last position changes fastest.
         i = length - 1
         while i >= 0:
-            position = nodes.scopes[table[FIRST] + i]
-            stride = _stride(factors, factor, planned.order[position])
-            counters[i] += 1
-            target += stride
-            if counters[i] < nodes.sizes[position]:
+            counters[INDEX, i] += 1
+            target += counters[STRIDE, i]
+            if counters[INDEX, i] < nodes.sizes[nodes.scopes[first + i]]:
                 break
-            target -= counters[i] * stride
-            counters[i] = 0
+            target -= counters[INDEX, i] * counters[STRIDE, i]
+            counters[INDEX, i] = 0
             i -= 1
-
-
-@part
-def _stride(factors: Any, factor: int, variable: int) -> int:
-    for at in range(factors.starts[factor], factors.starts[factor + 1]):
-        if factors.scopes[at] == variable:
-            return int(factors.strides[at])
-    return 0
 
 
 @loops

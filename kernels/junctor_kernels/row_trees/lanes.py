@@ -42,6 +42,7 @@ from junctor_kernels.row_trees.plan import (
     UNION,
     UP,
     WANTED,
+    stride_of,
 )
 from junctor_kernels.row_trees.propagate import ANSWERED, DOUBTFUL, IMPOSSIBLE, LOG_2, TINY
 
@@ -829,7 +830,7 @@ def _leaf(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: An
             position = nodes.scopes[at]
             if lanes.sizes[position] > 1:
                 lanes.axes[axes, AXIS_SIZE], lanes.axes[axes, AXIS_KEPT] = lanes.sizes[position], 1
-                lanes.axes[axes, AXIS_ONE] = _stride(factors, factor, tree.order[position])
+                lanes.axes[axes, AXIS_ONE] = stride_of(factors, factor, tree.order[position])
                 lanes.axes[axes, AXIS_OTHER] = 0
                 axes += 1
         kept, _ = _list_offsets(lanes, axes)
@@ -842,14 +843,6 @@ def _leaf(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: An
                     base += states[v, row] * factors.strides[at]
             for e in range(kept):
                 arena[place + e * width + i] = factors.values[base + lanes.lists[KEPT_ONE, e]]
-
-
-@inlined
-def _stride(factors: Any, factor: int, variable: int) -> int:
-    for at in range(factors.starts[factor], factors.starts[factor + 1]):
-        if factors.scopes[at] == variable:
-            return int(factors.strides[at])
-    return 0
 
 
 @part

@@ -249,6 +249,15 @@ def plan_row(
     return True
 
 
+@inlined
+def stride_of(factors: Any, factor: int, variable: int) -> int:
+    """Return the stride of a variable in a factor, in entries; 0 if it is not in its scope."""
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        if factors.scopes[at] == variable:
+            return int(factors.strides[at])
+    return 0
+
+
 @part
 def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: Any, waiting: Any) -> None:
     """Mark relevant unobserved variables with position 0, observed ones with -2, all others with -1.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.lines import say
+from junctor.cli.lines import iteration_text, say
 from junctor.learning.choices import Acceleration, Impossible, Start
 
 if TYPE_CHECKING:
@@ -225,11 +225,9 @@ class _Lines:
         if self._quiet or (iteration.number > 1 and now - self._said < LINE_SECONDS):
             return
         self._said = now
-        start = f"start {number + 1} of {self._restarts}, " if self._restarts > 1 else ""
-        change = "" if iteration.number == 0 else f", change {iteration.change:.2g}"
         say(
             "iteration",
-            f"{start}iteration {iteration.number}: log-likelihood {iteration.log_likelihood:.9g}{change}",
+            iteration_text(number, self._restarts, iteration),
             start=number,
             iteration=iteration.number,
             log_likelihood=iteration.log_likelihood,

@@ -136,18 +136,15 @@ class _Lines:
 
     def tell(self, number: int, iteration: Iteration) -> None:
         """Tell of an iteration, and the number of its start."""
-        from junctor.cli.lines import say
+        from junctor.cli.lines import iteration_text, say
 
         now = time.monotonic()
         if now - self._last < LINE_SECONDS:
             return
         self._last = now
-        which = f"start {number + 1} of {self._restarts}, " if self._restarts > 1 else ""
-        # The start is no change of anything.
-        change = f", change {iteration.change:.2g}" if iteration.number else ""
         say(
             "iteration",
-            f"{which}iteration {iteration.number}: log-likelihood {iteration.log_likelihood:.9g}{change}",
+            iteration_text(number, self._restarts, iteration),
             start=number,
             iteration=iteration.number,
             log_likelihood=iteration.log_likelihood,

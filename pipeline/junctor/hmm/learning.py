@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +20,10 @@ from junctor.hmm.engine import NO_PROBABILITY
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
-from junctor.learning.checkpoint import Checkpoint, LearnState, Restart
-from junctor.learning.em import Acceleration, Fit, FitOptions, FitState, Iteration, fit
+from junctor.learning.checkpoint import Checkpoint, Restart
+from junctor.learning.em import Acceleration, Fit, FitOptions, Iteration, trace_record
 from junctor.learning.expectation import Floats
+from junctor.learning.restarts import best_of_starts
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, STATUS_NAMES
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -92,9 +94,6 @@ class LearnedModel:
 
     def to_record(self) -> dict[str, Any]:
         """Return all but the parameters, for JSON."""
-        trace = [asdict(iteration) for iteration in self.fit.trace]
-        # JSON has no infinity.
-        trace[0]["change"] = None
         return {
             "log_likelihood": self.log_likelihood,
             "log_posterior": self.fit.log_posterior,
@@ -104,7 +103,7 @@ class LearnedModel:
             "sequences": self.statuses,
             "reasons": {str(n): self.reasons[n] for n in sorted(self.reasons)[:MOST_REASONS]},
             "restarts": [each.to_record() for each in self.restarts],
-            "trace": trace,
+            "trace": trace_record(self.fit.trace),
         }
 
 
@@ -195,8 +194,9 @@ def fit_model(
     if not (taking_part > 0).any():
         why = f", such as number {min(reasons)}: {reasons[min(reasons)]}" if reasons else ""
         raise EvidenceError(f"none of {len(batch):,} sequences takes part{why}")
-    counter = SequenceCounter(batch, taking_part, compute)
-    best, restarts = _best(parameters, counter, options, watch, checkpoint)
+    fitted = ChainFit(parameters, SequenceCounter(batch, taking_part, compute), options.prior)
+    begin = partial(_begin, parameters, options)
+    best, restarts = best_of_starts(fitted, options.restarts, begin, options.fit, watch, checkpoint)
     counts = {name: int((status == n).sum()) for n, name in enumerate(STATUS_NAMES)}
     return LearnedModel(parameters.model_of(best.parameters), best, restarts, counts, reasons)
 
@@ -215,36 +215,6 @@ def checked_weights(weights: Any, count: int) -> Floats:
     if len(wrong):
         raise InputError(f"weights: sequence {wrong[0]} has {numbers[wrong[0]]}, expected a number of 0 or more")
     return numbers
-
-
-def _best(
-    parameters: ChainParameters,
-    counter: SequenceCounter,
-    options: ChainOptions,
-    watch: Callable[[int, Iteration], None] | None,
-    checkpoint: Checkpoint | None,
-) -> tuple[Fit, tuple[Restart, ...]]:
-    """Return the best fit of all starts, and what came of each."""
-    state = (checkpoint.state if checkpoint is not None else None) or LearnState((), None, None)
-    for number in range(len(state.restarts), options.restarts):
-        begin, before, current = _begin(parameters, options, number), replace(state, current=None), state.current
-
-        def keep(loop: FitState, before: LearnState = before) -> None:
-            if checkpoint is not None:
-                checkpoint.keep(replace(before, current=loop))
-
-        def tell(iteration: Iteration, number: int = number) -> None:
-            if watch is not None:
-                watch(number, iteration)
-
-        fitted = ChainFit(parameters, counter, options.prior)
-        found = fit(fitted, begin if current is None else current, options.fit, tell, keep)
-        best = before.best
-        if best is None or found.log_posterior > best.log_posterior:
-            best = found
-        state = LearnState((*before.restarts, Restart.of(found)), best, None)
-    assert state.best is not None
-    return state.best, state.restarts
 
 
 def _begin(parameters: ChainParameters, options: ChainOptions, number: int) -> Floats:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from junctor.hmm.counts import SequenceCounter
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
+from junctor.learning.em import log_dirichlet
 from junctor.learning.expectation import Expectation, Floats
 
 Part = Literal["start", "transition", "emission"]
@@ -144,6 +145,4 @@ class ChainFit:
 
     def log_prior(self, parameters: Floats) -> float:
         """Return the sum of pseudo count * log(parameter)."""
-        has_prior = self.pseudo_counts > 0
-        with np.errstate(divide="ignore"):
-            return float((self.pseudo_counts[has_prior] * np.log(parameters[has_prior])).sum())
+        return log_dirichlet(self.pseudo_counts, parameters)

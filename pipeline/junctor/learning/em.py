@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,20 @@ class Fit:
     def log_posterior(self) -> float:
         """Log-likelihood + log prior of the parameters."""
         return self.trace[-1].log_posterior
+
+
+def trace_record(trace: Sequence[Iteration]) -> list[dict[str, Any]]:
+    """Return the iterations of a fit for JSON, which has no infinity: the start has no change."""
+    records = [asdict(iteration) for iteration in trace]
+    records[0]["change"] = None
+    return records
+
+
+def log_dirichlet(pseudo_counts: Floats, parameters: Floats) -> float:
+    """Return the sum of pseudo count * log(parameter)."""
+    counted = pseudo_counts > 0
+    with np.errstate(divide="ignore"):
+        return float((pseudo_counts[counted] * np.log(parameters[counted])).sum())
 
 
 def fit(

@@ -18,9 +18,9 @@ from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.read import digest_of
 from junctor.formats import read_network
 from junctor.learning.check import check_holdout, row_logs
-from junctor.learning.checkpoint import Checkpoint, LearnState, Restart
+from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.choices import Acceleration, Impossible, Start
-from junctor.learning.em import Fit, FitOptions, FitState, Iteration, fit
+from junctor.learning.em import FitOptions, Iteration, log_dirichlet
 from junctor.learning.errors import parameter_errors, refuse_errors
 from junctor.learning.expectation import Expectation, Floats
 from junctor.learning.learned import HoldoutResult, Learned, LearnedCells
@@ -29,6 +29,7 @@ from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
 from junctor.learning.priors import STRENGTH, pseudo_counts
 from junctor.learning.report.page import write_fit_page
+from junctor.learning.restarts import best_of_starts
 from junctor.learning.rows import HeldOut, RowOptions, RowReading, open_rows, read_rows, with_new_states
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
@@ -221,7 +222,8 @@ def learn_rows(
     if is_complete:
         # Counts do not depend on the parameters.
         options = replace(options, restarts=1, fit=replace(options.fit, max_iterations=1))
-    best, restarts = _best(model, options, watch, checkpoint)
+    begin = partial(start_parameters, parameters, options.start, options.seed)
+    best, restarts = best_of_starts(model, options.restarts, begin, options.fit, watch, checkpoint)
     if is_complete:
         best = replace(best, converged=True, reason="complete rows take one step")
     fitted = parameters.network_of(best.parameters)
@@ -313,8 +315,7 @@ class NetworkFit:
 
     def log_prior(self, parameters: Floats) -> float:
         """Return the sum of pseudo count * log(parameter)."""
-        counted = self.pseudo > 0
-        return float(np.sum(self.pseudo[counted] * np.log(parameters[counted])))
+        return log_dirichlet(self.pseudo, parameters)
 
 
 def identity_of(network: Network, table: AnyPath, options: LearnOptions, rows: RowOptions) -> dict[str, Any]:
@@ -356,36 +357,6 @@ def start_parameters(parameters: NetworkParameters, start: Start, seed: int, num
             values[parameters.blocks[other].span] = values[parameters.blocks[first].span]
     values /= np.repeat(np.add.reduceat(values, parameters.distributions), parameters.lengths)
     return np.where(parameters.is_fixed, parameters.values, values)
-
-
-def _best(
-    model: NetworkFit,
-    options: LearnOptions,
-    watch: Callable[[int, Iteration], None] | None,
-    checkpoint: Checkpoint | None,
-) -> tuple[Fit, tuple[Restart, ...]]:
-    """Return the best fit of all starts, and what came of each."""
-    state = (checkpoint.state if checkpoint is not None else None) or LearnState((), None, None)
-    best, restarts = state.best, list(state.restarts)
-    for number in range(len(restarts), options.restarts):
-        start = state.current
-        state = replace(state, current=None)
-
-        def keep(current: FitState, best: Fit | None = best) -> None:
-            if checkpoint is not None:
-                checkpoint.keep(LearnState(tuple(restarts), best, current))
-
-        def tell(iteration: Iteration, number: int = number) -> None:
-            if watch is not None:
-                watch(number, iteration)
-
-        begin = start_parameters(model.parameters, options.start, options.seed, number) if start is None else start
-        found = fit(model, begin, options.fit, tell, keep)
-        restarts.append(Restart.of(found))
-        if best is None or found.log_posterior > best.log_posterior:
-            best = found
-    assert best is not None
-    return best, tuple(restarts)
 
 
 def _smoothed(parameters: NetworkParameters, options: LearnOptions) -> NetworkParameters:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from junctor.learning.check import HoldoutCheck
 from junctor.learning.checkpoint import Restart
-from junctor.learning.em import Iteration
+from junctor.learning.em import Iteration, trace_record
 from junctor.model.network import Network
 
 
@@ -76,9 +76,6 @@ class Learned:
 
     def to_record(self) -> dict[str, Any]:
         """Return all but the network, tables and cells, for JSON."""
-        trace = [asdict(iteration) for iteration in self.trace]
-        # JSON has no infinity.
-        trace[0]["change"] = None
         return {
             "log_likelihood": self.log_likelihood,
             "log_posterior": self.trace[-1].log_posterior,
@@ -90,5 +87,5 @@ class Learned:
             "latent": list(self.latent),
             "holdout": None if self.holdout is None else asdict(self.holdout),
             "restarts": [each.to_record() for each in self.restarts],
-            "trace": trace,
+            "trace": trace_record(self.trace),
         }

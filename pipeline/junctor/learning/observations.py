@@ -275,13 +275,13 @@ class _Splitting:
         size = max(1, min(PIECE_ROWS, PIECE_CELLS // len(self._network.variables)))
         pieces = [slice(start, min(rows, start + size)) for start in range(0, rows, size)]
         store, complete = _empty(self._network), np.zeros((len(self._values), 2))
+        marks = np.zeros(rows, dtype=np.uint8)
         for first in range(0, len(pieces), 2 * threads):
             some = pieces[first : first + 2 * threads]
-            for part, counts in in_threads(lambda piece, _: self._piece(weights, piece), some, threads):
+            for part, counts in in_threads(lambda piece, _: self._piece(weights, marks, piece), some, threads):
                 store = _merged(part, store, self._network)
                 kernel.add_sums(counts, complete)
-        # Rows of weight 0 were left out before, and are not impossible.
-        impossible = np.flatnonzero(weights < 0)
+        impossible = np.flatnonzero(marks)
         weights[impossible] = 0.0
         # What was taken from the logarithms.
         scale = [float((weights[soft.rows] * np.log(_scales(soft))).sum()) for soft in self._batch.likelihoods.values()]
@@ -296,8 +296,8 @@ class _Splitting:
             math.fsum(scale),
         )
 
-    def _piece(self, weights: Floats, piece: slice) -> tuple[split.Store, Floats]:
-        """Return components and complete counts of some rows; the weights of impossible ones become negative."""
+    def _piece(self, weights: Floats, marks: npt.NDArray[np.uint8], piece: slice) -> tuple[split.Store, Floats]:
+        """Return components and complete counts of some rows, without impossible ones, which are marked."""
         states = np.full((piece.stop - piece.start, len(self._network.variables)), -1, dtype=np.int32)
         for v, column in self._batch.states.items():
             states[:, v] = column[piece]
@@ -306,11 +306,10 @@ class _Splitting:
         if not self._support.all():
             impossible = self._impossible_of(store)
             if impossible.any() or complete[~self._support[: len(complete)]].any():
-                marks = np.zeros(len(states), dtype=np.uint8)
                 work = split.splitting(len(self._network.variables), len(self._network.factors))
-                split.mark_rows(self._families, states, soft, taken, work, self._support, impossible, store, marks)
-                taken[marks > 0] = 0.0
-                weights[piece][marks > 0] = -1.0
+                here = marks[piece]
+                split.mark_rows(self._families, states, soft, taken, work, self._support, impossible, store, here)
+                taken[here > 0] = 0.0
                 store, complete = self._components(states, soft, taken)
         return store, complete
 
