@@ -7,13 +7,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from emulation.blocks import EmulatedDevice
 from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from junctor.engine import patterns
-from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, distinct, patterns_of, rows_that_observe
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.engine.engine import Engine
+from junctor.engine.patterns import (
+    PatternChoice,
+    PatternGroup,
+    PatternPricer,
+    distinct,
+    patterns_of,
+    rows_that_observe,
+    sampled_patterns,
+    serving_all,
+)
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
+from junctor.generate import random_network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
 from junctor.planning.shape import Pattern
 
 
@@ -126,6 +140,58 @@ def test_patterns_are_told_apart_whatever_their_hashes(marks: np.ndarray, data: 
     assert [(tuple(row), count) for row, count in zip(found.tolist(), totals.tolist(), strict=True)] == expected
     assert (found[numbers] == marks).all()
     assert rows_that_observe(marks, counts).tolist() == (counts[:, None] * marks).sum(axis=0).tolist()
+
+
+@given(data=st.data(), threads=st.integers(1, 3))
+def test_one_pattern_for_all_rows(data: st.DataObject, threads: int) -> None:
+    network = data.draw(strategies.networks(max_variables=6))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=12))
+    hard = EvidenceBatch(batch.rows, batch.states, {}, batch.invalid)
+    found = patterns_of(hard)
+    if found.rows.size:
+        assert serving_all(hard, threads) == found.serving(found.marks)
+
+
+def test_some_rows_tell_of_all_where_hardly_two_observe_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MOST_PATTERNS", 50)
+    numbers = np.arange(200)
+    states = {v: np.where(numbers >> v & 1, 0, UNOBSERVED).astype(np.int32) for v in range(8)}
+    some = sampled_patterns(EvidenceBatch(200, states, invalid={3: "wrong"}))
+    assert some is not None
+    # Every third of 199 rows, each of which stands for three.
+    assert len(some.rows) == len(some.counts) == 67
+    assert set(some.counts.tolist()) == {3}
+    assert 3 not in some.rows
+    assert some.observed(int(some.numbers[1])) == frozenset(v for v in range(8) if some.rows[1] >> v & 1)
+    # Fewer rows, rows that share patterns, and likelihoods.
+    assert sampled_patterns(EvidenceBatch(99, {v: column[:99] for v, column in states.items()})) is None
+    assert sampled_patterns(EvidenceBatch(200, {0: states[0]})) is None
+    soft = SoftEvidence(np.array([7]), np.ones((1, 2)))
+    assert sampled_patterns(EvidenceBatch(200, states, {9: soft})) is None
+
+
+@pytest.mark.parametrize("missing", [0.4, 0.5])
+def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, rng = random_network(16, seed=2, states=3), np.random.default_rng(1)
+    states = {v: np.where(rng.random(600) < missing, UNOBSERVED, 0).astype(np.int32) for v in range(2, 16)}
+    states[0], states[1] = np.zeros(600, np.int32), np.full(600, UNOBSERVED, np.int32)
+    batch = EvidenceBatch(600, states, invalid={5: "wrong"})
+    options = ComputeOptions(device="gpu", threads=2)
+
+    def groups() -> list[PatternGroup]:
+        return Engine(network, Query(precision="single"), options, gpu=EmulatedDevice()).router.groups(batch)
+
+    (whole,) = groups()
+    monkeypatch.setattr(patterns, "MOST_PATTERNS", 40)
+    assert sampled_patterns(batch) is not None
+    (found,) = groups()
+    assert (found.pattern, found.rows.tolist(), found.per_row) == (whole.pattern, whole.rows.tolist(), whole.per_row)
+    assert found.pattern == Pattern(frozenset({0}), frozenset(range(2, 16)))
+    # Of patterns that are worth plans all rows tell.
+    states[2][:] = 1
+    for v in range(3, 16):
+        states[v][:550] = np.where(rng.random() < 0.5, UNOBSERVED, 0)
+    assert len(groups()) > 1
 
 
 def test_no_rows_and_no_columns() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ CELLS = 1 << 22
 PART_CELLS = 1 << 19
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
+# The share of rows that look at what others do not, above which a part of a batch tells of all.
+MOSTLY_DISTINCT = 0.99
 # The share of what a search may save at the most that it finds.
 FOUND_SHARE = 0.25
 # Sets of loose columns that are tried.
@@ -139,9 +141,7 @@ class PatternPricer:
 
 def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     """Return the evidence patterns of a batch; `threads`: that look at columns."""
-    valid = np.ones(batch.rows, dtype=np.bool_)
-    valid[list(batch.invalid)] = False
-    rows = np.flatnonzero(valid)
+    rows = valid_rows(batch)
     soft = sorted(batch.likelihoods)
     # Often all columns are complete: to see that takes a tenth of what masks take.
     complete = [v for v, states in batch.states.items() if rows.size and states.min() != UNOBSERVED]
@@ -181,6 +181,49 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     for column, mark in zip(distinguishing, marks.T, strict=True):
         every[places[column]] = mark
     return Patterns((*variables, *soft), len(variables), every.T, counts, numbers, rows)
+
+
+def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
+    """Return the patterns of some rows, evenly spread, each with the rows that it stands for.
+
+    batch: evidence.
+    threads: that look at columns.
+    None where patterns of all rows are asked for: of few rows, with likelihoods, or where rows share patterns.
+    """
+    rows = valid_rows(batch)
+    step = rows.size // MOST_PATTERNS
+    if step < 2 or batch.likelihoods:
+        return None
+    some = rows[::step]
+    found = patterns_of(EvidenceBatch(some.size, {v: states[some] for v, states in batch.states.items()}), threads)
+    if len(found.counts) < MOSTLY_DISTINCT * some.size:
+        return None
+    return replace(found, counts=found.counts * step, rows=some)
+
+
+def serving_all(batch: EvidenceBatch, threads: int = 1) -> Pattern:
+    """Return the pattern that serves all rows without likelihoods: what all of them observe is cut out.
+
+    batch: evidence.
+    threads: that look at columns.
+    """
+    rows, columns = valid_rows(batch), sorted(batch.states)
+
+    def look(v: int, _thread: int) -> tuple[int, int]:
+        states = batch.states[v] if rows.size == batch.rows else batch.states[v][rows]
+        least = int(states.min())
+        return least, least if least != UNOBSERVED else int(states.max())
+
+    found = list(zip(columns, in_threads(look, columns, threads), strict=True))
+    always = frozenset(v for v, (least, _) in found if least != UNOBSERVED)
+    return Pattern(always, frozenset(v for v, (_, most) in found if most != UNOBSERVED) - always)
+
+
+def valid_rows(batch: EvidenceBatch) -> Rows:
+    """Return the rows of a batch that are not invalid, int64."""
+    valid = np.ones(batch.rows, dtype=np.bool_)
+    valid[list(batch.invalid)] = False
+    return np.flatnonzero(valid)
 
 
 def _parts(marks: Mask, threads: int) -> list[slice]:
@@ -326,10 +369,11 @@ class PatternChoice:
 
 def rows_that_observe(marks: Mask, counts: Rows) -> Rows:
     """Return int64 [columns], the rows of some patterns that have evidence in each column."""
-    # Bits are counted far faster than numbers are added up, and patterns of several rows are few or rare.
-    often = np.flatnonzero(counts != 1)
-    more: Rows = (counts[often] - 1) @ marks[often]
-    return _true_in_rows(marks.T) + more
+    # Bits are counted far faster than numbers are added up, and patterns of more rows than others are few or rare.
+    least = counts.min() if len(counts) else 1
+    often = np.flatnonzero(counts != least)
+    more: Rows = (counts[often] - least) @ marks[often]
+    return least * _true_in_rows(marks.T) + more
 
 
 def _true_in_rows(marks: Mask) -> Rows:

@@ -30,7 +30,15 @@ from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_model
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.kept_orders import KeptOrders
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
-from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
+from junctor.engine.patterns import (
+    PatternChoice,
+    PatternGroup,
+    Patterns,
+    patterns_of,
+    sampled_patterns,
+    serving_all,
+    valid_rows,
+)
 from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
@@ -260,28 +268,48 @@ class Router:
 
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
+        if self.takes_gpu and (together := self._together(batch)) is not None:
+            return self._deduplicated([together], batch)
         patterns = patterns_of(batch, self.threads)
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
         if self._shares_trees(patterns, batch):
             return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1:
-            rows = self.to_come(batch, patterns.rows.size)
-            choice = None
-            if not self._has_row_trees or not self._is_heavy(rows):
-                # Without compiled code.
-                choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
-            if choice is None or choice.seconds * rows > COMPILED_SECONDS * patterns.rows.size:
-                # Enough work for better prices, and the row engine, to pay for being loaded.
-                per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
-                cell = (GPU if self.takes_gpu else CPU).likelihood
-                prices = compiled_prices(self.work, self.allowed, per_row, self.row_price, cell)
-                choice = PatternChoice(patterns, prices, search=True)
-            return self._fitting(self._deduplicated(choice.groups(), batch), patterns, batch)
+            groups = self._choice(patterns, batch, patterns.rows.size).groups()
+            return self._fitting(self._deduplicated(groups, batch), patterns, batch)
         if not len(patterns.counts):
             return []
         whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
         return self._deduplicated([whole], batch)
+
+    def _together(self, batch: EvidenceBatch) -> PatternGroup | None:
+        """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
+
+        Some of the rows tell, because to tell all of them apart takes as long as a GPU takes to answer them.
+        """
+        some = sampled_patterns(batch, self.threads)
+        if some is None or self._are_few(batch):
+            return None
+        rows = valid_rows(batch)
+        groups = self._choice(some, batch, rows.size).groups()
+        pattern = serving_all(batch, self.threads)
+        group = PatternGroup(pattern, rows, rows.size * len(some.counts) // some.rows.size, groups[0].per_row)
+        return group if len(groups) == 1 and self._fits(pattern, self.uses(group, batch)) else None
+
+    def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
+        """Return the cheapest answers to rows of several patterns; valid: number of all rows that are not invalid."""
+        rows, choice = self.to_come(batch, valid), None
+        if not self._has_row_trees or not self._is_heavy(rows):
+            # Without compiled code.
+            choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
+        if choice is None or choice.seconds * rows > COMPILED_SECONDS * valid:
+            # Enough work for better prices, and the row engine, to pay for being loaded.
+            per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
+            cell = (GPU if self.takes_gpu else CPU).likelihood
+            prices = compiled_prices(self.work, self.allowed, per_row, self.row_price, cell)
+            choice = PatternChoice(patterns, prices, search=True)
+        return choice
 
     def _shares_trees(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
         """Return True if rows may share trees made in compiled code: sums on CPUs, with enough work and memory."""
