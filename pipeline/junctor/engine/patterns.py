@@ -31,8 +31,6 @@ CELLS = 1 << 22
 PART_CELLS = 1 << 19
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
-# The share of rows that look at what others do not, above which a part of a batch tells of all.
-MOSTLY_DISTINCT = 0.99
 # The share of what a search may save at the most that it finds.
 FOUND_SHARE = 0.25
 # Sets of loose columns that are tried.
@@ -184,21 +182,20 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
 
 
 def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
-    """Return the patterns of some rows, evenly spread, each with the rows that it stands for.
+    """Return the patterns of some rows, evenly spread, of which no two have the same.
 
     batch: evidence.
     threads: that look at columns.
-    None where patterns of all rows are asked for: of few rows, with likelihoods, or where rows share patterns.
+    None where all rows have to tell: of few rows, with likelihoods, or where rows share patterns.
     """
     rows = valid_rows(batch)
     step = rows.size // MOST_PATTERNS
     if step < 2 or batch.likelihoods:
         return None
     some = rows[::step]
-    found = patterns_of(EvidenceBatch(some.size, {v: states[some] for v, states in batch.states.items()}), threads)
-    if len(found.counts) < MOSTLY_DISTINCT * some.size:
-        return None
-    return replace(found, counts=found.counts * step, rows=some)
+    at = some if rows.size < batch.rows else slice(None, None, step)
+    found = patterns_of(EvidenceBatch(some.size, {v: states[at] for v, states in batch.states.items()}), threads)
+    return replace(found, rows=some) if len(found.counts) == some.size else None
 
 
 def serving_all(batch: EvidenceBatch, threads: int = 1) -> Pattern:
@@ -209,14 +206,22 @@ def serving_all(batch: EvidenceBatch, threads: int = 1) -> Pattern:
     """
     rows, columns = valid_rows(batch), sorted(batch.states)
 
-    def look(v: int, _thread: int) -> tuple[int, int]:
-        states = batch.states[v] if rows.size == batch.rows else batch.states[v][rows]
-        least = int(states.min())
-        return least, least if least != UNOBSERVED else int(states.max())
+    def look(part: list[int], _thread: int) -> list[tuple[int, int]]:
+        """Return the least state of some columns, and the greatest where that is none."""
+        found = []
+        for v in part:
+            states = batch.states[v] if rows.size == batch.rows else batch.states[v][rows]
+            least = int(states.min())
+            found.append((least, least if least != UNOBSERVED else int(states.max())))
+        return found
 
-    found = list(zip(columns, in_threads(look, columns, threads), strict=True))
-    always = frozenset(v for v, (least, _) in found if least != UNOBSERVED)
-    return Pattern(always, frozenset(v for v, (_, most) in found if most != UNOBSERVED) - always)
+    parts = [columns[first::threads] for first in range(threads)]
+    found = [
+        dict(zip(part, its, strict=True)) for part, its in zip(parts, in_threads(look, parts, threads), strict=True)
+    ]
+    always = frozenset(v for each in found for v, (least, _) in each.items() if least != UNOBSERVED)
+    ever = frozenset(v for each in found for v, (_, most) in each.items() if most != UNOBSERVED)
+    return Pattern(always, ever - always)
 
 
 def valid_rows(batch: EvidenceBatch) -> Rows:
@@ -237,9 +242,12 @@ class PatternChoice:
     """The cheapest answers to the rows of a batch of several patterns: their `groups`, and `seconds` in all.
 
     search: whether sets of loose columns are tried, where they may save more than that takes.
+    rows: that the patterns stand for, where they are those of some rows.
     """
 
-    def __init__(self, patterns: Patterns, prices: PatternPricer, search: bool = False) -> None:
+    def __init__(
+        self, patterns: Patterns, prices: PatternPricer, search: bool = False, rows: int | None = None
+    ) -> None:
         self._patterns = patterns
         self._prices = prices
         self._is_hard = np.arange(len(patterns.variables)) < patterns.hard
@@ -255,7 +263,8 @@ class PatternChoice:
         self._marks = patterns.marks[::step]
         self._counts = patterns.counts[::step]
         # Sampled patterns stand for all rows.
-        self._scale = patterns.counts.sum() / self._counts.sum()
+        self._rows = float(patterns.counts.sum() if rows is None else rows)
+        self._scale = self._rows / self._counts.sum()
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
         # Nothing is loose, and all patterns are distinct.
         self.seconds = self._total(self._loose, np.arange(len(self._counts)))
@@ -265,9 +274,7 @@ class PatternChoice:
     def _saving(self) -> float:
         """Return the seconds that a search may save at the most: of rows of which all is cut out."""
         seen = self._share > 0
-        return self.seconds - float(self._patterns.counts.sum()) * self._price(
-            seen & self._is_hard, seen & ~self._is_hard
-        )
+        return self.seconds - self._rows * self._price(seen & self._is_hard, seen & ~self._is_hard)
 
     def _search(self) -> None:
         """Find columns that are better left loose: they cost little and are often missing."""

@@ -294,21 +294,22 @@ class Router:
         rows = valid_rows(batch)
         groups = self._choice(some, batch, rows.size).groups()
         pattern = serving_all(batch, self.threads)
-        group = PatternGroup(pattern, rows, rows.size * len(some.counts) // some.rows.size, groups[0].per_row)
+        group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
         return group if len(groups) == 1 and self._fits(pattern, self.uses(group, batch)) else None
 
     def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
-        """Return the cheapest answers to rows of several patterns; valid: number of all rows that are not invalid."""
+        """Return the cheapest answers to rows of several patterns; valid: rows of the batch that are not invalid."""
         rows, choice = self.to_come(batch, valid), None
         if not self._has_row_trees or not self._is_heavy(rows):
             # Without compiled code.
-            choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
+            prices = plain_prices(self.plan, len(self.network.variables), self._fits)
+            choice = PatternChoice(patterns, prices, rows=valid)
         if choice is None or choice.seconds * rows > COMPILED_SECONDS * valid:
             # Enough work for better prices, and the row engine, to pay for being loaded.
             per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
             cell = (GPU if self.takes_gpu else CPU).likelihood
             prices = compiled_prices(self.work, self.allowed, per_row, self.row_price, cell)
-            choice = PatternChoice(patterns, prices, search=True)
+            choice = PatternChoice(patterns, prices, search=True, rows=valid)
         return choice
 
     def _shares_trees(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
