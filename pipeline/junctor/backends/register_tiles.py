@@ -6,9 +6,9 @@ Main class: TileWalk; called by `lowering` for the CPU and the GPU. A tile reads
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +36,19 @@ class TileWalk:
 
     how: LINES, PAIRS or PRODUCTS.
     rows: indices of the per-case operands; in a tile, first the one that the entries of a line share.
-    order: int64, kept entries, tile by tile and line by line; the last ones repeat where a tile is not full.
     shape: (lines of a tile, entries of a line).
     """
 
     how: int
     rows: tuple[int, ...]
-    order: Ints
     shape: tuple[int, int]
+    _walk: Callable[[], Ints] = field(repr=False)
+
+    @cached_property
+    def order(self) -> Ints:
+        """Int64, kept entries, tile by tile and line by line; the last ones repeat where a tile is not full."""
+        # Made where it is asked for: of a dozen walks one is taken, and most of the others are not looked at.
+        return self._walk()
 
     @property
     def size(self) -> int:
@@ -106,7 +111,11 @@ def tiles_that_pay(
     # Kernels for tiles exist for two operands only.
     if len(rows) + factor != 2:
         return []
-    choices = [(_padding(what, row, shape), row, shape) for row in rows for shape in shapes]
+    choices = []
+    for row in rows:
+        # Of tiles of a single line, and of several.
+        sizes = [_sizes(what, _split(what, row, lines)) for lines in (1, 2)]
+        choices += [(_padding(sizes[shape[0] > 1], shape), row, shape) for shape in shapes]
     choices = [choice for choice in choices if choice[0] <= MOST_PADDING]
     choices.sort(key=lambda choice: choice[0] * (1 / choice[2][0] + 1 / choice[2][1]))
     # For each shape, the operand with less padding.
@@ -118,7 +127,7 @@ def tiles_that_pay(
 
 def plain(what: Contraction, rows: Sequence[int]) -> TileWalk:
     """Return the walk entry by entry, for any number of operands."""
-    return TileWalk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64), (1, 1))
+    return TileWalk(PRODUCTS, tuple(rows), (1, 1), lambda: np.arange(what.kept_entries, dtype=np.int64))
 
 
 def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shape: tuple[int, int]) -> TileWalk:
@@ -128,15 +137,26 @@ def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shap
     first: operand that the entries of a line share; the lines of a tile share the other one.
     shape: (lines, entries of a line).
     """
-    lines, width = shape
-    common, down, along = _split(what, first, lines)
-    grid = np.arange(what.kept_entries, dtype=np.int64).reshape(what.kept).transpose(*common, *down, *along)
-    sizes = [math.prod(what.kept[axis] for axis in axes) for axes in (common, down, along)]
-    # Repeated entries are computed twice and written twice with the same value.
-    grid = np.pad(grid.reshape(sizes), ((0, 0), (0, -sizes[1] % lines), (0, -sizes[2] % width)), mode="edge")
-    grid = grid.reshape(sizes[0], grid.shape[1] // lines, lines, -1, width).transpose(0, 1, 3, 2, 4)
     how = LINES if factor else PAIRS
-    return TileWalk(how, (first, *(row for row in rows if row != first)), grid.ravel(), (lines, width))
+    others = (row for row in rows if row != first)
+    return TileWalk(how, (first, *others), shape, lambda: _tiled_order(what, first, shape))
+
+
+def _tiled_order(what: Contraction, first: int, shape: tuple[int, int]) -> Ints:
+    lines, width = shape
+    parts = common, down, along = _split(what, first, lines)
+    grid = np.arange(what.kept_entries, dtype=np.int64).reshape(what.kept).transpose(*common, *down, *along)
+    grid = grid.reshape(_sizes(what, parts))
+    # Repeated entries are computed twice and written twice with the same value.
+    for axis, size in ((1, lines), (2, width)):
+        if (there := grid.shape[axis]) % size:
+            grid = grid.take(np.minimum(np.arange(-(-there // size) * size), there - 1), axis=axis)
+    return grid.reshape(len(grid), grid.shape[1] // lines, lines, -1, width).transpose(0, 1, 3, 2, 4).ravel()
+
+
+def _sizes(what: Contraction, parts: tuple[list[int], ...]) -> list[int]:
+    """Return the entries along some groups of kept axes."""
+    return [math.prod(what.kept[axis] for axis in axes) for axes in parts]
 
 
 def _split(what: Contraction, first: int, lines: int) -> tuple[list[int], list[int], list[int]]:
@@ -151,10 +171,9 @@ def _split(what: Contraction, first: int, lines: int) -> tuple[list[int], list[i
     return [axis for axis in walked if axis not in down], down, along
 
 
-def _padding(what: Contraction, first: int, shape: tuple[int, int]) -> float:
-    """Return the ratio of entries with padding to entries without."""
-    _, down, along = _split(what, first, shape[0])
-    lines, entries = (math.prod(what.kept[axis] for axis in axes) for axes in (down, along))
+def _padding(sizes: Sequence[int], shape: tuple[int, int]) -> float:
+    """Return the ratio of entries with padding to entries without; sizes: as of `_split`."""
+    _, lines, entries = sizes
     return -(-lines // shape[0]) * shape[0] / lines * (-(-entries // shape[1]) * shape[1] / entries)
 
 

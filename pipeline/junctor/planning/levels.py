@@ -40,14 +40,15 @@ def stages_of(plan: Plan) -> LaunchLevels:
     """Return levels: a message as early as its operands allow, evidence just before it is needed."""
     made: dict[int, int] = {}
     read: dict[int, int] = {}
-    reductions = list(plan.reductions(per_case=True))
-    for step in reductions:
+    first: dict[int, int] = {}
+    for step in plan.reductions(per_case=True):
         # Evidence counts as level 0 here: its own level follows below.
         made[step.out] = 1 + max((made.get(operand, 0) for operand in step.operands), default=0)
         for operand in step.operands:
             read[operand] = max(read.get(operand, 0), made[step.out])
+            first[operand] = min(first.get(operand, made[step.out]), made[step.out])
     for table in (step.out for step in plan.steps if isinstance(step, Slice | Likelihood)):
-        made[table] = min((made[step.out] for step in reductions if table in step.operands), default=1) - 1
+        made[table] = first.get(table, 1) - 1
     for _, table in plan.marginals:
         if table in made:
             # Posteriors are read one launch later, when the table is complete.
