@@ -153,18 +153,18 @@ def test_one_pattern_for_all_rows(data: st.DataObject, threads: int) -> None:
 
 
 def test_some_rows_tell_of_all_where_hardly_two_observe_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "MOST_PATTERNS", 50)
+    monkeypatch.setattr(patterns, "MOST_PATTERNS", 48)
     numbers = np.arange(200)
     states = {v: np.where(numbers >> v & 1, 0, UNOBSERVED).astype(np.int32) for v in range(8)}
     some = sampled_patterns(EvidenceBatch(200, states, invalid={3: "wrong"}))
     assert some is not None
-    # Every third of 199 rows.
-    assert len(some.rows) == len(some.counts) == 67
+    # Every fourth of 199 rows.
+    assert len(some.rows) == len(some.counts) == 50
     assert set(some.counts.tolist()) == {1}
     assert 3 not in some.rows
     assert some.observed(int(some.numbers[1])) == frozenset(v for v in range(8) if some.rows[1] >> v & 1)
     # Fewer rows, rows that share patterns, and likelihoods.
-    assert sampled_patterns(EvidenceBatch(99, {v: column[:99] for v, column in states.items()})) is None
+    assert sampled_patterns(EvidenceBatch(190, {v: column[:190] for v, column in states.items()})) is None
     assert sampled_patterns(EvidenceBatch(200, {0: states[0]})) is None
     soft = SoftEvidence(np.array([7]), np.ones((1, 2)))
     assert sampled_patterns(EvidenceBatch(200, states, {9: soft})) is None

@@ -115,9 +115,12 @@ def reduce_panels(
         skipped = (panel % panels * part - begin) * within
         place = (panel // panels * size + begin) * within
         if again:
-            before[skipped : part * within] = out[place + skipped : place + part * within]
+            # Not a slice: the text of its error would be compiled, too, for seconds.
+            for e in range(skipped, part * within):
+                before[e] = out[place + e]
             _join(sums, before, logs)
-        out[place + skipped : place + part * within] = sums[skipped : part * within]
+        for e in range(skipped, part * within):
+            out[place + e] = sums[e]
 
 
 @part

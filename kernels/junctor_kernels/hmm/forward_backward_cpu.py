@@ -72,7 +72,9 @@ def forward(
         after, under_way = starts[t], starts[t + 1] - starts[t]
         if t == 0:
             for n in range(count):
-                trellis[n * stride : (n + 1) * stride] = start
+                # Not a slice: the text of its error would be compiled, too, for seconds.
+                for k in range(stride):
+                    trellis[n * stride + k] = start[k]
                 lows[n] = least_of(trellis, n * stride, size, logs)
         else:
             products(matrix, size, trellis, starts[t - 1] * stride, after * stride, under_way, stride, parts, logs)

@@ -45,7 +45,9 @@ def advance(
         after, count = starts[t] - starts[first], starts[t + 1] - starts[t]
         if t == 0:
             for r in range(count):
-                trellis[r * stride : (r + 1) * stride] = start
+                # Not a slice: the text of its error would be compiled, too, for seconds.
+                for k in range(stride):
+                    trellis[r * stride + k] = start[k]
         else:
             before = starts[t - 1] - starts[first]
             product(matrix, size, trellis, before * stride, after * stride, count, 0, parts, True)

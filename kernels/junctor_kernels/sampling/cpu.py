@@ -216,7 +216,8 @@ def _sum_drawn(nodes: Any, samples: Any, logs: Any, count: Any) -> Any:
     shift, hits = (-np.inf if logs else 0.0), 0
     for b in range(len(samples.states)):
         # A copy: learning reads the weights again.
-        plain[:] = samples.weights[b]
+        for i in range(BLOCK):
+            plain[i] = samples.weights[b, i]
         if logs:
             shift = _shifted(plain, shift, slots, total)
         hits += _add_block(nodes, samples.states[b], plain, squares, slots, total)

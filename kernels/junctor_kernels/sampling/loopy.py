@@ -110,7 +110,8 @@ def _normalise(numbers: Any) -> None:
 def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
     """Write the likelihood of a node: from its own evidence times the messages of all children."""
     size = table[STATES]
-    out[:] = own[table[NUMBERS] : table[NUMBERS] + size]
+    for s in range(size):
+        out[s] = own[table[NUMBERS] + s]
     _normalise(out)
     for k in range(table[CHILDREN], table[CHILDREN] + table[CHILD_COUNT]):
         at = children[k]
@@ -199,7 +200,8 @@ def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
     if not gaps:
         return values[table[ENTRY] : table[ENTRY] + size], size
     width = table[STATES]
-    room[:width] = values[table[ENTRY] : table[ENTRY] + width]
+    for s in range(width):
+        room[s] = values[table[ENTRY] + s]
     state = np.zeros(table[COUNT], np.int64)
     at = table[ENTRY]
     for start in range(width, size, width):

@@ -31,6 +31,8 @@ CELLS = 1 << 22
 PART_CELLS = 1 << 19
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
+# Patterns of fewer than every so many-th row take about as long as those of all.
+LEAST_STEP = 4
 # The share of what a search may save at the most that it finds.
 FOUND_SHARE = 0.25
 # Sets of loose columns that are tried.
@@ -190,7 +192,7 @@ def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
     """
     rows = valid_rows(batch)
     step = rows.size // MOST_PATTERNS
-    if step < 2 or batch.likelihoods:
+    if step < LEAST_STEP or batch.likelihoods:
         return None
     some = rows[::step]
     at = some if rows.size < batch.rows else slice(None, None, step)
