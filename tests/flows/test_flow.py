@@ -83,8 +83,8 @@ def test_a_run_is_on_the_page_and_has_the_same_answers(server: PrefectServer, tm
 
 
 def test_a_users_error_is_ours_and_one_line(server: PrefectServer, tmp_path: Path, evidence: str) -> None:
-    done = server.junctor("run", ASIA, evidence, "-o", "out", "-q", "--targets", "lungs", cwd=tmp_path)
-    assert done.returncode == 3
+    done = server.junctor_here("run", ASIA, evidence, "-o", str(tmp_path / "out"), "-q", "--targets", "lungs")
+    assert done.exit_code == 3
     assert done.stderr.count("\n") == 1
     assert "did you mean 'lung'" in done.stderr
     found = server.ask("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}})
@@ -95,9 +95,9 @@ def test_a_reported_run_leaves_its_page_and_fails_by_a_threshold(
     server: PrefectServer, tmp_path: Path, evidence: str
 ) -> None:
     out = tmp_path / "out"
-    words = ["run", ASIA, evidence, "-o", "out", "-q", "--workers", "0"]
-    done = server.junctor(*words, "--fail-if", "invalid > 0", "--rejects", "bad.csv", cwd=tmp_path)
-    assert done.returncode == 7
+    words = ["run", ASIA, evidence, "-o", str(out), "-q", "--workers", "0"]
+    done = server.junctor_here(*words, "--fail-if", "invalid > 0", "--rejects", str(tmp_path / "bad.csv"))
+    assert done.exit_code == 7
     assert "invalid > 0: found 1 of 24 rows, 4.17% (row 4)" in done.stderr
     assert "1 threshold crossed" in (out / "report.html").read_text()
     assert len((tmp_path / "bad.csv").read_text().splitlines()) == 2
@@ -105,7 +105,7 @@ def test_a_reported_run_leaves_its_page_and_fails_by_a_threshold(
     assert any("invalid > 0: found 1 of 24 rows" in run["state"]["message"] for run in found)
     # The answers are there: the same command with another threshold is done at once.
     (out / "report.html").unlink()
-    assert server.junctor(*words, "--fail-if", "invalid > 1", "--no-report", cwd=tmp_path).returncode == 0
+    assert server.junctor_here(*words, "--fail-if", "invalid > 1", "--no-report").exit_code == 0
     assert not (out / "report.html").exists()
 
 
@@ -257,16 +257,12 @@ def test_an_embedded_server_of_a_run_in_a_store_keeps_its_files_in_the_cache(
     assert home.is_relative_to(tmp_path / "junctor" / "prefect")
 
 
-def test_a_reported_run_reads_and_writes_a_store(
-    server: PrefectServer, bucket: Bucket, tmp_path: Path, evidence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setitem(server.environment, name, os.environ[name])
+def test_a_reported_run_reads_and_writes_a_store(server: PrefectServer, bucket: Bucket, evidence: str) -> None:
     bucket.put("asia.bif", Path(ASIA).read_bytes())
     bucket.put("evidence.csv", Path(evidence).read_bytes())
     places = [bucket.url("asia.bif"), bucket.url("evidence.csv"), "-o", bucket.url("out")]
-    done = server.junctor("run", *places, "--workers", "0", "-q", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = server.junctor_here("run", *places, "--workers", "0", "-q")
+    assert done.exit_code == 0, done.stderr
     assert "out/manifest.json" in bucket.names("out")
     # Prefect's server would keep what is in the URL.
     secret = bucket.url("other").replace("s3://", "s3://AKIAEXAMPLE:s3cr3t@")

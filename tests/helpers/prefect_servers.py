@@ -55,6 +55,8 @@ class PrefectServer:
             "PREFECT_HOME": str(home),
             "PREFECT_API_URL": self.api,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # Nobody needs forms for credentials, which take seconds to register.
+            "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
             "DO_NOT_TRACK": "1",
             **({} if url is None else {"PREFECT_API_DATABASE_CONNECTION_URL": url}),
         }
