@@ -342,7 +342,7 @@ def test_prefect_needs_space_for_its_server(monkeypatch: pytest.MonkeyPatch) -> 
     assert "PREFECT_HOME" not in os.environ
 
 
-@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, workers: str) -> None:
     network = random_network(25, seed=5)
     junctor.write_network(network, "net.bif")

@@ -118,6 +118,7 @@ def begun(server: PrefectServer, folder: Path, long: list[str]) -> subprocess.Po
     return process
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_ends_no_run_and_hears_of_it_when_it_is_back(
     mortal: PrefectServer, tmp_path: Path, long: list[str]
 ) -> None:

@@ -42,13 +42,24 @@ def run(folder: Path, code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_code_of_another_process_is_loaded_without_the_compiler(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
-    code = f"from module import outer\n{CALLS}"
-    assert run(tmp_path, f"{code.rpartition('print')[0]}") == ["10.0", "0", "True"]
+CODE = f"from module import outer\n{CALLS}"
+COUNTED = f"{CODE}from junctor_kernels.cpu.compilation import compilation\nprint(compilation.functions, "
+COUNTED += "compilation.seconds > 0)"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module whose functions are compiled."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "module.py").write_text(MODULE)
+    assert run(folder, f"{CODE.rpartition('print')[0]}") == ["10.0", "0", "True"]
     # Then types of its own, which nobody compiled before.
-    assert run(tmp_path, code) == ["10.0", "1", "False", "10.0", "1"]
-    assert run(tmp_path, code) == ["10.0", "1", "False", "10.0", "2"]
+    assert run(folder, COUNTED) == ["10.0", "1", "False", "10.0", "1", "2", "True"]
+    return folder
+
+
+def test_code_of_another_process_is_loaded_without_the_compiler(compiled: Path) -> None:
+    assert run(compiled, COUNTED) == ["10.0", "1", "False", "10.0", "2", "0", "False"]
 
 
 def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:
@@ -57,19 +68,12 @@ def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_code_is_loaded_from_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
-    code = f"from module import outer\n{CALLS}"
-    run(tmp_path, code)
-    kept = sorted((tmp_path / "cache").rglob("*.nb?"))
+def test_code_is_loaded_from_a_folder_that_may_only_be_read(compiled: Path) -> None:
+    kept = sorted((compiled / "cache").rglob("*.nb?"))
     # Numba tries to write there first of all; the user who runs the tests may write anywhere.
-    refuse = (
-        "import tempfile\ndef refuse(**_):\n    raise PermissionError\ntempfile.TemporaryFile = refuse\n"
-        "from junctor_kernels.cpu.compilation import compilation\n"
-    )
-    told = run(tmp_path, f"{refuse}{code}\nprint(compilation.functions)")
-    assert told == ["10.0", "1", "False", "10.0", "2", "0"]
-    assert sorted((tmp_path / "cache").rglob("*.nb?")) == kept
+    refuse = "import tempfile\ndef refuse(**_):\n    raise PermissionError\ntempfile.TemporaryFile = refuse\n"
+    assert run(compiled, refuse + COUNTED) == ["10.0", "1", "False", "10.0", "2", "0", "False"]
+    assert sorted((compiled / "cache").rglob("*.nb?")) == kept
 
 
 def test_code_of_an_earlier_version_is_compiled_anew(tmp_path: Path) -> None:
@@ -84,23 +88,11 @@ def test_code_of_an_earlier_version_is_compiled_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["nbi", pytest.param("nbc", marks=pytest.mark.slow)])
-def test_damaged_code_is_compiled_anew(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
-    code = f"from module import outer\n{CALLS}"
-    run(tmp_path, code)
-    for path in (tmp_path / "cache").rglob(f"*.{suffix}"):
+def test_damaged_code_is_compiled_anew(compiled: Path, suffix: str) -> None:
+    for path in (compiled / "cache").rglob(f"*.{suffix}"):
         path.write_bytes(path.read_bytes()[:-9])
-    assert run(tmp_path, code)[0] == "10.0"
-    assert run(tmp_path, code) == ["10.0", "1", "False", "10.0", "2"]
-
-
-def test_compilation_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
-    code = f"from module import outer\nfrom junctor_kernels.cpu.compilation import compilation\n{CALLS}"
-    counts = "print(compilation.functions, compilation.seconds > 0)"
-    # Two functions, each for two types.
-    assert run(tmp_path, code + counts)[-2:] == ["4", "True"]
-    assert run(tmp_path, code + counts)[-2:] == ["0", "False"]
+    assert run(compiled, CODE)[0] == "10.0"
+    assert run(compiled, CODE) == ["10.0", "1", "False", "10.0", "2"]
 
 
 def test_parts_are_compiled_within_their_callers(tmp_path: Path) -> None:
