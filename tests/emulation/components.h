@@ -4,7 +4,9 @@ struct int4 {
 };
 // ---
 extern "C" void launch(const char *name, int blocks, int threads, const Block *block) {
-    if (!std::strcmp(name, "weigh"))
+    if (!std::strcmp(name, "multiply"))
+        in_turn(blocks, threads, [&] { multiply(*block); });
+    else if (!std::strcmp(name, "weigh"))
         in_turn(blocks, threads, [&] { weigh(*block); });
     else if (!std::strcmp(name, "add_pieces"))
         in_turn(blocks, threads, [&] { add_pieces(*block); });

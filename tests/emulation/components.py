@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -56,17 +57,22 @@ class EmulatedCounts:
     def clear(self, array: Any) -> None:
         array[:] = 0
 
-    def get(self, array: Any) -> npt.NDArray[Any]:
-        return np.array(array)
+    def get(self, array: Any, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        out[:] = array
+        return out
+
+    def pinned(self, entries: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.empty(entries, dtype)
 
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
 
-    def launch(self, kernel: str, threads: int, block: npt.NDArray[np.int64]) -> None:
-        self.launches.append(kernel)
-        blocks = -(-threads // counts_gpu.THREADS)
+    def launch(self, kernels: Mapping[str, int], block: npt.NDArray[np.int64]) -> None:
+        self.launches += kernels
         with self._lock:
-            library().launch(kernel.encode(), blocks, counts_gpu.THREADS, ctypes.c_void_p(block.ctypes.data))
+            for kernel, threads in kernels.items():
+                blocks = -(-threads // counts_gpu.THREADS)
+                library().launch(kernel.encode(), blocks, counts_gpu.THREADS, ctypes.c_void_p(block.ctypes.data))
 
     def _count(self, size: int) -> None:
         self.used += size

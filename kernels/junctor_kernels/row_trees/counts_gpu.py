@@ -21,7 +21,7 @@ FIELDS = (
     *("parts", "bases", "offsets", "members", "piece_starts", "unit_starts", "piece_of"),
     *("units", "entries", "entry_starts"),
     *("rows", "totals", "unit_sums", "sums"),
-    *("part_count", "component_count", "unit_count", "entry_count", "size"),
+    *("part_count", "task_count", "component_count", "unit_count", "entry_count", "size"),
 )
 # Threads of a block of a grid.
 THREADS = 128
@@ -29,7 +29,7 @@ THREADS = 128
 
 def source() -> str:
     """Return the CUDA C++ source of the kernels."""
-    names = ("FIRST", "COUNT", "FACTORS", "STATES", "BASES", "OFFSETS", "ROWS", "PART_COLUMNS", "TOGETHER")
+    names = ("FIRST", "COUNT", "FACTORS", "STATES", "BASES", "OFFSETS", "ROWS", "TASKS", "PART_COLUMNS", "TOGETHER")
     constants = {name: getattr(pieces, name) for name in names}
     return cuda_source(
         ("sums.cu", "components.cu"), {**constants, "THREADS": THREADS}, before=f"#define LEAST_TOTAL {LEAST_TOTAL}"
@@ -63,14 +63,17 @@ class CountDevice(Protocol):
     def clear(self, array: DeviceArray) -> None:
         """Set an array to zeros."""
 
-    def get(self, array: DeviceArray) -> Array:
-        """Return a copy of an array, once everything before is done."""
+    def get(self, array: DeviceArray, out: Array) -> Array:
+        """Copy an array to the host, once everything before is done; return `out`."""
+
+    def pinned(self, entries: int, dtype: npt.DTypeLike) -> Array:
+        """Return memory of the host that is copied to faster; raises MemoryError."""
 
     def address(self, array: DeviceArray) -> int:
         """Return where an array begins."""
 
-    def launch(self, kernel: str, threads: int, block: npt.NDArray[np.int64]) -> None:
-        """Enqueue a kernel over so many threads. block: the struct `Block`."""
+    def launch(self, kernels: Mapping[str, int], block: npt.NDArray[np.int64]) -> None:
+        """Enqueue kernels, each over so many threads, in their order. block: the struct `Block`."""
 
 
 class CudaCounts(CudaDevice):
@@ -89,8 +92,9 @@ class CudaCounts(CudaDevice):
         """Set an array to zeros."""
         self.fill(self.address(array), 0, array.nbytes, self.main)
 
-    def launch(self, kernel: str, threads: int, block: npt.NDArray[np.int64]) -> None:
-        """Enqueue a kernel over so many threads. block: the struct `Block`."""
-        function = KERNELS.function(self, kernel)
+    def launch(self, kernels: Mapping[str, int], block: npt.NDArray[np.int64]) -> None:
+        """Enqueue kernels, each over so many threads, in their order. block: the struct `Block`."""
+        arguments = (as_struct(block),)
         with self.current():
-            self.launch_kernel(function, (-(-threads // THREADS),), THREADS, (as_struct(block),))
+            for kernel, threads in kernels.items():
+                self.launch_kernel(KERNELS.function(self, kernel), (-(-threads // THREADS),), THREADS, arguments)

@@ -17,9 +17,9 @@ from junctor_kernels.row_trees.components import Families, Store
 from junctor_kernels.row_trees.counts import Local, list_offsets
 
 Shorts = npt.NDArray[np.int32]
-# Columns of the parts of a block: first component, number of components, factors, states, pattern, and where bases,
-# offsets and rows of numbers begin.
-FIRST, COUNT, FACTORS, STATES, PATTERN, BASES, OFFSETS, ROWS, PART_COLUMNS = range(9)
+# Columns of the parts of a block: number of components, factors, states, pattern, and where components, bases, offsets,
+# rows of numbers and the threads that multiply these begin.
+COUNT, FACTORS, STATES, PATTERN, FIRST, BASES, OFFSETS, ROWS, TASKS, PART_COLUMNS = range(10)
 # Components of a piece at most; states that a thread computes at a time.
 PIECE, TOGETHER = 256, 8
 # Columns of pieces: first member, base, place of its first offset, states.

@@ -35,11 +35,11 @@ MOST_STATES = 1 << 12
 # Entries that the components of an iteration multiply from which a GPU pays for its start.
 DEVICE_TERMS = 1 << 30
 # Of these in a block. The order of sums follows from it, so it does not depend on the memory.
-BLOCK_TERMS = 1 << 25
+BLOCK_TERMS = 1 << 26
 # Share of the free device memory unless the user gives a limit.
 DEVICE_SHARE = 0.7
 # Totals whose logarithms a thread takes at a time.
-TOTALS = 1 << 16
+TOTALS = 1 << 18
 # Arrays in a piece of memory begin at multiples of so many bytes.
 ALIGNED = 64
 
@@ -125,7 +125,7 @@ class _Shape:
     def blocks(self) -> list[npt.NDArray[np.int32]]:
         """Return the parts of each block, int32 [parts, columns]."""
         blocks, parts, terms = [], list[tuple[int, ...]](), 0
-        begins = [0, 0, 0, 0]
+        begins = [0] * 5
         numbers = (self.taken, self.counts, self.states, self.factors)
         for pattern, count, states, factors in zip(*(each.tolist() for each in numbers), strict=True):
             length = pieces.line_length(states)
@@ -133,13 +133,13 @@ class _Shape:
                 some = min(count, (BLOCK_TERMS - terms) // (length * factors))
                 if some < 1 and parts:
                     blocks.append(np.array(parts, dtype=np.int32))
-                    parts, terms, begins = [], 0, [0, 0, 0, 0]
+                    parts, terms, begins = [], 0, [0] * 5
                     continue
                 # A single component is never too large.
                 some = max(1, some)
-                first, *others = begins
-                parts.append((first, some, factors, states, pattern, *others))
-                steps = (some, some * factors, factors * length, some * states)
+                parts.append((some, factors, states, pattern, *begins))
+                # Components, bases, offsets, numbers of rows, threads.
+                steps = (some, some * factors, factors * length, some * states, some * length // pieces.TOGETHER)
                 begins = [begin + step for begin, step in zip(begins, steps, strict=True)]
                 terms, count = terms + some * length * factors, count - some
         return [*blocks, np.array(parts, dtype=np.int32)]
@@ -161,6 +161,16 @@ class _Block:
     places: dict[str, int]
     counts: dict[str, int]
     first: int
+
+    @property
+    def launches(self) -> dict[str, int]:
+        """Kernels and their threads."""
+        tasks, components, units, entries = (
+            self.counts[f"{name}_count"] for name in ("task", "component", "unit", "entry")
+        )
+        launches = {"multiply": tasks, "weigh": components, "add_pieces": units, "add_units": 32 * entries}
+        # Of likelihoods alone nothing is counted.
+        return {kernel: threads for kernel, threads in launches.items() if threads}
 
 
 class GpuComponents:
@@ -194,6 +204,8 @@ class GpuComponents:
         self._values, self._sums = device.empty(entries, np.float64), device.empty(2 * size, np.float64)
         self._totals = device.empty(len(self._order), np.float64)
         self._rows, self._unit_sums = device.empty(rows, np.float64), device.empty(2 * units, np.float64)
+        self._records = [self._record(block) for block in self._blocks]
+        self._found = device.pinned(len(self._order), np.float64), device.pinned(2 * size, np.float64)
 
     def count(
         self, values: Floats, results: tuple[Floats, npt.NDArray[np.uint8]], beside: Callable[[], None]
@@ -209,15 +221,17 @@ class GpuComponents:
         with self._turn:
             device.set(self._values, values)
             device.clear(self._sums)
-            for block in self._blocks:
-                self._launch(block)
+            for block, record in zip(self._blocks, self._records, strict=True):
+                if block.is_away:
+                    device.set(self._away, block.memory)
+                device.launch(block.launches, record)
             beside()
-            totals, sums = device.get(self._totals), device.get(self._sums)
-        spans = list(pairwise([*range(0, len(totals), TOTALS), len(totals)]))
-        in_threads(lambda span, _: kernel.take_totals(totals, self._order, *span, results), spans, self._threads)
-        # Not `totals < LEAST_TOTAL`: what is no number is left, too.
-        left = self._order[~(totals >= kernel.LEAST_TOTAL)]
-        return np.ascontiguousarray(sums.reshape(2, -1).T), left
+            totals, sums = map(device.get, (self._totals, self._sums), self._found)
+            spans = list(pairwise([*range(0, len(totals), TOTALS), len(totals)]))
+            in_threads(lambda span, _: kernel.take_totals(totals, self._order, *span, results), spans, self._threads)
+            # Not `totals < LEAST_TOTAL`: what is no number is left, too.
+            left = self._order[~(totals >= kernel.LEAST_TOTAL)]
+            return np.ascontiguousarray(sums.reshape(2, -1).T), left
 
     def _place(self, fixed: int, limit: int | None) -> None:
         """Put blocks on the device, as far as they have room; the others are sent in each iteration.
@@ -240,22 +254,15 @@ class GpuComponents:
             replace(block, memory=self._device.put(block.memory), is_away=False) for block in self._blocks[:here]
         ]
 
-    def _launch(self, block: _Block) -> None:
-        """Enqueue the counting of a block."""
-        device, memory = self._device, block.memory
-        if block.is_away:
-            device.set(self._away, memory)
-            memory = self._away
-        address = device.address(memory)
+    def _record(self, block: _Block) -> Integers:
+        """Return the struct of a block."""
+        device = self._device
+        address = device.address(self._away if block.is_away else block.memory)
         arrays = {"values": self._values, "rows": self._rows, "unit_sums": self._unit_sums, "sums": self._sums}
         fields = {name: device.address(array) for name, array in arrays.items()}
         fields |= {name: address + place for name, place in block.places.items()}
         fields |= {"totals": device.address(self._totals) + 8 * block.first, "size": len(self._sums) // 2}
-        words, counts = counts_gpu.record({**fields, **block.counts}), block.counts
-        device.launch("weigh", counts["component_count"], words)
-        if counts["unit_count"]:
-            device.launch("add_pieces", counts["unit_count"], words)
-            device.launch("add_units", 32 * counts["entry_count"], words)
+        return counts_gpu.record({**fields, **block.counts})
 
 
 def _listed(
@@ -275,7 +282,10 @@ def _listed(
         lists = pieces.lists_of(families, store, order[first : ends[number + 1]], parts, own)
         counts = {"part_count": len(parts), "component_count": ends[number + 1] - first}
         counts |= {"unit_count": len(lists["units"]), "entry_count": len(lists["entries"])}
-        counts["row_count"] = int((parts[:, pieces.COUNT] * parts[:, pieces.STATES]).sum())
+        last = parts[-1].tolist()
+        counts["row_count"] = last[pieces.ROWS] + last[pieces.COUNT] * last[pieces.STATES]
+        threads = last[pieces.COUNT] * pieces.line_length(last[pieces.STATES]) // pieces.TOGETHER
+        counts["task_count"] = last[pieces.TASKS] + threads
         return _Block(*_together(lists), counts, first)
 
     found, taken, allowed = [], 0, allowed_memory(options)

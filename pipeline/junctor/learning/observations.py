@@ -381,7 +381,7 @@ class _Propagation:
         else:
             sums, left = self._gpu.count(values, results, lambda: count(self._beside))
             chunks.append(sums)
-            count(self._cut(left))
+            count(self._cut(left) if left.size else [])
         left = np.flatnonzero((results[1] != ANSWERED) & (results[1] != IMPOSSIBLE))
         if left.size:
             sums = np.zeros((counted, 2))

@@ -1,7 +1,8 @@
 // Expected counts of enumerated components: P(family | e) of each, times its weight, added up by entry in a fixed order,
 // in double precision. A block is a run of components, those of a pattern together; `row_trees.pieces` makes its lists:
 //
-//     weigh        a thread computes the posterior of each state of a component: a row of numbers.
+//     multiply     a thread multiplies what a component has of a factor each, for some states: a part of a row.
+//     weigh        a thread makes of the row of a component the posterior of each state, times its weight.
 //     add_pieces   a thread adds up one state of a piece: components of a pattern that share the base of a factor.
 //     add_units    a warp adds up all of an entry, and joins it to what the blocks before had there.
 //
@@ -15,46 +16,60 @@ struct Block {
     const double *values, *weights;
     const int *parts, *bases, *offsets, *members, *piece_starts, *unit_starts, *piece_of, *units, *entries, *entry_starts;
     double *rows, *totals, *unit_sums, *sums;
-    long long part_count, component_count, unit_count, entry_count, size;
+    long long part_count, task_count, component_count, unit_count, entry_count, size;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) weigh(const Block b) {
-    const int n = blockIdx.x * THREADS + threadIdx.x;
-    if (n >= b.component_count) return;
+// The last part that begins at or before `n`, by a column.
+static __device__ __forceinline__ const int *part_of(const Block &b, int n, int column) {
     int number = 0;
     for (int high = (int)b.part_count - 1; number < high;) {
         const int middle = (number + high + 1) / 2;
-        if (b.parts[middle * PART_COLUMNS + FIRST] <= n)
+        if (b.parts[middle * PART_COLUMNS + column] <= n)
             number = middle;
         else
             high = middle - 1;
     }
-    const int *part = b.parts + number * PART_COLUMNS;
-    const int i = n - part[FIRST], count = part[COUNT], factors = part[FACTORS], states = part[STATES];
+    return b.parts + number * PART_COLUMNS;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) multiply(const Block b) {
+    const int n = blockIdx.x * THREADS + threadIdx.x;
+    if (n >= b.task_count) return;
+    const int *part = part_of(b, n, TASKS), task = n - part[TASKS], count = part[COUNT];
+    // Neighbours have the same states: what they read of a table lies close together.
+    const int i = task % count, first = task / count * TOGETHER, states = part[STATES], factors = part[FACTORS];
     const int lines = (states + TOGETHER - 1) / TOGETHER * TOGETHER;
-    const int *bases = b.bases + part[BASES] + i, *offsets = b.offsets + part[OFFSETS];
-    double *row = b.rows + part[ROWS] + i * states, total = 0;
-    for (int first = 0; first < states; first += TOGETHER) {
-        double products[TOGETHER];
+    const int *bases = b.bases + part[BASES] + i, *offsets = b.offsets + part[OFFSETS] + first;
+    double *row = b.rows + part[ROWS] + i * states + first, products[TOGETHER];
 #pragma unroll
-        for (int s = 0; s < TOGETHER; s++) products[s] = 1;
-        for (int f = 0; f < factors; f++) {
-            const double *table = b.values + bases[f * count];
-            const int4 *line = reinterpret_cast<const int4 *>(offsets + f * lines + first);
+    for (int s = 0; s < TOGETHER; s++) products[s] = 1;
+    for (int f = 0; f < factors; f++) {
+        const double *table = b.values + bases[f * count];
+        const int4 *line = reinterpret_cast<const int4 *>(offsets + f * lines);
 #pragma unroll
-            for (int s = 0; s < TOGETHER; s += 4) {
-                const int4 at = line[s / 4];
-                products[s] *= table[at.x], products[s + 1] *= table[at.y];
-                products[s + 2] *= table[at.z], products[s + 3] *= table[at.w];
-            }
+        for (int s = 0; s < TOGETHER; s += 4) {
+            const int4 at = line[s / 4];
+            products[s] *= table[at.x], products[s + 1] *= table[at.y];
+            products[s + 2] *= table[at.z], products[s + 3] *= table[at.w];
         }
-#pragma unroll
-        for (int s = 0; s < TOGETHER; s++)
-            if (first + s < states) total += products[s], row[first + s] = products[s];
     }
+#pragma unroll
+    for (int s = 0; s < TOGETHER; s++)
+        if (first + s < states) row[s] = products[s];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) weigh(const Block b) {
+    const int n = blockIdx.x * THREADS + threadIdx.x;
+    if (n >= b.component_count) return;
+    const int *part = part_of(b, n, FIRST), states = part[STATES];
+    double *row = b.rows + part[ROWS] + (n - part[FIRST]) * states, total = 0;
+    // One after the other, as on the CPU.
+#pragma unroll 8
+    for (int s = 0; s < states; s++) total += row[s];
     b.totals[n] = total;
     // What may have lost digits counts nothing here: the CPU takes it over.
     const double share = total >= LEAST_TOTAL ? b.weights[n] / total : 0;
+#pragma unroll 8
     for (int s = 0; s < states; s++) row[s] *= share;
 }
 
