@@ -1,13 +1,13 @@
 """Expectation maximisation beside pyAgrum's, on the same rows, from the same start, in one process after the other.
 
     uv run --with pyagrum==3.3.1 python benchmarks/learning.py NETWORK.bif [--rows 100000] [--missing 0.1]
-    uv run python benchmarks/learning.py NETWORK.bif --alone --devices cpu gpu --latent LVFAILURE,HYPOVOLEMIA
-    uv run python benchmarks/learning.py --classes 8 --devices cpu gpu --rows 1000000 --missing 0
+    uv run python benchmarks/learning.py NETWORK.bif --alone --gpu --latent LVFAILURE,HYPOVOLEMIA
+    uv run python benchmarks/learning.py --classes 8 --gpu --rows 1000000 --missing 0
 
 Rows are samples of the network, without a share of their cells and without latent variables; `--classes` makes a latent
 class model in place of a network. All start from the network's tables mixed with uniform ones, use no prior, and take
 the same number of iterations. Prints seconds of preparation and of an iteration, all threads together, the ratio of
-both, and how far tables are apart. With several devices, the first E-step of each is told apart: a GPU starts there.
+both, and how far tables are apart. The first E-step is told apart: lists for a GPU are made there.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--missing", type=float, default=0.1)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--devices", nargs="+", default=["cpu"], choices=["cpu", "gpu"])
+    parser.add_argument("--gpu", action="store_true", help="on a GPU, too")
     parser.add_argument("--alone", action="store_true", help="without pyAgrum")
     options = parser.parse_args()
     if (options.network is None) == (options.classes is None):
@@ -147,7 +147,8 @@ def main() -> None:
     name = model.name if options.classes else Path(options.network).name
     print(f"{name}, {options.rows:,} rows, {share}, {len(latent)} latent, {iterations}")
     found: list[list[Floats]] = []
-    for device in options.devices:
+    devices: list[DeviceChoice] = ["cpu", "gpu"] if options.gpu else ["cpu"]
+    for device in devices:
         # Once beforehand: the first call loads compiled code, and starts a device.
         ours(network, cells[:100], 1, options.threads, device)
         prepared, first, taken, history, tables = ours(network, cells, options.iterations, options.threads, device)

@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 # of offsets are then no larger than what they serve.
 MOST_STATES = 1 << 12
 # Entries that the components of an iteration multiply from which a GPU pays for its start.
-DEVICE_TERMS = 1 << 30
+DEVICE_TERMS = 1 << 28
 # Of these in a block. The order of sums follows from it, so it does not depend on the memory.
 BLOCK_TERMS = 1 << 26
 # Share of the free device memory unless the user gives a limit.
