@@ -356,8 +356,8 @@ class _Propagation:
         self._threads = options.threads or usable_cores()
         self._order = np.argsort(store.pattern[: int(store.counts[split.COMPONENTS])], kind="stable")
         self._largest = _largest(families, store)
-        self._rooms: list[kernel.CountRoom] = []
-        local = self._room(ARENA_ENTRIES).local
+        self._rooms = [self._room(ARENA_ENTRIES)]
+        local = self._rooms[0].local
         self._gpu = gpu_components(families, store, self._order, ENUMERATED, local, entries, options)
         self._parts = self._cut(self._order)
         self._beside = [] if self._gpu is None else self._cut(self._gpu.rest)
