@@ -243,17 +243,32 @@ def test_calls_at_the_same_time() -> None:
 
 def test_a_gpu_is_taken_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     network, device = classes(5, 3, 4), EmulatedCounts()
-    batch = rows_of_classes(network, 60)
-    wanted = observe(network, [batch]).expect(values_of(network))
     monkeypatch.setattr(counts_gpu, "has_gpu", lambda: True)
     monkeypatch.setattr(counts_gpu, "open_device", lambda: device)
-    # Too little work, no room, and both enough.
-    for terms, memory, is_used in ((1 << 30, None, False), (1, 1000, False), (1, None, True)):
+    # Too little work, no room, fewer components than states, and enough of all.
+    for terms, memory, rows, is_used in ((1 << 30, None, 60, 0), (1, 1000, 60, 0), (1, None, 3, 0), (1, None, 60, 1)):
+        batch = rows_of_classes(network, rows)
+        wanted = observe(network, [batch]).expect(values_of(network))
         monkeypatch.setattr(counts_gpu, "DEVICE_TERMS", terms)
         found = observe(network, [batch], options=ComputeOptions(threads=1, device_memory=memory))
         expected = found.expect(values_of(network))
         np.testing.assert_allclose(expected.counts, wanted.counts, rtol=1e-15)
         assert bool(device.launches) == is_used
+
+
+def test_an_interrupted_call_changes_nothing_for_the_next_one() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    network = classes(5, 3, 4)
+    counts, log_likelihood, found = on_gpu(network, [rows_of_classes(network, 60)])
+    gpu = found._propagation._gpu
+    assert gpu is not None
+    results = np.zeros(found.components), np.zeros(found.components, np.uint8)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.count(values_of(classes(5, 3, 4, 2)), results, interrupt)
+    again = found.expect(values_of(network))
+    assert (again.counts.tobytes(), again.log_likelihood) == (counts, log_likelihood)
 
 
 def test_nothing_to_count_needs_no_device() -> None:

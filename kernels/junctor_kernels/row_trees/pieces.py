@@ -28,8 +28,8 @@ _START, _BASE, _LINE, _WIDTH, _PIECE_COLUMNS = range(5)
 _DIGITS = 256
 
 
-def line_length(states: int) -> int:
-    """Return the offsets that a factor has room for."""
+def line_length(states: Any) -> Any:
+    """Return the offsets that a factor has room for; states: a number, or an array of them."""
     return -(-states // TOGETHER) * TOGETHER
 
 
@@ -46,7 +46,7 @@ def lists_of(
     given = len(families.starts) - 1
     counts, factors, states = (parts[:, column].astype(np.int64) for column in (COUNT, FACTORS, STATES))
     incidences = int((counts * factors).sum())
-    offsets = np.zeros(int((factors * -(-states // TOGETHER) * TOGETHER).sum()), dtype=np.int32)
+    offsets = np.zeros(int((factors * line_length(states)).sum()), dtype=np.int32)
     for each in parts:
         length = line_length(each[STATES])
         line = offsets[each[OFFSETS] : each[OFFSETS] + each[FACTORS] * length]

@@ -36,6 +36,8 @@ MOST_STATES = 1 << 12
 DEVICE_TERMS = 1 << 28
 # Of these in a block. The order of sums follows from it, so it does not depend on the memory.
 BLOCK_TERMS = 1 << 26
+# Bytes for each of these while the lists of a block are made, at the most.
+LIST_BYTES = 32
 # Share of the free device memory unless the user gives a limit.
 DEVICE_SHARE = 0.7
 # Totals whose logarithms a thread takes at a time.
@@ -74,7 +76,7 @@ def gpu_components(
         return None
     shape = _Shape.of(families, store, order, enumerated)
     auto = options.device == "auto"
-    if not shape.terms or (auto and (shape.terms < DEVICE_TERMS or not has_gpu())):
+    if not len(shape.taken) or (auto and (shape.terms < DEVICE_TERMS or not has_gpu())):
         return None
     device = open_device()
     try:
@@ -119,8 +121,8 @@ class _Shape:
 
     @property
     def terms(self) -> int:
-        """Entries that all components multiply in an iteration."""
-        return int((self.counts * self.states * self.factors).sum())
+        """Entries that components multiply in an iteration, of patterns whose lists are no larger than that."""
+        return int((self.counts * self.states * self.factors)[self.states <= self.counts].sum())
 
     def blocks(self) -> list[npt.NDArray[np.int32]]:
         """Return the parts of each block, int32 [parts, columns]."""
@@ -289,7 +291,8 @@ def _listed(
         return _Block(*_together(lists), counts, first)
 
     found, taken, allowed = [], 0, allowed_memory(options)
-    for block in ahead(listed, range(len(blocks)), options.threads or usable_cores()):
+    threads = min(options.threads or usable_cores(), max(1, allowed // (LIST_BYTES * BLOCK_TERMS)))
+    for block in ahead(listed, range(len(blocks)), threads):
         found.append(block)
         taken += len(block.memory)
         if taken > allowed:
