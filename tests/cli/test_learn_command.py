@@ -18,6 +18,7 @@ from helpers.stores import Bucket
 from junctor import generate
 from junctor.learning import checkpoint
 from junctor.learning.learn import learn
+from junctor.runtime.devices import has_gpu
 from pyarrow import csv, parquet
 from typer.testing import Result
 
@@ -330,6 +331,17 @@ def test_threads_change_nothing(rows: str, tmp_path: Path) -> None:
         done = fitted(rows, tmp_path / f"{threads}.bif", *RANDOM, "--threads", threads)
         assert done.exit_code == 0, done.output
     assert (tmp_path / "1.bif").read_bytes() == (tmp_path / "3.bif").read_bytes()
+
+
+@pytest.mark.skipif(has_gpu(), reason="it would be used")
+def test_a_gpu_that_is_not_there_is_refused(rows: str, tmp_path: Path) -> None:
+    done = fitted(rows, tmp_path / "fitted.bif", "--device", "gpu")
+    assert (done.exit_code, "found no NVIDIA GPU" in done.stderr) == (5, True)
+    done = junctor_cli("counts", ASIA, rows, "-o", str(tmp_path / "counts.csv"), *COLUMNS, "--device", "gpu")
+    assert (done.exit_code, "found no NVIDIA GPU" in done.stderr) == (5, True)
+    assert not list(tmp_path.iterdir())
+    # Where there is none, nothing is lost.
+    assert fitted(rows, tmp_path / "fitted.bif", "--device", "auto").exit_code == 0
 
 
 def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:

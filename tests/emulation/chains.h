@@ -35,15 +35,6 @@ template <class T> static T atomicMin(T *at, T value) {
     }
     return old;
 }
-
-template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
-    const int lane = threadIdx.x % 32;
-    self->warp->lanes[lane] = value;
-    __syncwarp();
-    const T other = (T)self->warp->lanes[lane ^ mask];
-    __syncwarp();
-    return other;
-}
 // ---
 extern "C" void launch(const char *name, int blocks, int threads, const Work *work) {
     using Kernel = void (*)(const Work);

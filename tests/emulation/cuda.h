@@ -111,6 +111,15 @@ static void __syncthreads() { self->everyone->arrive_and_wait(); }
 static void __syncwarp() { self->warp->barrier.arrive_and_wait(); }
 #define __nanosleep(n) let_others_go_on()
 
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
+    const int lane = threadIdx.x % 32;
+    self->warp->lanes[lane] = value;
+    __syncwarp();
+    const T other = (T)self->warp->lanes[lane ^ mask];
+    __syncwarp();
+    return other;
+}
+
 template <class To, class From> static To same_bits(From from) {
     To to;
     static_assert(sizeof to == sizeof from);

@@ -1,4 +1,7 @@
-"""Expected counts and EM by summing over all joint states: slow, obvious, and sharing no code with what it checks."""
+"""Expected counts and EM by summing over all joint states: slow, obvious, and sharing no code with what it checks.
+
+Also rows to count, `sampled`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.network import Factor, Network
 
@@ -56,3 +60,16 @@ def em_step(network: Network, counts: Sequence[Array], pseudo: Mapping[int, Arra
         table = np.where(sums > 0, total / np.where(sums > 0, sums, 1.0), factor.table)
         factors.append(Factor(factor.scope, table))
     return Network(network.name, network.variables, tuple(factors), network.kind)
+
+
+def sampled(network: Network, rows: int, missing: float, seed: int) -> EvidenceBatch:
+    """Return samples of a network without some of their cells."""
+    cells = generate.sample(network, rows, seed)
+    random = np.random.default_rng(seed)
+    return EvidenceBatch(
+        rows,
+        {
+            v: np.where(random.random(rows) < missing, -1, cells[:, v]).astype(np.int32)
+            for v in range(len(network.variables))
+        },
+    )

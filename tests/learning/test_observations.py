@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.expected_counts import sampled
 from helpers.oracle import joint_table
 from helpers.strategies import evidence_batches, networks, row_evidence
 from hypothesis import given
@@ -71,19 +72,6 @@ def test_any_network_and_evidence(states: int, data: st.DataObject) -> None:
     assert found.weight == pytest.approx(math.fsum(weights[taken]), rel=1e-15)
     np.testing.assert_allclose(expected.counts, counts, rtol=1e-12, atol=1e-13 * max(1.0, found.weight))
     assert expected.log_likelihood == pytest.approx(log_likelihood, rel=1e-11, abs=1e-11)
-
-
-def sampled(network: Network, rows: int, missing: float, seed: int) -> EvidenceBatch:
-    """Return samples of a network without some of their cells."""
-    cells = generate.sample(network, rows, seed)
-    random = np.random.default_rng(seed)
-    return EvidenceBatch(
-        rows,
-        {
-            v: np.where(random.random(rows) < missing, -1, cells[:, v]).astype(np.int32)
-            for v in range(len(network.variables))
-        },
-    )
 
 
 def rows_of(batch: EvidenceBatch, rows: slice) -> EvidenceBatch:

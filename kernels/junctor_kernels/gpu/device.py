@@ -274,6 +274,11 @@ class CudaDevice:
             copied: Array = array.get(out=out)
             return copied
 
+    def set(self, array: DeviceArray, values: Array) -> None:
+        """Copy values to the beginning of an array of the device."""
+        with self.current():
+            array[: values.size].set(values)
+
     def address(self, array: DeviceArray) -> int:
         """Return where an array of the device begins."""
         return address_of(array)

@@ -11,7 +11,7 @@ from junctor_kernels.hmm.device import SequenceKernels, SequenceLaunch
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 256
-FILES = ("counts.cu",)
+FILES = ("sums.cu", "counts.cu")
 # The fields of the struct `Work` in their order.
 FIELDS = (
     *("trellis", "sums", "emissions", "weights"),

@@ -202,11 +202,6 @@ class ChainDevice(CudaDevice):
         """Return memory of the host that the device writes to directly."""
         return self.pinned(entries, dtype, pooled=True)
 
-    def set(self, array: DeviceArray, values: Array) -> None:
-        """Copy values to the beginning of an array of the device."""
-        with self.current():
-            array[: values.size].set(values)
-
     def forget(self, array: DeviceArray) -> None:
         """Enqueue all bits set, which is what nobody has written yet."""
         self.fill(self.address(array), 0xFF, array.nbytes, self.main)

@@ -177,7 +177,7 @@ def count(
         if pattern != before:
             before, planned = pattern, False
             size = _number(families, store, pattern, given, room.local)
-            states = _states(room.local, size, last - first, enumerated)
+            states = _states(room.local, size, last - first, enumerated, MOST_STATES, room.local.offsets)
         if states:
             log_values[component] = _enumerate(
                 store, first, last, start, counted, states, values, room.local, store.weights[component], sums
@@ -253,15 +253,20 @@ def _weight(states: int) -> int:
 
 
 @part
-def _states(local: Any, size: int, members: int, most: int) -> int:
-    """List the entry of each factor for every state of a component; return their number, 0 for too many."""
+def _states(local: Any, size: int, members: int, most: int, length: int, offsets: Any) -> int:
+    """List the entry of each factor for every state of a component; return their number, 0 for too many.
+
+    size, members: variables and factors.
+    most: states at most.
+    length: of the line that each factor has in `offsets`, which are written.
+    """
     states = 1
     for v in range(size):
         states *= local.numbers[CARDS, v]
         if states > most:
             return 0
     for i in range(members):
-        line = local.offsets[i * MOST_STATES : i * MOST_STATES + states]
+        line = offsets[i * length : i * length + states]
         line[:] = 0
         for at in range(local.starts[i], local.starts[i + 1]):
             # The last variable changes fastest.
@@ -272,6 +277,36 @@ def _states(local: Any, size: int, members: int, most: int) -> int:
             for s in range(states):
                 line[s] += s // behind % cards * local.strides[at]
     return int(states)
+
+
+@loops
+def list_offsets(
+    families: Any, store: Any, pattern: int, given: int, states: int, length: int, local: Any, offsets: Any
+) -> None:
+    """List the entry of each factor of a pattern for every state, from its base on.
+
+    families, store: of `components`.
+    given: factors from this on are likelihoods.
+    states: of the pattern.
+    length: of the line of each factor.
+    local: memory for the pattern.
+    offsets: int32 [factors * length], written.
+    """
+    size = _number(families, store, pattern, given, local)
+    _states(local, size, store.factor_starts[pattern + 1] - store.factor_starts[pattern], states, length, offsets)
+
+
+@loops
+def take_totals(totals: Any, order: Any, begin: int, end: int, results: Any) -> None:
+    """Write the logarithms of what components have in total, computed elsewhere, unless digits may be lost.
+
+    totals: float64, parallel to `order`.
+    order, begin, end, results: of `count`; the status of a component that is left is not written.
+    """
+    log_values, status = results
+    for at in range(begin, end):
+        if totals[at] >= LEAST_TOTAL:
+            log_values[order[at]], status[order[at]] = np.log(totals[at]), ANSWERED
 
 
 @part

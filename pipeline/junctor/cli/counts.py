@@ -30,6 +30,8 @@ def counts(
     evidence_format: cli.EvidenceFormat = None,
     threads: cli.Threads = None,
     memory: cli.LearningMemory = None,
+    device: cli.LearningDevice = "cpu",
+    device_memory: cli.DeviceMemory = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -51,7 +53,7 @@ def counts(
     from junctor.runtime.settings import load_settings
 
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
-    compute = cli.compute_options(memory, threads, "cpu", defaults=load_settings().compute)
+    compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     try:
         with progress_display(quiet) as progress:

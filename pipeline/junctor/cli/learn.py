@@ -126,6 +126,8 @@ def learn(
     evidence_format: cli.EvidenceFormat = None,
     threads: cli.Threads = None,
     memory: cli.LearningMemory = None,
+    device: cli.LearningDevice = "cpu",
+    device_memory: cli.DeviceMemory = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -161,7 +163,7 @@ def learn(
         FitOptions(tolerance, max_iterations, acceleration),
     )
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
-    compute = cli.compute_options(memory, threads, "cpu", defaults=load_settings().compute)
+    compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
     target = location(output)
     form = writable_format(target)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)

@@ -9,7 +9,6 @@ import typer
 
 from junctor.cli import options as cli
 from junctor.learning.choices import Acceleration
-from junctor.model.options import DeviceChoice
 
 if TYPE_CHECKING:
     from junctor.hmm.learning import LearnedModel
@@ -84,12 +83,7 @@ def learn_chain(
             help="What sums and rows may take, such as 4GiB; 60 % of what is free.", rich_help_panel=cli.RESOURCES
         ),
     ] = None,
-    device: Annotated[
-        DeviceChoice,
-        typer.Option(
-            help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=cli.RESOURCES
-        ),
-    ] = "cpu",
+    device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,

@@ -142,6 +142,12 @@ Device = Annotated[
         help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
     ),
 ]
+LearningDevice = Annotated[
+    DeviceChoice,
+    typer.Option(
+        help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
+    ),
+]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(

@@ -66,7 +66,7 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
     for sampler in samplers:
         yield f"sampling, {sampler}", partial(_sample, network, sampler, device)
-    yield "learning of networks", partial(_count, impossible)
+    yield "learning of networks", partial(_count, impossible, device)
     yield "learning of hidden Markov models", _learn
     yield "choice of trees", partial(_choose, network)
     yield "a few rows", partial(_answer, network, Query(), "cpu", 0.8, 3, 3)
@@ -145,16 +145,18 @@ def _decode(precision: Precision, device: Device) -> None:
         hmm.posteriors(model, sequences, precision, device=device)
 
 
-def _count(network: Network) -> None:
+def _count(network: Network, device: Device) -> None:
     """Count families of rows of uniform states, some of them impossible."""
     import numpy as np
 
     from junctor.evidence.batch import EvidenceBatch
     from junctor.learning.observations import observe, values_of
+    from junctor.model.options import ComputeOptions
 
     rng = np.random.default_rng(1)
     states = {v: rng.integers(-1, count, ROWS, dtype=np.int32) for v, count in enumerate(network.cardinalities)}
-    observe(network, [EvidenceBatch(ROWS, states)]).expect(values_of(network))
+    options = ComputeOptions(threads=1, device=device)
+    observe(network, [EvidenceBatch(ROWS, states)], options=options).expect(values_of(network))
 
 
 def _choose(network: Network) -> None:

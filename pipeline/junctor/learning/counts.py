@@ -17,7 +17,8 @@ from junctor.learning.expectation import Floats
 from junctor.learning.observations import values_of
 from junctor.learning.rows import RowOptions, open_rows, read_rows
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions
+from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.runtime.devices import check_device
 from junctor.runtime.files import aside
 from junctor.runtime.machine import compute_options
 from junctor.runtime.progress import Progress
@@ -46,6 +47,8 @@ def expected_counts(
     mapping: MappingSource | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "cpu",
+    device_memory: int | str | None = None,
 ) -> pa.Table:
     """Return the sum over rows of weight * P(family | evidence), a row for each entry of each table of the network.
 
@@ -55,13 +58,15 @@ def expected_counts(
     case_id, ignore_extra, strict, missing, mapping: as for `junctor.posteriors`; invalid rows are left out, and so are
         impossible ones.
     memory, threads: None for shares of what is free; no count depends on them.
+    device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work; counts differ by rounding.
+    device_memory: bytes of the GPU.
 
     The columns are `variable`, `parents` (a list of records with the `variable` and the `state` of each parent),
-    `state` and `count` (float64). Raises ModelError, EvidenceError.
+    `state` and `count` (float64). Raises ModelError, EvidenceError, DeviceError.
     """
     network = network if isinstance(network, Network) else read_network(network)
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing), mapping)
-    counts, _ = count_rows(network, table, rows, compute_options(memory, threads, "cpu"))
+    counts, _ = count_rows(network, table, rows, compute_options(memory, threads, device, device_memory))
     return counts_table(network, counts)
 
 
@@ -73,9 +78,10 @@ def count_rows(
     network: Bayesian; whole tables of noisy nodes are counted.
     table: a path, or a table in memory.
     rows: how they are read.
-    compute: threads and memory.
+    compute: devices, threads and memory.
     progress: told of the rows.
     """
+    check_device(compute.device)
     whole = network.expanded
     observations, reading = read_rows(open_rows(table, network, rows), whole, compute, progress=progress)
     statuses = {"ok": observations.rows, "impossible": len(observations.impossible), "invalid": reading.invalid}

@@ -33,8 +33,9 @@ from junctor.learning.restarts import best_of_starts
 from junctor.learning.rows import HeldOut, RowOptions, RowReading, open_rows, read_rows, with_new_states
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
+from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory, compute_options
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
@@ -128,6 +129,8 @@ def learn(
     mapping: MappingSource | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "cpu",
+    device_memory: int | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
     errors: bool = False,
     report: str | os.PathLike[str] | RemotePath | None = None,
@@ -151,12 +154,14 @@ def learn(
     new_states: add states that rows name and the network lacks.
     case_id, ignore_extra, strict, missing, mapping, memory, threads: as for `junctor.posteriors`; invalid rows are left
         out.
+    device: of expected counts: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
+    device_memory: bytes of the GPU.
     watch: told of each iteration, with the number of its start.
     errors: whether `parameters` of the result has standard errors (two E-steps a parameter, unless rows are complete).
     report: path of a page on the fit, HTML.
 
-    Raises ModelError, EvidenceError and InputError, and BudgetError for standard errors of too many parameters. What is
-    returned does not depend on threads.
+    Raises ModelError, EvidenceError, InputError and DeviceError, and BudgetError for standard errors of too many
+    parameters. What is returned does not depend on threads; counts of a GPU differ from those of a CPU by rounding.
     """
     options = LearnOptions(
         prior,
@@ -173,7 +178,8 @@ def learn(
     rows = RowOptions(weight, case_id, ignore_extra, strict, _several(missing), mapping)
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
-    return learn_rows(network, table, options, rows, compute_options(memory, threads, "cpu"), watch, extras=extras)
+    compute = compute_options(memory, threads, device, device_memory)
+    return learn_rows(network, table, options, rows, compute, watch, extras=extras)
 
 
 def learn_rows(
@@ -193,13 +199,14 @@ def learn_rows(
     table: a path, or a table in memory.
     options: what is fitted, and how.
     rows: how they are read.
-    compute: threads and memory.
+    compute: threads and memory, and the device of expected counts.
     watch: told of each iteration, with the number of its start.
     progress: told of the rows while they are read.
     checkpoint: where the state is kept after each iteration, and taken from.
     extras: what is found out besides.
     """
     extras = extras or Extras()
+    check_device(compute.device)
     fixed = named_variables(network, options.fix, "--fix")
     # Before rows are read: what cannot be fitted needs no minutes to be seen.
     parameters = NetworkParameters(network, fixed, tied_variables(network, options.tie))
@@ -228,6 +235,8 @@ def learn_rows(
         best = replace(best, converged=True, reason="complete rows take one step")
     fitted = parameters.network_of(best.parameters)
     held_out = sum(each.batch.rows for each in reading.held_out)
+    # A few rows, which need no device.
+    answering = replace(compute, device="cpu")
     skipped = {"impossible": len(observations.impossible), "invalid": reading.invalid, "held_out": held_out}
     cells = {
         v.name: LearnedCells(reading.observed[i], reading.soft[i], reading.read - reading.observed[i] - reading.soft[i])
@@ -243,7 +252,7 @@ def learn_rows(
         observations.weight,
         latent,
         reading.reasons,
-        _holdout(fitted, reading.held_out, compute) if options.holdout else None,
+        _holdout(fitted, reading.held_out, answering) if options.holdout else None,
         cells,
     )
     if extras.errors or extras.page is not None:
@@ -251,7 +260,7 @@ def learn_rows(
     if extras.page is not None:
         if held_out:
             watch_rows = partial(extras.watch, "rows for held-out cells")
-            check = check_holdout(given, fitted, reading.held_out, compute, options.seed, watch_rows)
+            check = check_holdout(given, fitted, reading.held_out, answering, options.seed, watch_rows)
             learned = replace(learned, check=check)
         settings = asdict(options)
         loop = settings.pop("fit")

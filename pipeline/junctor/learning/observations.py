@@ -20,6 +20,7 @@ from junctor_kernels.row_trees.propagate import ANSWERED, IMPOSSIBLE, TOO_LARGE
 
 from junctor.cliques.joint import joint_posteriors
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.learning.counts_gpu import gpu_components
 from junctor.learning.expectation import Expectation, Floats
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Factor, Network, Variable
@@ -81,7 +82,13 @@ class Observations:
 
     @cached_property
     def _propagation(self) -> _Propagation:
-        return _Propagation(families_of(self.network), self._store, CHUNKS, self._options)
+        entries = sum(factor.table.size for factor in self.network.factors) + len(self._likelihoods)
+        return _Propagation(families_of(self.network), self._store, CHUNKS, self._options, entries)
+
+    @cached_property
+    def _weights(self) -> Floats:
+        weights: Floats = self._store.weights[: self.components].sum(axis=1)
+        return weights
 
     def expect(self, values: Floats) -> Expectation:
         """Return the expected counts of all families; rounding changes a count by 1e-15 of it, whatever the rows.
@@ -93,13 +100,12 @@ class Observations:
         log_values, chunks = self._propagation.count(every, size)
         with np.errstate(divide="ignore"):
             complete = float((self._complete[here] * np.log(values[here])).sum())
-        weights = self._store.weights[: self.components].sum(axis=1)
         sums = np.zeros((size, 2))
         sums[:, split.SUM] = self._complete
         # A chunk after the other: sums depend on their order.
         for chunk in chunks:
             kernel.add_sums(chunk, sums)
-        return Expectation(sums.sum(axis=1), self._scale + complete + float((weights * log_values).sum()))
+        return Expectation(sums.sum(axis=1), self._scale + complete + float((self._weights * log_values).sum()))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -136,7 +142,7 @@ def observe(
     network: Bayesian; auxiliary variables of noisy nodes count as unobserved.
     batches: evidence; what is summed depends on their order, by rounding alone.
     weights: float64 [rows] for each batch, not negative; 1 for every row if not given.
-    options: threads and memory, on which no result depends.
+    options: threads and memory, on which no result depends; of devices, as far as rounding goes.
     Raises ModelError for Markov networks, EvidenceError for weights that are none, and BudgetError for components that
     take too much memory.
     """
@@ -328,7 +334,8 @@ class _Splitting:
     def _impossible_of(self, store: split.Store) -> npt.NDArray[np.bool_]:
         """Return which components have probability 0; sums of ones do not underflow."""
         one = ComputeOptions(self._options.memory, 1, "cpu")
-        log_values, _ = _Propagation(self._families, store, 1, one).count(self._support.astype(np.float64), 0)
+        support = self._support.astype(np.float64)
+        log_values, _ = _Propagation(self._families, store, 1, one, len(support)).count(support, 0)
         impossible: npt.NDArray[np.bool_] = np.isneginf(log_values)
         return impossible
 
@@ -338,22 +345,22 @@ class _Propagation:
 
     families, store: of the rows.
     chunks: parts that threads take in turn, at most.
-    options: threads and memory.
+    options: devices, threads and memory.
+    entries: of all tables and likelihoods.
     """
 
-    def __init__(self, families: split.Families, store: split.Store, chunks: int, options: ComputeOptions) -> None:
-        self._families, self._store, self._options = families, store, options
+    def __init__(
+        self, families: split.Families, store: split.Store, chunks: int, options: ComputeOptions, entries: int
+    ) -> None:
+        self._families, self._store, self._chunks, self._options = families, store, chunks, options
         self._threads = options.threads or usable_cores()
-        count = int(store.counts[split.COMPONENTS])
-        self._order = np.argsort(store.pattern[:count], kind="stable")
-        # Parts of much the same work.
-        factors = np.cumsum(np.diff(store.base_starts[: count + 1])[self._order])
-        total = int(factors[-1]) if count else 0
-        parts = min(chunks, 1 + total // CHUNK_FACTORS)
-        ends = np.searchsorted(factors, np.arange(1, parts) * (total / parts))
-        self._bounds = sorted({0, count, *ends.tolist()})
+        self._order = np.argsort(store.pattern[: int(store.counts[split.COMPONENTS])], kind="stable")
         self._largest = _largest(families, store)
-        self._rooms: list[kernel.CountRoom] = []
+        self._rooms = [self._room(ARENA_ENTRIES)]
+        local = self._rooms[0].local
+        self._gpu = gpu_components(families, store, self._order, ENUMERATED, local, entries, options)
+        self._parts = self._cut(self._order)
+        self._beside = [] if self._gpu is None else self._cut(self._gpu.rest)
 
     def count(self, values: Floats, counted: int) -> tuple[Floats, list[Floats]]:
         """Return log P of each component, and the sums of counts of each part.
@@ -361,37 +368,67 @@ class _Propagation:
         values: float64, entries of all tables, then likelihoods.
         counted: entries of the tables whose families are counted, 0 for none.
         """
-        families, store, order, bounds = self._families, self._store, self._order, self._bounds
-        results = np.zeros(len(order)), np.zeros(len(order), dtype=np.uint8)
-        most = most_entries(self._options, self._threads)
+        results = np.zeros(len(self._order)), np.zeros(len(self._order), dtype=np.uint8)
         # Products of numbers above 1 could hide what underflow has lost: trees have bounds.
         enumerated = ENUMERATED if values.max(initial=0.0) <= 1 + ROUNDING else 0
+        chunks: list[Floats] = []
+
+        def count(parts: list[npt.NDArray[np.int64]]) -> None:
+            chunks.extend(self._counted(parts, values, enumerated, counted, results))
+
+        if self._gpu is None or not enumerated:
+            count(self._parts)
+        else:
+            sums, left = self._gpu.count(values, results, lambda: count(self._beside))
+            chunks.append(sums)
+            count(self._cut(left) if left.size else [])
+        left = np.flatnonzero((results[1] != ANSWERED) & (results[1] != IMPOSSIBLE))
+        if left.size:
+            sums = np.zeros((counted, 2))
+            for component in left.tolist():
+                results[0][component] = _alone(self._families, self._store, component, values, sums, self._options)
+            chunks.append(sums)
+        return results[0], chunks
+
+    def _counted(
+        self,
+        parts: list[npt.NDArray[np.int64]],
+        values: Floats,
+        enumerated: int,
+        counted: int,
+        results: tuple[Floats, npt.NDArray[np.uint8]],
+    ) -> list[Floats]:
+        """Count parts on the CPU, and return the sums of each; other arguments as of `kernel.count`."""
+        families, store = self._families, self._store
+        most = most_entries(self._options, self._threads)
         # Two calls at the same time do not share memory.
         rooms, self._rooms = self._rooms, []
-        rooms = rooms or [self._room(ARENA_ENTRIES) for _ in range(min(self._threads, len(bounds) - 1))]
+        rooms += [self._room(ARENA_ENTRIES) for _ in range(min(self._threads, len(parts)) - len(rooms))]
 
-        def count(part: tuple[int, int], thread: int) -> Floats:
-            sums, (at, end) = np.zeros((counted, 2)), part
+        def count(part: npt.NDArray[np.int64], thread: int) -> Floats:
+            sums, at, end = np.zeros((counted, 2)), 0, len(part)
             while at < end:
-                at = kernel.count(families, store, order, at, end, values, enumerated, rooms[thread], sums, results)
+                at = kernel.count(families, store, part, at, end, values, enumerated, rooms[thread], sums, results)
                 if at < end:
                     needed = kernel.needed(rooms[thread])
                     if needed > most:
-                        results[1][order[at]] = TOO_LARGE
+                        results[1][part[at]] = TOO_LARGE
                         at += 1
                     else:
                         rooms[thread] = self._room(min(most, needed + needed // 4))
             return sums
 
-        chunks = in_threads(count, list(pairwise(bounds)), self._threads)
+        chunks = in_threads(count, parts, self._threads)
         self._rooms = rooms
-        left = np.flatnonzero((results[1] != ANSWERED) & (results[1] != IMPOSSIBLE))
-        if left.size:
-            sums = np.zeros((counted, 2))
-            for component in left.tolist():
-                results[0][component] = _alone(families, store, component, values, sums, self._options)
-            chunks.append(sums)
-        return results[0], chunks
+        return chunks
+
+    def _cut(self, order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """Return components, those of a pattern together, in parts of much the same work."""
+        factors = np.cumsum(np.diff(self._store.base_starts)[order])
+        total = int(factors[-1]) if len(order) else 0
+        parts = min(self._chunks, 1 + total // CHUNK_FACTORS)
+        ends = np.searchsorted(factors, np.arange(1, parts) * (total / parts))
+        return [order[begin:end] for begin, end in pairwise(sorted({0, len(order), *ends.tolist()}))]
 
     def _room(self, entries: int) -> kernel.CountRoom:
         return kernel.room(len(self._families.cards), *self._largest, entries)
