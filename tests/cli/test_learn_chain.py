@@ -58,10 +58,12 @@ def test_the_command_is_the_function() -> None:
         max_iterations=7,
     )
     assert read_model("fitted.json").digest == wanted.model.digest
-    assert "4 states, 3 symbols\n32 sequences: 30 ok, 2 invalid\nfirst left out: row 31: the sequence is empty" in (
-        result.stdout
+    assert "fitted.json: 4 states, 3 symbols; sequences: 30 ok, 2 invalid\n" in result.stdout
+    assert "left out: row 31: the sequence is empty\nleft out: row 32: step 0: unknown symbol 'd'" in result.stderr
+    each = (
+        f"{wanted.log_likelihood:.9g}, {wanted.log_likelihood / 30:.6g} a sequence; not converged at 7 (7 iterations)"
     )
-    assert f"{wanted.log_likelihood:.9g} at the end" in result.stdout
+    assert f"log-likelihood {each}" in result.stdout
     assert not Path("fitted.json.checkpoint").exists()
 
 
@@ -70,7 +72,8 @@ def test_a_document_of_the_fit() -> None:
     wanted = learn(read_model("model.parquet"), words_there(), start="random", restarts=3, seed=5)
     assert found["log_likelihood"] == wanted.log_likelihood
     assert [each["log_posterior"] for each in found["restarts"]] == [each.log_posterior for each in wanted.restarts]
-    assert found["sequences"] == {"ok": 30, "impossible": 0, "invalid": 2}
+    assert found["sequences"] == {"ok": 30, "impossible": 0, "invalid": 2, "held_out": 0}
+    assert (found["weight"], found["steps"], found["missing"], found["holdout"]) == (30, 240, 1, None)
     assert found["reasons"]["31"].startswith("step 0: unknown symbol 'd'")
     assert found["trace"][0]["change"] is None
 

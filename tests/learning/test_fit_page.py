@@ -17,7 +17,8 @@ from helpers.files import ASIA
 from helpers.noisy_max import noisy_network
 from junctor import generate
 from junctor.learning.learn import learn
-from junctor.learning.report.page import FitPage, probability
+from junctor.learning.report.page import FitPage
+from junctor.learning.report.sections import probability
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
@@ -107,7 +108,7 @@ def test_the_largest_changes_come_first() -> None:
     # `b` given `a` changes most, but from three rows alone; `c` does not change.
     rows = {"a": ["yes"] * 57 + ["no"] * 3, "b": ["yes", "yes", "no"] * 19 + ["no"] * 3, "c": states * 30}
     page = FitPage(learn(network, rows, errors=True), 1e-6, {})
-    lines = [(each.variable, each.state, each.parents) for each in page.parameters]
+    lines = [(each.variable, each.state, each.given) for each in page.parameters]
     assert lines == [
         ("a", "yes", ""),
         ("a", "no", ""),

@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.hmm.counts import SequenceCounter
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
+from junctor.learning.choices import SMOOTHING
 from junctor.learning.em import log_dirichlet
 from junctor.learning.expectation import Expectation, Floats
 
@@ -60,11 +61,31 @@ class ChainParameters:
 
     def spread(self, numbers: Mapping[Part, float]) -> Floats:
         """Return a number of each part (0 where there is none) for each parameter."""
-        return np.repeat([numbers.get(part, 0.0) for part in self._tables], [t.size for t in self._tables.values()])
+        return np.repeat([numbers.get(part, 0.0) for part in self._tables], self._sizes)
+
+    def places(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Part, int, int]]:
+        """Return part, row (of a start -1) and column of parameters by their numbers."""
+        parts, firsts, found = list(self._tables), np.cumsum([0, *self._sizes]), []
+        for number, at in zip(numbers.tolist(), np.searchsorted(firsts, numbers, side="right").tolist(), strict=True):
+            part, place = parts[at - 1], number - int(firsts[at - 1])
+            if part == "start":
+                found.append((part, -1, place))
+            elif part == "transition" and isinstance(self.model.transition, SparseMatrix):
+                row = int(np.searchsorted(self.model.transition.starts, place, side="right")) - 1
+                found.append((part, row, int(self.model.transition.columns[place])))
+            else:
+                width = self.model.symbols if part == "emission" else self.model.states
+                found.append((part, *divmod(place, width)))
+        return found
+
+    def part_of(self, values: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
+        """Return the values of a part, in the shape of its table; of a sparse matrix a value for each entry."""
+        at = list(self._tables).index(part)
+        return np.split(values, np.cumsum(self._sizes))[at].reshape(self._tables[part].shape)
 
     def model_of(self, values: Floats) -> HiddenMarkovModel:
         """Return the model that has these parameters."""
-        start, entries, emission = np.split(values, np.cumsum([t.size for t in self._tables.values()]))[:3]
+        start, entries, emission = np.split(values, np.cumsum(self._sizes))[:3]
         transition = self.model.transition
         if isinstance(transition, SparseMatrix):
             transition = replace(transition, values=entries)
@@ -74,6 +95,14 @@ class ChainParameters:
             return replace(self.model, start=start, transition=transition)
         emission = emission.reshape(self.model.emission.shape)
         return replace(self.model, start=start, transition=transition, emission=emission)
+
+    def smoothed(self) -> ChainParameters:
+        """Return the parameters of a model without zeros, but for those of fixed parts and sparse matrices."""
+        kept = self.is_fixed
+        if self.model.sparse:
+            kept = kept | (self.spread({"transition": 1.0}) > 0)
+        lifted = (1.0 - SMOOTHING) * self.values + SMOOTHING / np.repeat(self.lengths, self.lengths)
+        return replace(self, model=self.model_of(np.where(kept, self.values, lifted)))
 
     def normalised(self, amounts: Floats, otherwise: Floats) -> Floats:
         """Return amounts divided by the sums of their distributions, `otherwise` where these are 0, or fixed."""
@@ -96,6 +125,11 @@ class ChainParameters:
         if self.model.emission is not None:
             tables["emission"] = self.model.emission
         return tables
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Parameters of each part."""
+        return [table.size for table in self._tables.values()]
 
 
 @dataclass(frozen=True, eq=False)

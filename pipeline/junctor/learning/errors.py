@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.learning.expectation import Expectation, Floats
-from junctor.learning.observations import Observations
-from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import approximate
+
+if TYPE_CHECKING:
+    from junctor.learning.observations import Observations
+    from junctor.learning.parameters import NetworkParameters
 
 Integers = npt.NDArray[np.int64]
 # Step of a derivative, as a share of the smaller of both probabilities that it changes: squared it is the error.
@@ -97,7 +99,7 @@ def standard_errors(
     pseudo_counts: Floats | None = None,
     fixed: npt.NDArray[np.bool_] | None = None,
     allowed: int | None = None,
-    watch: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int, float], None] | None = None,
 ) -> Floats:
     """Return the standard error of every entry, float64 [entries]: 0 where it is fixed, and where it is 0 or 1.
 
@@ -105,10 +107,21 @@ def standard_errors(
 
     observations, values, pseudo_counts, fixed: of ObservedInformation.
     allowed: bytes for its matrix.
-    watch: told after each parameter: how many are done, and how many there are.
+    watch: told before the first parameter and after each: how many are done, of how many, and a forecast of the
+        seconds left.
     Raises BudgetError where the matrix takes more.
     """
-    return _errors(ObservedInformation(observations, values, pseudo_counts, fixed), values, allowed, watch)
+    began = time.perf_counter()
+    information = ObservedInformation(observations, values, pseudo_counts, fixed)
+    count, step = len(information.entries), 2 * (time.perf_counter() - began)
+    watch = watch or (lambda *_: None)
+    watch(0, count, count * step)
+    began = time.perf_counter()
+
+    def tell(done: int, of: int) -> None:
+        watch(done, of, (of - done) * (time.perf_counter() - began) / done)
+
+    return _errors(information, values, allowed, tell)
 
 
 def parameter_errors(
@@ -125,8 +138,7 @@ def parameter_errors(
     observations: evidence.
     values: float64, the fitted parameters; pseudo_counts: of each.
     allowed: bytes for the matrix.
-    watch: told before the first parameter and after each: how many are done, of how many, and a forecast of the
-        seconds left.
+    watch: as of `standard_errors`.
     """
     shared = SharedParameters(parameters, observations)
     first = np.unique(shared.places, return_index=True)[1]
@@ -134,26 +146,24 @@ def parameter_errors(
     if not observations.components:
         # Every row tells everything: distributions know nothing of each other.
         return _of_complete_rows(shared, own, pseudo, fixed)[shared.places]
-    began = time.perf_counter()
-    information = ObservedInformation(shared, own, pseudo, fixed)
-    count, step = len(information.entries), 2 * (time.perf_counter() - began)
-    watch = watch or (lambda *_: None)
-    watch(0, count, count * step)
-    began = time.perf_counter()
-
-    def tell(done: int, of: int) -> None:
-        watch(done, of, (of - done) * (time.perf_counter() - began) / done)
-
-    return _errors(information, own, allowed, tell)[shared.places]
+    return standard_errors(shared, own, pseudo, fixed, allowed, watch)[shared.places]
 
 
 def refuse_errors(parameters: NetworkParameters, allowed: int) -> None:
     """Raise BudgetError where the matrix of all parameters that may be above 0 takes more than `allowed` bytes."""
-    # Parameters that become 0 make it smaller.
     shared = np.unique(_places(parameters), return_index=True)[1]
-    starts, free = parameters.distributions, np.zeros(parameters.size, dtype=np.int64)
+    free = np.zeros(parameters.size, dtype=np.bool_)
     free[shared] = (parameters.support & ~parameters.is_fixed)[shared]
-    _refuse(int(np.maximum(np.add.reduceat(free, starts) - 1, 0).sum()), allowed)
+    refuse_free(free, parameters.distributions, allowed)
+
+
+def refuse_free(free: npt.NDArray[np.bool_], distributions: Integers, allowed: int) -> None:
+    """Raise BudgetError where the matrix of free parameters takes more than `allowed` bytes.
+
+    free: bool, which may be above 0 and are fitted; those that become 0 make the matrix smaller.
+    distributions: where each begins; one of its parameters is 1 minus the others.
+    """
+    _refuse(int(np.maximum(np.add.reduceat(free.astype(np.int64), distributions) - 1, 0).sum()), allowed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +234,7 @@ def _refuse(count: int, allowed: int) -> None:
 
 
 def _errors(
-    information: ObservedInformation, values: Floats, allowed: int | None, watch: Callable[[int, int], None] | None
+    information: ObservedInformation, values: Floats, allowed: int | None, watch: Callable[[int, int], None]
 ) -> Floats:
     count = len(information.entries)
     if allowed is not None:
@@ -234,8 +244,7 @@ def _errors(
         direction = np.zeros(count)
         direction[number] = 1.0
         matrix[:, number] = information.times(direction)
-        if watch is not None:
-            watch(number + 1, count)
+        watch(number + 1, count)
     # Rounding alone makes it differ from its transpose.
     variances, covariance = _inverse((matrix + matrix.T) / 2, information.scale)
     errors = np.zeros(len(values))
