@@ -28,7 +28,7 @@ ImpossibleOption = Annotated[
     Impossible,
     typer.Option(
         "--impossible",
-        help="What zeros rule out: refuse it, skip it, or smooth the zeros away.",
+        help="Rows or sequences that zeros rule out: refuse them, skip them, or smooth the zeros away.",
         rich_help_panel=MODEL,
     ),
 ]

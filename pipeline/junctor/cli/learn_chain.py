@@ -10,7 +10,7 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
-from junctor.learning.choices import ChainStart, Extras
+from junctor.learning.choices import ChainStart
 from junctor.model.options import DeviceChoice
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ def learn_chain(
         str | None,
         typer.Option(
             metavar="A,B,...", help="Parts that stay as they are, such as start,emission.", rich_help_panel=fits.MODEL
+        ),
+    ] = None,
+    tie: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tie", metavar="A=B", help="States that share their emissions; repeatable.", rich_help_panel=fits.MODEL
         ),
     ] = None,
     impossible: fits.ImpossibleOption = "refuse",
@@ -110,6 +116,7 @@ def learn_chain(
     options = ChainOptions(
         _pseudo_counts(prior or []),  # type: ignore[arg-type]
         names_in(fix) if fix is not None else (),  # type: ignore[arg-type]
+        tuple(tie or ()),
         start,
         restarts,
         seed,
@@ -125,7 +132,12 @@ def learn_chain(
         with ExitStack() as beginning:
             beginning.enter_context(progress_display(quiet))
             lines = fits.FitLines(restarts, quiet, beginning.close)
-            extras = Extras(errors, report, facts, lines.tell_extra)
+            extras = None
+            if errors or report is not None:
+                # Loads pictures.
+                from junctor.learning.learn import Extras
+
+                extras = Extras(errors, report, facts, lines.tell_extra)
             learned = job.run(compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet))
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None

@@ -10,7 +10,7 @@ import pyarrow as pa
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.learning.checkpoint import Restart
 from junctor.learning.em import Fit, trace_record
-from junctor.learning.holdout import Comparison, HoldoutResult
+from junctor.learning.holdout import HoldoutComparison, HoldoutResult
 
 # Sequences without a part whose reasons are told.
 MOST_REASONS = 20
@@ -41,7 +41,7 @@ class LearnedModel:
     missing: int
     reasons: dict[int, str]
     holdout: HoldoutResult | None = None
-    check: Comparison | None = None
+    check: HoldoutComparison | None = None
     parameters: pa.Table | None = None
 
     @property

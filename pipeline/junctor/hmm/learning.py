@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,12 @@ from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
 from junctor.learning.checkpoint import Checkpoint
-from junctor.learning.choices import Acceleration, ChainStart, Extras, Impossible, check_choices, refuse_impossible
+from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible, several
 from junctor.learning.em import FitOptions, Iteration
-from junctor.learning.errors import refuse_free, standard_errors
+from junctor.learning.errors import Shared, refuse_free
 from junctor.learning.expectation import Floats
 from junctor.learning.holdout import HoldoutResult, compared, is_held_out
+from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -35,6 +36,10 @@ from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory, compute_options
 from junctor.runtime.remote import AnyPath, location, shown
 
+if TYPE_CHECKING:
+    # Loaded with what it is for: pictures.
+    from junctor.learning.learn import Extras
+
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
@@ -42,6 +47,7 @@ class ChainOptions:
 
     prior: pseudo counts by part: of each entry above zero.
     fix: parts that stay as they are.
+    tie: texts `A=B` for states that share their emissions.
     start: the model's own numbers, random ones (uniform over distributions with its zeros), or uniform ones.
     restarts: random starts, of which the best fit is kept.
     seed: of random starts and of the sequences held out.
@@ -52,6 +58,7 @@ class ChainOptions:
 
     prior: Mapping[Part, float] = field(default_factory=dict)
     fix: tuple[Part, ...] = ()
+    tie: tuple[str, ...] = ()
     start: ChainStart = "model"
     restarts: int = 1
     seed: int = 0
@@ -76,6 +83,7 @@ def learn(
     weights: Any = None,
     prior: Mapping[Part, float] | None = None,
     fix: Iterable[Part] = (),
+    tie: Iterable[str] = (),
     start: ChainStart = "model",
     restarts: int = 1,
     seed: int = 0,
@@ -99,6 +107,7 @@ def learn(
     weights: of the sequences, 0 or more; None for 1 each.
     prior: pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.
     fix: parts that stay: "start", "transition", "emission".
+    tie: texts "A=B": states, by name or number, that share their emissions.
     start: the numbers of the model, "random" or "uniform"; zeros are kept.
     restarts: random starts, the best of which is returned.
     seed: of random starts and of the sequences held out.
@@ -123,7 +132,8 @@ def learn(
     from junctor.hmm.sequences import encode_sequences
 
     fit = FitOptions(tolerance, max_iterations, acceleration)
-    options = ChainOptions(dict(prior or {}), tuple(fix), start, restarts, seed, holdout, impossible, fit)
+    parts: tuple[Part, ...] = several(fix)  # type: ignore[assignment]
+    options = ChainOptions(dict(prior or {}), parts, several(tie), start, restarts, seed, holdout, impossible, fit)
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
@@ -131,7 +141,12 @@ def learn(
     check_device(device)
     compute = compute_options(memory, threads, device, device_memory)
     weights = checked_weights(weights, len(batch))
-    return fit_model(model, batch, weights, options, compute, watch, extras=Extras(errors, report, facts))
+    extras = None
+    if errors or report is not None:
+        from junctor.learning.learn import Extras
+
+        extras = Extras(errors, report, facts)
+    return fit_model(model, batch, weights, options, compute, watch, extras=extras)
 
 
 def fit_model(
@@ -153,23 +168,25 @@ def fit_model(
     compute: memory, threads and device.
     watch: told of each iteration, with the number of its start.
     checkpoint: where the state is kept after each iteration, and taken from.
-    extras: what is found out besides.
+    extras: what is found out besides; None for nothing.
     Raises EvidenceError, InputError or BudgetError.
     """
     if batch.symbols is not None and model.emission is None:
         raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
-    extras = extras or Extras()
     # Sequences of log-likelihoods say nothing about the emissions.
     silent: tuple[Part, ...] = () if batch.symbols is not None else ("emission",)
-    parameters = ChainParameters(model, frozenset(options.fix + silent))
+    states = model.state_names or tuple(map(str, range(model.states)))
+    tied = tied_groups({name: state for state, name in enumerate(states)}, options.tie, "state")
+    parameters = ChainParameters(model, frozenset(options.fix + silent), tied)
     if options.impossible == "smooth":
         parameters = parameters.smoothed()
-    shares = _shares(parameters.model, batch, weights, options, compute)
+    shares = _shares(parameters.model_of(parameters.values), batch, weights, options, compute)
     counter = SequenceCounter(batch, shares.fitted, compute)
     fitted = ChainFit(parameters, counter, options.prior)
     allowed = allowed_memory(compute)
-    if extras.errors:
-        refuse_free((parameters.values > 0) & ~parameters.is_fixed, parameters.distributions, allowed)
+    if extras is not None and extras.errors:
+        free = (parameters.values > 0) & ~parameters.is_fixed
+        refuse_free(free, parameters.distributions, parameters.sources, allowed)
     checked = SequenceCounter(batch, shares.held_out, compute)
     # Before the fit: where these take too much memory, that is not found out after it.
     before = checked.count(model).log_value
@@ -191,7 +208,7 @@ def fit_model(
             holdout=HoldoutResult.of(after, shares.held_out),
             check=compared(before, after, shares.held_out) if (shares.held_out > 0).any() else None,
         )
-    if extras.errors or extras.page is not None:
+    if extras is not None:
         learned = _with_extras(learned, fitted, ChainParameters(model).values, options, extras, allowed)
     return learned
 
@@ -209,7 +226,8 @@ def _with_extras(
     parameters, values, errors = fitted.parameters, learned.fit.parameters, None
     if extras.errors:
         watch = partial(extras.watch, "standard errors of free parameters")
-        errors = standard_errors(fitted, values, fitted.pseudo_counts, parameters.is_fixed, allowed, watch)
+        shared = Shared(fitted, np.unique(parameters.sources, return_inverse=True)[1])
+        errors = shared.errors(values, fitted.pseudo_counts, parameters.is_fixed, allowed, watch)
     estimates = Estimates(parameters, before, values, fitted.expect(values).counts, errors)
     if extras.errors:
         learned = replace(learned, parameters=estimates.table())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,13 +15,15 @@ from junctor.hmm.learned import LearnedModel
 from junctor.hmm.learning import ChainOptions, fit_model
 from junctor.hmm.sequences import encode_sequences, open_sequences
 from junctor.learning.checkpoint import Checkpoint
-from junctor.learning.choices import Extras
 from junctor.learning.em import Iteration
 from junctor.learning.parameter_table import parameters_path, write_parameters
 from junctor.model.errors import InputError
 from junctor.model.options import ComputeOptions
 from junctor.runtime.devices import check_device
 from junctor.runtime.remote import location
+
+if TYPE_CHECKING:
+    from junctor.learning.learn import Extras
 
 # Endings of files of models.
 OUTPUTS = (".parquet", ".json", ".json.gz")
@@ -63,7 +66,7 @@ class ChainJob:
 
         compute: memory, threads and device.
         watch: told of each iteration, with the number of its start.
-        extras: what is found out besides; standard errors are written beside the model.
+        extras: what is found out besides, None for nothing; standard errors are written beside the model.
         begin: told of the checkpoint before the first iteration.
         Raises InputError, BudgetError, DeviceError, and RunError where the state of another fit lies there.
         """

@@ -19,6 +19,7 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.learning.choices import SMOOTHING
 from junctor.learning.em import log_dirichlet
 from junctor.learning.expectation import Expectation, Floats
+from junctor.model.errors import ModelError
 
 Part = Literal["start", "transition", "emission"]
 
@@ -29,15 +30,40 @@ class ChainParameters:
 
     model: whose values they are.
     fixed: parts that stay as they are.
+    tied: groups of states that share their emissions; those of the first of a group are the values of all.
+    Raises ModelError for ties of what is fixed, or is not there.
     """
 
     model: HiddenMarkovModel
     fixed: frozenset[Part] = frozenset()
+    tied: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tied and (self.model.emission is None or "emission" in self.fixed):
+            why = "the model has none" if self.model.emission is None else "they stay as they are"
+            raise ModelError(f"--tie: states cannot share emissions: {why}")
 
     @cached_property
     def values(self) -> Floats:
         """The parameters of the model: start, entries of the transition matrix, emissions if there are any."""
-        return np.concatenate([table.reshape(-1) for table in self._tables.values()])
+        return np.concatenate([table.reshape(-1) for table in self._tables.values()])[self.sources]
+
+    @cached_property
+    def sources(self) -> npt.NDArray[np.int64]:
+        """The number of the first parameter that each parameter is, its own where it is not tied."""
+        sources = np.arange(sum(self._sizes))
+        rows = self.part_of(sources, "emission") if self.tied else sources
+        for first, *others in self.tied:
+            # A view: the rows are those of `sources`.
+            rows[others] = rows[first]
+        return sources
+
+    def pooled(self, counts: Floats) -> Floats:
+        """Return the counts, those of tied states added up."""
+        if not self.tied:
+            return counts
+        sums: Floats = np.bincount(self.sources, counts).astype(np.float64)
+        return sums[self.sources]
 
     @cached_property
     def distributions(self) -> npt.NDArray[np.int64]:
@@ -105,7 +131,11 @@ class ChainParameters:
         return replace(self, model=self.model_of(np.where(kept, self.values, lifted)))
 
     def normalised(self, amounts: Floats, otherwise: Floats) -> Floats:
-        """Return amounts divided by the sums of their distributions, `otherwise` where these are 0, or fixed."""
+        """Return amounts divided by the sums of their distributions, `otherwise` where these are 0, or fixed.
+
+        Those of tied states are the first's.
+        """
+        amounts = amounts[self.sources] if self.tied else amounts
         sums = np.repeat(np.add.reduceat(amounts, self.distributions), self.lengths)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(self.is_fixed | (sums == 0), otherwise, amounts / sums)
@@ -175,7 +205,7 @@ class ChainFit:
 
     def maximise(self, counts: Floats, parameters: Floats) -> Floats:
         """Return parameters in proportion to counts and pseudo counts; distributions without any stay."""
-        return self.parameters.normalised(counts + self.pseudo_counts, parameters)
+        return self.parameters.normalised(self.parameters.pooled(counts + self.pseudo_counts), parameters)
 
     def log_prior(self, parameters: Floats) -> float:
         """Return the sum of pseudo count * log(parameter)."""

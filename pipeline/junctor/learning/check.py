@@ -13,7 +13,7 @@ import numpy.typing as npt
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.learning.expectation import Floats
-from junctor.learning.holdout import Comparison, compared, mean, mixed
+from junctor.learning.holdout import HoldoutComparison, compared, mean, mixed
 from junctor.learning.rows import HeldOut
 from junctor.model.answers import OK
 from junctor.model.network import Network
@@ -72,7 +72,7 @@ class CellCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldoutCheck(Comparison):
+class HoldoutCheck(HoldoutComparison):
     """Held-out rows, and cells of them, under a network before and after it was fitted.
 
     cells: that were taken out; other_cells: those of rows that are impossible without them, which are left out.

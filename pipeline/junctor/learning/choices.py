@@ -1,17 +1,12 @@
-"""What a fit is asked for, by name, for the command line, which offers it without loading NumPy."""
+"""Choices of learning by name, and checks of them, for the command line, which offers them without loading NumPy."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.query import one_of
-
-if TYPE_CHECKING:
-    from junctor.runtime.remote import AnyPath
 
 # Parameters that EM begins with, of a network and of a hidden Markov model.
 Start = Literal["network", "random", "uniform"]
@@ -23,23 +18,6 @@ Acceleration = Literal["squarem", "none"]
 SMOOTHING = 1e-3
 # Numbers of impossible rows that an error names.
 MOST_ROWS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What is found out besides the fitted model; the fit does not depend on it.
-
-    errors: whether standard errors of all parameters are.
-    page: path of a page on the fit, None for none.
-    facts: further lines of the page, such as paths.
-    watch: told how far standard errors are: what is counted, how many are done, of how many, and a forecast of the
-        seconds left, if there is one.
-    """
-
-    errors: bool = False
-    page: AnyPath | str | os.PathLike[str] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    watch: Callable[[str, int, int, float | None], None] = lambda *_: None
 
 
 def check_choices(restarts: int, start: str, holdout: float, seed: int, impossible: Impossible) -> None:
@@ -77,3 +55,8 @@ def refuse_impossible(rows: Sequence[int], choice: Impossible, row: str = "row",
     raise EvidenceError(
         f"{which} impossible{named} by zeros of the {model}: --impossible skip leaves such {row}s out{lift}"
     )
+
+
+def several(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names as a tuple; a name alone would otherwise pass for a sequence of letters."""
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -37,7 +37,7 @@ class HoldoutResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class HoldoutComparison:
     """Held-out rows under a model before and after it was fitted.
 
     rows: possible under both.
@@ -70,7 +70,7 @@ def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def compared(before: Floats, after: Floats, weights: Floats) -> Comparison:
+def compared(before: Floats, after: Floats, weights: Floats) -> HoldoutComparison:
     """Return what rows say of a model before and after.
 
     before, after: float64 [rows], log P(evidence) under each, -inf where it is 0.
@@ -84,7 +84,7 @@ def compared(before: Floats, after: Floats, weights: Floats) -> Comparison:
     error = math.nan
     if both.any():
         error = math.sqrt(((weights[both] * (gains - gain)) ** 2).sum()) / float(weights[both].sum())
-    return Comparison(int(both.sum()), (impossible[0], impossible[1]), (means[0], means[1]), gain, error)
+    return HoldoutComparison(int(both.sum()), (impossible[0], impossible[1]), (means[0], means[1]), gain, error)
 
 
 def mean(values: Floats, weights: Floats) -> float:

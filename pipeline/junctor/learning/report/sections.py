@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from junctor.learning.checkpoint import Restart
 from junctor.learning.em import Iteration
-from junctor.learning.holdout import Comparison
+from junctor.learning.holdout import HoldoutComparison
 from junctor.learning.report import pictures
 from junctor.runs.report.pictures import MOST_STATES, Group, short
 from junctor.runs.report.words import SHOWN, counted, part
@@ -50,7 +50,7 @@ class FitFound:
     rows: Mapping[str, int]
     weight: float
     reasons: Mapping[int, str]
-    check: Comparison | None
+    check: HoldoutComparison | None
 
 
 @dataclass(frozen=True, slots=True)
