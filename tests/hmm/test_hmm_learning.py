@@ -167,6 +167,17 @@ def test_states_that_nothing_reaches_stay() -> None:
     np.testing.assert_array_equal(table_of(found.model, "emission"), [[0.25, 0.75], [0.9, 0.1]])
 
 
+def test_a_uniform_start_that_tells_no_states_apart_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for model, options, is_told in (
+        (random_model(2, 2, 1), {}, True),
+        (random_model(2, 2, 1), {"fix": ["emission"]}, False),
+        (build_model([1, 0], [[0.5, 0.5], [0, 1]], [[0.5, 0.5]] * 2), {}, False),
+    ):
+        caplog.clear()
+        learn(model, [[0, 1], [0]], start="uniform", **options)  # type: ignore[arg-type]
+        assert ("EM cannot tell the states apart" in caplog.text) == is_told
+
+
 def test_the_best_of_several_fits_is_kept() -> None:
     sequences = sequences_of(random_model(3, 4, 5), 40, 10)
     model = random_model(3, 4, 1)

@@ -5,6 +5,7 @@ Main functions: `learn` for sequences in memory, and `fit_model` for the command
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -39,6 +40,8 @@ from junctor.runtime.remote import AnyPath, location, shown
 if TYPE_CHECKING:
     # Loaded with what it is for: pictures.
     from junctor.learning.learn import Extras
+
+logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,9 @@ def fit_model(
     parameters = ChainParameters(model, frozenset(options.fix + silent), tied)
     if options.impossible == "smooth":
         parameters = parameters.smoothed()
+    is_symmetric = model.states > 1 and not parameters.fixed and (parameters.values > 0).all()
+    if options.start == "uniform" and is_symmetric:
+        logger.warning("EM cannot tell the states apart from a uniform start: use --start random")
     shares = _shares(parameters.model_of(parameters.values), batch, weights, options, compute)
     counter = SequenceCounter(batch, shares.fitted, compute)
     fitted = ChainFit(parameters, counter, options.prior)

@@ -46,7 +46,8 @@ class ChainParameters:
     @cached_property
     def values(self) -> Floats:
         """The parameters of the model: start, entries of the transition matrix, emissions if there are any."""
-        return np.concatenate([table.reshape(-1) for table in self._tables.values()])[self.sources]
+        values = np.concatenate([table.reshape(-1) for table in self._tables.values()])
+        return values[self.sources] if self.tied else values
 
     @cached_property
     def sources(self) -> npt.NDArray[np.int64]:

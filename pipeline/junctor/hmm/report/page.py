@@ -67,7 +67,7 @@ class ChainPage(FitSections):
     facts: options and files.
     """
 
-    row, model, counted = "sequence", "model", "step"
+    row, model, unit = "sequence", "model", "step"
     heads = ("part", "state or symbol", "given state")
 
     def __init__(self, learned: LearnedModel, estimates: Estimates, tolerance: float, facts: Mapping[str, Any]) -> None:

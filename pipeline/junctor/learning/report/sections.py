@@ -90,8 +90,8 @@ class FitSections(ABC):
     """
 
     shown = SHOWN
-    # What a row, the model and what distributions are counted by are called.
-    row, model, counted = "row", "network", "row"
+    # What a row, the model, and what distributions are counted in are called.
+    row, model, unit = "row", "network", "row"
     # Heads of the names of parameters.
     heads = ("variable", "state", "parents")
 
@@ -273,9 +273,7 @@ class FitSections(ABC):
         lines = [f"{counted(len(self._changes), 'probability').replace('ys', 'ies')} in all."]
         few = int((self._rows < FEW_ROWS).sum())
         if few:
-            lines.append(
-                f"{counted(few, 'distribution')} with fewer than {FEW_ROWS} expected {self.counted}s come last."
-            )
+            lines.append(f"{counted(few, 'distribution')} with fewer than {FEW_ROWS} expected {self.unit}s come last.")
         if self.has_errors:
             errors = self._columns["error"]
             known = (errors > 0) & np.isfinite(errors)
