@@ -80,8 +80,8 @@ def test_pages_of_little(tmp_path: Path) -> None:
     assert "most probable symbols" not in text
     drawn = (tmp_path / "fit.html").read_text()
     assert "Start: before and after" in drawn
-    assert "Transition: before and after" in drawn
-    assert "Emission: before and after" not in drawn
+    assert "Transition, from row to column: before and after" in drawn
+    assert "Emission, rows" not in drawn
 
 
 def evil_fit(folder: Path) -> Path:

@@ -20,7 +20,6 @@ from junctor.learning.report.sections import (
     FitSections,
     ParameterLine,
     number_text,
-    probability,
 )
 from junctor.runs.report.pictures import short
 from junctor.runs.report.words import counted, part, share, write
@@ -137,18 +136,16 @@ class ChainPage(FitSections):
     def tables(self) -> list[str]:
         """All parameters before and after, a picture for each part."""
         before, after = self._models
-        states = after.state_names
+        states, symbols = after.state_names, after.symbol_names
         drawn = [
-            before_and_after("Start", (before.start[None], after.start[None]), ("", None), ("state", states)),
+            before_and_after("Start", (before.start[None], after.start[None]), None, states, "state"),
             before_and_after(
-                "Transition", (before.transition, after.transition), ("from state", states), ("to state", states)
+                "Transition, from row to column", (before.transition, after.transition), states, states, "state"
             ),
         ]
         if before.emission is not None and after.emission is not None:
-            names = after.symbol_names
-            drawn.append(
-                before_and_after("Emission", (before.emission, after.emission), ("state", states), ("symbol", names))
-            )
+            emissions = before.emission, after.emission
+            drawn.append(before_and_after("Emission, rows are states", emissions, states, symbols, "symbol"))
         return drawn
 
     @cached_property
@@ -208,6 +205,4 @@ def _likely(model: HiddenMarkovModel, state: int) -> str:
     row = model.emission[state]
     order = np.argsort(-row, kind="stable")[:MOST_SYMBOLS]
     names = model.symbol_names or [str(n) for n in range(model.symbols)]
-    return ", ".join(
-        f"{short(names[n], MOST_LETTERS)} {probability(float(row[n]))}" for n in order.tolist() if row[n] > 0
-    )
+    return ", ".join(f"{short(names[n], MOST_LETTERS)} ({share(float(row[n]))})" for n in order.tolist() if row[n] > 0)

@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Names = Sequence[str] | None
 # Cells of a picture on each side, and rows or columns that have labels of their own, of so many letters.
-MOST_CELLS, MOST_LABELS, LETTERS = 128, 12, 9
-# Inches: of a panel, its height at the least and the most; of a line with a label; above and below a panel.
-PANEL, LEAST, MOST, LINE, ABOVE, BELOW = 1.22, 0.3, 2.0, 0.17, 0.42, 0.42
-LEFT, GAP, BAR = 0.66, 0.14, 0.07
+MOST_CELLS, MOST_LABELS, LETTERS = 128, 12, 8
+# Inches: of a panel, its height at the least and the most; of a line and of a letter of labels; around panels.
+PANEL, LEAST, MOST, LINE, LETTER = 1.15, 0.3, 2.0, 0.17, 0.075
+ABOVE, BELOW, LEFT, GAP, BAR = 0.42, 0.42, 0.72, 0.14, 0.07
 
 
 def before_and_after(
     title: str,
     tables: tuple[Floats | SparseMatrix, Floats | SparseMatrix],
-    rows: tuple[str, Names],
-    columns: tuple[str, Names],
+    rows: Names,
+    columns: Names,
+    what: str,
 ) -> str:
     """Return two tables of probabilities side by side; the darker, the larger. Zeros are white.
 
     title: above both.
     tables: before and after, [rows, columns]; of large ones a cell has the largest probability of several.
-    rows, columns: what they are, and their names; None for numbers.
+    rows, columns: their names; None for numbers.
+    what: what columns are.
     """
     before, after = (coarse(table) for table in tables)
     largest = max(float(before.max(initial=0.0)), float(after.max(initial=0.0))) or 1.0
@@ -46,7 +48,7 @@ def before_and_after(
     norm = PowerNorm(0.5, 0.0, largest)
     shape = tables[0].shape
     height = min(MOST, max(LEAST, PANEL * shape[0] / shape[1], LINE * shape[0] * (1 < shape[0] <= MOST_LABELS)))
-    low = BELOW + (0.065 * LETTERS if _are_labelled(shape[1], columns[1]) else 0.0)
+    low = BELOW + LETTER * max((len(each) for each in _labels(shape[1], columns)), default=0)
     whole = height + ABOVE + low
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, whole))
@@ -56,8 +58,9 @@ def before_and_after(
             axes = figure.add_axes((left / WIDTH, low / whole, PANEL / WIDTH, height / whole))
             _draw(axes, table, shape, norm)
             axes.set_title(name, fontsize=9, pad=3)
-            _label(axes.xaxis, shape[1], *columns, rotation=90)
-            _label(axes.yaxis, shape[0], "" if number else rows[0], rows[1])
+            axes.set_xlabel(what, fontsize=8.5)
+            _label(axes.xaxis, shape[1], columns, 90)
+            _label(axes.yaxis, shape[0], rows, 0)
             if number:
                 axes.tick_params(axis="y", labelleft=False)
         bar = figure.add_axes(((LEFT + 2 * PANEL + 1.7 * GAP) / WIDTH, low / whole, BAR / WIDTH, height / whole))
@@ -90,15 +93,16 @@ def _draw(axes: Axes, table: Floats, shape: tuple[int, ...], norm: PowerNorm) ->
         side.set_visible(True)
 
 
-def _are_labelled(size: int, names: Names) -> bool:
-    return names is not None and size <= MOST_LABELS
+def _labels(size: int, names: Names) -> list[str]:
+    """Return the labels of rows or columns, none for numbers and of too many."""
+    return [short(name, LETTERS) for name in names] if names is not None and size <= MOST_LABELS else []
 
 
-def _label(axis: Axis, size: int, what: str, names: Names, rotation: float = 0.0) -> None:
-    axis.set_label_text(what, fontsize=8.5)
-    axis.set_tick_params(length=0 if _are_labelled(size, names) else 2, labelsize=8)
-    if names is not None and _are_labelled(size, names):
-        axis.set_ticks(range(size), [short(name, LETTERS) for name in names], rotation=rotation)
+def _label(axis: Axis, size: int, names: Names, rotation: float) -> None:
+    labels = _labels(size, names)
+    axis.set_tick_params(length=0 if labels else 2, labelsize=8)
+    if labels:
+        axis.set_ticks(range(size), labels, rotation=rotation)
     elif size == 1:
         axis.set_ticks([])
     else:
