@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.hmm_models import random_model
+from junctor.cli.fits import FitLines
 from junctor.hmm import build_model, learn, read_model, write_model
 from junctor.learning import checkpoint
 from junctor.learning.checkpoint import Checkpoint, LearnState
+from junctor.learning.holdout import is_held_out
 from junctor.runtime.devices import has_gpu
 from pyarrow import parquet
 
@@ -58,10 +60,12 @@ def test_the_command_is_the_function() -> None:
         max_iterations=7,
     )
     assert read_model("fitted.json").digest == wanted.model.digest
-    assert "4 states, 3 symbols\n32 sequences: 30 ok, 2 invalid\nfirst left out: row 31: the sequence is empty" in (
-        result.stdout
+    assert "fitted.json: 4 states, 3 symbols; sequences: 30 ok, 2 invalid\n" in result.stdout
+    assert "left out: row 31: the sequence is empty\nleft out: row 32: step 0: unknown symbol 'd'" in result.stderr
+    each = (
+        f"{wanted.log_likelihood:.9g}, {wanted.log_likelihood / 30:.6g} a sequence; not converged at 7 (7 iterations)"
     )
-    assert f"{wanted.log_likelihood:.9g} at the end" in result.stdout
+    assert f"log-likelihood {each}" in result.stdout
     assert not Path("fitted.json.checkpoint").exists()
 
 
@@ -70,9 +74,74 @@ def test_a_document_of_the_fit() -> None:
     wanted = learn(read_model("model.parquet"), words_there(), start="random", restarts=3, seed=5)
     assert found["log_likelihood"] == wanted.log_likelihood
     assert [each["log_posterior"] for each in found["restarts"]] == [each.log_posterior for each in wanted.restarts]
-    assert found["sequences"] == {"ok": 30, "impossible": 0, "invalid": 2}
+    assert found["sequences"] == {"ok": 30, "impossible": 0, "invalid": 2, "held_out": 0}
+    assert (found["weight"], found["steps"], found["missing"], found["holdout"]) == (30, 240, 1, None)
     assert found["reasons"]["31"].startswith("step 0: unknown symbol 'd'")
     assert found["trace"][0]["change"] is None
+
+
+def test_a_check_a_page_and_errors() -> None:
+    options = ("--holdout", "20%", "--report", "fit.html", "--errors", "--tie", "u=v", "--impossible", "smooth")
+    result = run(*options, "--prior", "transition=1")
+    model = read_model("model.parquet")
+    prior: Any = {"transition": 1}
+    wanted = learn(model, words_there(), holdout=0.2, errors=True, tie=["u=v"], impossible="smooth", prior=prior)
+    assert read_model("fitted.json").digest == wanted.model.digest
+    found, each = wanted.holdout, parquet.read_table("fitted.parameters.parquet")
+    assert found is not None
+    assert found.rows > 0
+    assert f"sequences: {30 - found.rows} ok, 2 invalid, {found.rows} held_out\n" in result.stdout
+    told = f"held out: {found.rows} sequences, log-likelihood {found.log_likelihood:.9g}, "
+    assert f"{told}{found.log_likelihood / found.weight:.6g} a sequence" in result.stdout
+    assert wanted.parameters is not None
+    assert each.equals(wanted.parameters)
+    assert "standard errors of free parameters: " in result.stderr
+    page = Path("fit.html").read_text()
+    assert "model.parquet" in page
+    assert "fitted.json" in page
+    record = json.loads(run(*options, "--prior", "transition=1", "--json", "-q").stdout)
+    assert record["holdout"]["log_likelihood"] == found.log_likelihood
+
+
+def test_what_the_fitted_model_rules_out_is_counted() -> None:
+    write_model(build_model([1], [[1]], [[0.5, 0.5]]), "model.parquet")
+    every = [["0"]] * 40
+    held_out = int(np.flatnonzero(is_held_out(np.arange(40), 0.1, 0))[0])
+    every[held_out] = ["1"]
+    write_words(every)
+    done = run("--holdout", "10%")
+    assert "1 more sequences are impossible under the fitted model (a prior helps)" in done.stdout
+
+
+def test_impossible_sequences() -> None:
+    write_model(build_model([1], [[1]], [[1, 0]], None, ["a", "b"]), "model.parquet")
+    write_words([["a"], ["b"]])
+    refused = run(code=3).stderr
+    assert "sequence 2 is impossible by zeros of the model: --impossible skip leaves such sequences out" in refused
+    skipped = run("--impossible", "skip")
+    assert "sequences: 1 ok, 1 impossible" in skipped.stdout
+    assert "left out: row 2: the sequence has probability 0" in skipped.stderr
+    assert "sequences: 2 ok" in run("--impossible", "smooth").stdout
+    assert (read_model("fitted.json").emission == [[0.5, 0.5]]).all()  # type: ignore[union-attr]
+
+
+def test_interrupted_errors_leave_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("--errors")
+    wanted = [Path(name).read_bytes() for name in ("fitted.json", "fitted.parameters.parquet")]
+    Path("fitted.json").unlink()
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FitLines, "tell_extra", stop)
+        run("--errors", code=130)
+    assert Path("fitted.json.checkpoint").exists()
+    # A page that cannot be written loses nothing either.
+    run("--report", "/proc/nowhere/fit.html", code=6)
+    assert "going on with the fit in" in run("--errors").stderr
+    assert [Path(name).read_bytes() for name in ("fitted.json", "fitted.parameters.parquet")] == wanted
+    assert not Path("fitted.json.checkpoint").exists()
 
 
 def test_a_column_of_weights() -> None:
@@ -137,6 +206,11 @@ def test_the_state_of_another_fit_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         (("--weight", "w"), 3, "no column 'w' of weights"),
         (("--weight", "words"), 3, "column 'words': found lists, expected weights"),
         (("--column", "word"), 3, "no list column 'word'"),
+        (("--fix", "start,,emission"), 2, "a name is empty"),
+        (("--holdout", "100%"), 2, "expected a share such as 10%"),
+        (("--impossible", "ignore"), 2, "impossible"),
+        (("--tie", "u=y"), 3, "--tie: no state is named 'y'"),
+        (("--tie", "u=v", "--fix", "emission"), 3, "--tie: states cannot share emissions"),
         (("--strict",), 3, "row 31: the sequence is empty"),
         (("--memory", "1KiB"), 5, "raise --memory"),
         (("--memory", "much"), 2, "much"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from helpers.stores import Bucket
 from junctor import generate
+from junctor.cli.fits import FitLines
 from junctor.learning import checkpoint
 from junctor.learning.learn import learn
 from junctor.runtime.devices import has_gpu
@@ -98,8 +98,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         if len(calls) == after:
             raise KeyboardInterrupt
 
-    # The command has the name of its module.
-    monkeypatch.setattr(importlib.import_module("junctor.cli.learn")._Lines, "tell", tell)
+    monkeypatch.setattr(FitLines, "tell", tell)
 
 
 @pytest.mark.usefixtures("often")
@@ -137,7 +136,7 @@ def test_standard_errors_may_be_interrupted_and_asked_for_later(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(importlib.import_module("junctor.cli.learn")._Lines, "tell_extra", stop)
+        patched.setattr(FitLines, "tell_extra", stop)
         assert fitted(rows, out, *RANDOM, "--errors").exit_code == 130
     assert (tmp_path / "fitted.bif.checkpoint").exists()
     # A page that cannot be written loses nothing either.
@@ -251,7 +250,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     done = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"), "-q")
     assert done.exit_code == 0
     assert "2 ok, 1 invalid" in done.stdout
-    assert "invalid: row 2: column 'smoke': unknown state 'perhaps'" in done.stderr
+    assert "left out: row 2: column 'smoke': unknown state 'perhaps'" in done.stderr
     added = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"), "--new-states")
     assert added.exit_code == 0, added.output
     grown = junctor.read_network(tmp_path / "f.bif")

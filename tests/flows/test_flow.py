@@ -23,11 +23,13 @@ from helpers.prefect_servers import BIN, PrefectServer
 from helpers.stores import Bucket
 from junctor.cli import prefect_server
 from junctor.cli.learn import learn
+from junctor.cli.learn_chain import learn_chain as fit_chain
 from junctor.cli.parameters import parameters_of, seconds_of, values
 from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
 from junctor.formats import read_network
-from junctor.hmm import build_model, write_model
+from junctor.hmm import build_model, read_model, write_model
+from junctor.hmm import learn as learn_model
 from junctor.hmm.run import SequenceJob
 from junctor.learning.learn import learn as learn_tables
 from junctor.runs.run import run as run_plainly
@@ -189,23 +191,24 @@ def test_a_deployed_run_outlives_its_server(mortal: PrefectServer, tmp_path: Pat
         assert mortal.ended(mortal.begin("long"), 120)["state"]["type"] == "COMPLETED"
 
 
-@pytest.mark.parametrize("command", [run, viterbi, learn])
+@pytest.mark.parametrize("command", [run, viterbi, learn, fit_chain])
 def test_parameters_of_flows_are_the_options_of_the_command(command: Callable[..., None]) -> None:
     from junctor_flows.batch import score_batch
-    from junctor_flows.learning import learn_network
+    from junctor_flows.learning import learn_chain, learn_network
     from junctor_flows.sequences import decode_sequences
 
-    batch_flow = {run: score_batch, viterbi: decode_sequences, learn: learn_network}[command]
+    flows = {run: score_batch, viterbi: decode_sequences, learn: learn_network, fit_chain: learn_chain}
+    batch_flow, is_fit = flows[command], command in (learn, fit_chain)
     info = CommandInfo(callback=command)
     click = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
     options = {max(each.opts, key=len).lstrip("-").replace("-", "_").lower() for each in click.params} - {"help"}
     of_terminals, own = {"prefect", "json", "quiet", "log_format"}, {"retries", "retry_delay", "timeout"}
-    of_terminals -= {"prefect"} if command is learn else set()
+    of_terminals -= {"prefect"} if is_fit else set()
     assert of_terminals <= options
     form = batch_flow.parameters.properties
     assert set(form) == options - of_terminals | own
     assert all(each["description"] for each in form.values())
-    choice = {"acceleration": ["squarem", "none"]} if command is learn else {"precision": ["double", "single", "log"]}
+    choice = {"acceleration": ["squarem", "none"]} if is_fit else {"precision": ["double", "single", "log"]}
     assert all(form[name]["enum"] == names for name, names in choice.items())
     # Nothing that only a text names: Prefect reads it in other processes.
     assert not any(isinstance(each.annotation, str) for each in inspect.signature(batch_flow.fn).parameters.values())
@@ -348,11 +351,14 @@ def called(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> P
     code = (
         "from junctor_flows.batch import score_batch\n"
         "from junctor_flows.sequences import decode_sequences\n"
-        "from junctor_flows.learning import learn_network\n"
+        "from junctor_flows.learning import learn_chain, learn_network\n"
         f"score_batch(network={ASIA!r}, evidence='evidence.csv', output='scored', targets='l*', answers='scores', "
         "top=2, probability=['tub=yes'], workers=0)\n"
         "decode_sequences(model='model.parquet', sequences='words.parquet', output='decoded', workers=0)\n"
-        f"learn_network(network={ASIA!r}, evidence='evidence.csv', output='fitted.bif', prior='bdeu:1', start='random')"
+        f"learn_network(network={ASIA!r}, evidence='evidence.csv', output='fitted.bif', prior='bdeu:1', "
+        "start='random')\n"
+        "learn_chain(model='model.parquet', sequences='words.parquet', output='fitted.json', prior=['emission=1'], "
+        "holdout='30%', report='chain.html')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=server.environment, cwd=folder, capture_output=True, text=True, timeout=200
@@ -365,6 +371,13 @@ def test_the_flow_learns_what_python_does(called: Path) -> None:
     expected = learn_tables(ASIA, called / "evidence.csv", prior="bdeu:1", start="random").network
     found = read_network(called / "fitted.bif")
     assert all((a.table == b.table).all() for a, b in zip(found.factors, expected.factors, strict=True))
+
+
+def test_the_flow_learns_models_of_sequences_as_python_does(called: Path) -> None:
+    words = parquet.read_table(called / "words.parquet")
+    expected = learn_model(str(called / "model.parquet"), words, prior={"emission": 1}, holdout=0.3).model
+    assert read_model(called / "fitted.json").digest == expected.digest
+    assert "Fit of model.parquet" in (called / "chain.html").read_text()
 
 
 def test_the_flow_makes_scores_of_sampled_and_other_rows(called: Path) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.hmm_models import as_table, batch_of, enumerated, paths, random_batch, random_model, small_cases
+from helpers.hmm_models import (
+    as_table,
+    batch_of,
+    enumerated,
+    paths,
+    random_batch,
+    random_model,
+    small_cases,
+    sparse_of,
+)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from junctor import hmm
@@ -18,7 +27,8 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.parameters import ChainParameters
 from junctor.learning.checkpoint import Checkpoint, LearnState
 from junctor.learning.em import FitOptions
-from junctor.model.errors import BudgetError, DeviceError, EvidenceError, InputError
+from junctor.learning.holdout import HoldoutResult, is_held_out
+from junctor.model.errors import BudgetError, DeviceError, EvidenceError, InputError, ModelError
 from junctor.model.options import ComputeOptions
 
 HERE = ComputeOptions(threads=1, device="cpu")
@@ -63,7 +73,8 @@ def test_an_iteration_of_enumeration(case: tuple[HiddenMarkovModel, list[list[in
     possible = [symbols for symbols in sequences if any(p for p, _ in paths(model, symbols))]
     assume(possible)
     prior = dict.fromkeys(PARTS, pseudo)
-    found = learn(model, with_gaps(sequences), prior=prior, max_iterations=1, acceleration="none", tolerance=0)
+    once: Any = {"max_iterations": 1, "acceleration": "none", "tolerance": 0, "impossible": "skip"}
+    found = learn(model, with_gaps(sequences), prior=prior, **once)
     for part, counts in zip(PARTS, enumerated(model, possible, [1.0] * len(possible)), strict=True):
         before = table_of(model, part)
         amounts = counts + pseudo * (before > 0)
@@ -96,6 +107,7 @@ def test_what_every_fit_keeps(
         start=start,
         acceleration=acceleration,
         max_iterations=12,
+        impossible="skip",
     )
     objective = [each.log_posterior for each in found.fit.trace]
     assert all(after >= before - 1e-9 for before, after in pairwise(objective))
@@ -155,6 +167,17 @@ def test_states_that_nothing_reaches_stay() -> None:
     np.testing.assert_array_equal(table_of(found.model, "emission"), [[0.25, 0.75], [0.9, 0.1]])
 
 
+def test_a_uniform_start_that_tells_no_states_apart_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for model, options, is_told in (
+        (random_model(2, 2, 1), {}, True),
+        (random_model(2, 2, 1), {"fix": ["emission"]}, False),
+        (build_model([1, 0], [[0.5, 0.5], [0, 1]], [[0.5, 0.5]] * 2), {}, False),
+    ):
+        caplog.clear()
+        learn(model, [[0, 1], [0]], start="uniform", **options)  # type: ignore[arg-type]
+        assert ("EM cannot tell the states apart" in caplog.text) == is_told
+
+
 def test_the_best_of_several_fits_is_kept() -> None:
     sequences = sequences_of(random_model(3, 4, 5), 40, 10)
     model = random_model(3, 4, 1)
@@ -192,11 +215,142 @@ def test_an_interrupted_fit_goes_on() -> None:
 
 def test_sequences_that_take_no_part_are_reported() -> None:
     model = build_model([1, 0], [[1, 0], [0, 1]], [[1, 0], [0.5, 0.5]], symbols=["a", "b"])
-    found = learn(model, [["a", "a"], ["b"], [], ["c"], None, ["a"]], start="random")
-    assert found.statuses == {"ok": 2, "impossible": 1, "invalid": 3}
+    found = learn(model, [["a", "a"], ["b"], [], ["c"], None, ["a"]], start="random", impossible="skip")
+    assert found.statuses == {"ok": 2, "impossible": 1, "invalid": 3, "held_out": 0}
+    assert list(found.reasons) == [1, 2, 3, 4]
     assert found.reasons[1] == "the sequence has probability 0"
     assert found.reasons[3].startswith("step 0: unknown symbol")
     assert found.log_likelihood == 0
+
+
+def test_impossible_sequences_are_refused_skipped_or_smoothed() -> None:
+    model = build_model([1, 0], [[0.5, 0.5], [0, 1]], [[1, 0], [0.5, 0.5]], ["u", "v"], ["a", "b"])
+    sequences = [["a", "b"], ["b"], ["a"], ["b", "a"], ["a", "b", "b"]] * 5
+    refused = r"10 sequences are impossible \(2, 4, 7, 9, 12, ...\) by zeros of the model: --impossible skip leaves"
+    with pytest.raises(EvidenceError, match=refused):
+        learn(model, sequences)
+    with pytest.raises(EvidenceError, match="sequence 2 is impossible by zeros of the model: ") as one:
+        learn(model, sequences[:3])
+    assert str(one.value).endswith("--impossible skip leaves such sequences out, --impossible smooth lifts the zeros")
+    possible = [each for each in sequences if each[0] == "a"]
+    same(learn(model, sequences, impossible="skip"), learn(model, possible))
+    smoothed = learn(model, sequences, impossible="smooth", fix=["transition"])
+    assert smoothed.statuses["ok"] == 25
+    assert (smoothed.model.start > 0).all()
+    assert (smoothed.model.emission > 0).all()  # type: ignore[operator]
+    np.testing.assert_array_equal(table_of(smoothed.model, "transition"), table_of(model, "transition"))
+    # Of a sparse matrix zeros are not there to be lifted; likelihoods of 0 have nothing to do with them.
+    sparse = build_model([1, 0], sparse_of(np.array([[1.0, 0.0], [0.5, 0.5]])), [[1, 0], [0, 1]])
+    assert learn(sparse, [[0, 0], [1]], impossible="smooth").statuses["ok"] == 2
+    logs = [[[0.0, 0.0]], [[-math.inf, -math.inf]]]
+    with pytest.raises(EvidenceError, match="sequence 2 is impossible by zeros of the model: --impossible skip leaves"):
+        learn(model, logs, impossible="smooth")
+
+
+def test_smoothing_leaves_what_is_fixed_and_sparse() -> None:
+    model = random_model(4, 3, 1, 0.6, sparse=True)
+    found = ChainParameters(model, frozenset({"start"})).smoothed().model
+    assert found.start.tolist() == model.start.tolist()
+    assert found.entries.tolist() == model.entries.tolist()
+    assert (found.emission > 0).all()  # type: ignore[operator]
+    dense = ChainParameters(random_model(4, 3, 1, 0.6)).smoothed()
+    assert (dense.values > 0).all()
+    np.testing.assert_allclose(np.add.reduceat(dense.values, dense.distributions), 1)
+
+
+@settings(max_examples=15)
+@given(small_cases(), st.integers(0, 2**64 - 1), st.floats(0.1, 0.9))
+def test_sequences_that_are_held_out_take_no_part(
+    case: tuple[HiddenMarkovModel, list[list[int]]], seed: int, share: float
+) -> None:
+    model, sequences = case
+    every = with_gaps(sequences * 4)
+    kept = is_held_out(np.arange(len(every)), share, seed)
+    rest = [each for each, out in zip(every, kept, strict=True) if not out]
+    assume(any(p for symbols in sequences for p, _ in paths(model, symbols)))
+    options: Any = {"impossible": "skip", "max_iterations": 5}
+    try:
+        wanted = learn(model, rest, **options)
+    except EvidenceError:
+        with pytest.raises(EvidenceError, match="takes part"):
+            learn(model, every, holdout=share, seed=seed, **options)
+        return
+    found = learn(model, every, holdout=share, seed=seed, **options)
+    np.testing.assert_array_equal(found.fit.parameters, wanted.fit.parameters)
+    assert found.statuses["held_out"] == kept.sum()
+    logs = [
+        [math.fsum(p for p, _ in paths(of, symbols)) for symbols, out in zip(sequences * 4, kept, strict=True) if out]
+        for of in (model, found.model)
+    ]
+    result, check = found.holdout, found.check
+    assert result is not None
+    possible = [p for p in logs[1] if p > 0]
+    assert (result.rows, result.impossible, result.weight) == (
+        len(possible),
+        len(logs[1]) - len(possible),
+        len(possible),
+    )
+    assert result.log_likelihood == pytest.approx(math.fsum(map(math.log, possible)), abs=1e-9)
+    if check is None:
+        assert not kept.any()
+        return
+    both = [(math.log(a), math.log(b)) for a, b in zip(*logs, strict=True) if a > 0 and b > 0]
+    assert check.rows == len(both)
+    assert check.impossible == tuple(sum(p == 0 for p in each) for each in logs)
+    if both:
+        assert check.gain == pytest.approx(np.mean([after - before for before, after in both]), abs=1e-9)
+
+
+def test_weights_of_what_is_held_out() -> None:
+    sequences, weights = [[0, 1], [1], [0, 0]] * 4, [1.0, 2.0, 0.0] * 4
+    found = learn(random_model(2, 2, 1), sequences, weights=weights, holdout=0.5)
+    kept = is_held_out(np.arange(12), 0.5, 0)
+    assert found.holdout is not None
+    assert found.holdout.weight == np.array(weights)[kept].sum()
+    assert found.weight + found.holdout.weight == 12
+    nothing = learn(random_model(2, 2, 1), sequences, holdout=1e-9)
+    assert nothing.holdout == HoldoutResult(0, 0, 0.0, 0.0)
+    assert nothing.check is None
+
+
+@settings(max_examples=15)
+@given(small_cases(), st.sampled_from([0.0, 0.5]))
+def test_an_iteration_of_tied_states(case: tuple[HiddenMarkovModel, list[list[int]]], pseudo: float) -> None:
+    model, sequences = case
+    assume(model.states > 1)
+    last = model.states - 1
+    emission = np.array(model.emission)
+    emission[last] = emission[0]
+    tied = build_model(model.start, model.transition, emission)
+    possible = [symbols for symbols in sequences if any(p for p, _ in paths(tied, symbols))]
+    assume(possible)
+    once: Any = {"max_iterations": 1, "acceleration": "none", "tolerance": 0, "impossible": "skip"}
+    found = learn(model, with_gaps(sequences), tie=[f"{last}=0"], prior={"emission": pseudo}, **once)
+    *_, counts = enumerated(tied, possible, [1.0] * len(possible))
+    counts += pseudo * (emission > 0)
+    counts[[0, last]] = counts[0] + counts[last]
+    sums = counts.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        wanted = np.where(sums > 0, counts / sums, emission)
+    np.testing.assert_allclose(found.model.emission, wanted, atol=1e-13)  # type: ignore[arg-type]
+    again = learn(model, with_gaps(sequences), tie=[f"0={last}"], start="random", impossible="skip", max_iterations=15)
+    np.testing.assert_array_equal(again.model.emission[0], again.model.emission[last])  # type: ignore[index]
+
+
+def test_bad_ties_are_refused() -> None:
+    model = build_model([0.5, 0.5], [[0.5, 0.5]] * 2, [[0.5, 0.5]] * 2, ["u", "v"])
+    for ties, options, message in (
+        (["u=w"], {}, "--tie: no state is named 'w'"),
+        (["u"], {}, "--tie: found 'u', expected two states as A=B"),
+        (["u=u"], {}, "two different states"),
+        (["u=v"], {"fix": ["emission"]}, "--tie: states cannot share emissions: they stay as they are"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            learn(model, [[0]], tie=ties, **options)
+    # One name is no sequence of letters.
+    same(learn(model, [[0], [1]], tie="u=v"), learn(model, [[0], [1]], tie=["u=v"]))
+    with pytest.raises(ModelError, match="the model has none"):
+        learn(build_model(model.start, model.transition), [[[0.0, 0.0]]], tie=["0=1"])
 
 
 def test_log_likelihoods_leave_the_emissions() -> None:
@@ -246,9 +400,11 @@ def test_starts_of_a_fit() -> None:
         ({"max_iterations": 0}, "at most 0 iterations"),
         ({"acceleration": "fast"}, "found acceleration 'fast'"),
         ({"weights": [1]}, "weights: found shape"),
-        ({"weights": [1, -1]}, "weights: sequence 1 has -1.0, expected a number of 0 or more"),
+        ({"weights": [1, -1]}, "found -1.0, expected a number of 0 or more"),
         ({"weights": ["a", 1]}, "weights: not an array of numbers"),
         ({"device": "tpu"}, "found device 'tpu'"),
+        ({"holdout": 1.0}, "found a holdout of 1.0, expected a share from 0 to below 1"),
+        ({"impossible": "ignore"}, "found impossible 'ignore'"),
         ({"weights": [0, 0]}, "none of 2 sequences takes part"),
     ],
 )
@@ -259,7 +415,7 @@ def test_bad_options_are_refused(options: Any, message: str) -> None:
 
 def test_bad_sequences_are_refused() -> None:
     model = random_model(2, 2)
-    with pytest.raises(EvidenceError, match="none of 2 sequences takes part, such as number 0: step 0: unknown symbol"):
+    with pytest.raises(EvidenceError, match="none of 2 sequences takes part: sequence 1: step 0: unknown symbol"):
         learn(model, [[5], []])
     with pytest.raises(EvidenceError, match="none of 0 sequences takes part"):
         learn(model, [])

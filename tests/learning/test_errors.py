@@ -14,9 +14,9 @@ from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
 from junctor.learning.errors import (
     ObservedInformation,
-    SharedParameters,
     parameter_errors,
     refuse_errors,
+    shared_parameters,
     standard_errors,
 )
 from junctor.learning.observations import Observations, observe, values_of
@@ -148,8 +148,8 @@ def test_too_many_parameters_are_refused() -> None:
 
 def check_information(parameters: NetworkParameters, found: Observations, seed: int) -> None:
     """Compare d' I d with the second difference of the log-likelihood along random directions d."""
-    shared = SharedParameters(parameters, found)
-    first = np.unique(shared.places, return_index=True)[1]
+    shared = shared_parameters(parameters, found)
+    first = shared.first
     values, fixed = parameters.values[first], parameters.is_fixed[first]
     information = ObservedInformation(shared, values, fixed=fixed)
     rng = np.random.default_rng(seed)
@@ -243,8 +243,8 @@ def test_errors_of_parameters_are_those_of_entries_and_tell_how_long_they_take()
 
 def test_errors_that_take_too_much_are_refused_before_the_fit() -> None:
     parameters, _ = tied(1)
-    shared = SharedParameters(parameters, observe(parameters.network, []))
-    first = np.unique(shared.places, return_index=True)[1]
+    shared = shared_parameters(parameters, observe(parameters.network, []))
+    first = shared.first
     free = len(ObservedInformation(shared, parameters.values[first]).entries)
     needed = 4 * 8 * free**2
     refuse_errors(parameters, needed)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from contextlib import ExitStack
+from json import dumps
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from junctor.cli import fits
 from junctor.cli import options as cli
-from junctor.learning.choices import Acceleration
+from junctor.learning.choices import ChainStart
 
 if TYPE_CHECKING:
-    from junctor.hmm.learning import LearnedModel
-    from junctor.learning.em import Iteration
-
-# Least seconds between two lines of progress.
-LINE_SECONDS = 1.0
-FIT = "Fit"
+    from junctor.hmm.learned import LearnedModel
 
 
 def learn_chain(
@@ -33,7 +30,11 @@ def learn_chain(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="File for the fitted model, .parquet, .json or .json.gz; or its URL."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File for the fitted model, .parquet, .json or .json.gz; or its URL.",
+            rich_help_panel=fits.RESULT,
         ),
     ],
     prior: Annotated[
@@ -42,28 +43,35 @@ def learn_chain(
             metavar="PART=COUNT",
             help="Pseudo count of each probability above zero, such as emission=0.5; parts are start, transition and "
             "emission; repeatable.",
-            rich_help_panel=FIT,
+            rich_help_panel=fits.MODEL,
         ),
     ] = None,
     fix: Annotated[
-        str | None, typer.Option(help="Parts that stay as they are, such as start,emission.", rich_help_panel=FIT)
+        str | None,
+        typer.Option(
+            metavar="A,B,...", help="Parts that stay as they are, such as start,emission.", rich_help_panel=fits.MODEL
+        ),
     ] = None,
+    tie: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tie", metavar="A=B", help="States that share their emissions; repeatable.", rich_help_panel=fits.MODEL
+        ),
+    ] = None,
+    impossible: fits.ImpossibleOption = "refuse",
     start: Annotated[
-        Literal["model", "random", "uniform"],
-        typer.Option(help="Numbers of MODEL, or others in their place; zeros stay.", rich_help_panel=FIT),
+        ChainStart,
+        typer.Option(help="First probabilities: those of MODEL, random or uniform ones.", rich_help_panel=fits.LOOP),
     ] = "model",
-    restarts: Annotated[
-        int, typer.Option(min=1, help="Random starts, of which the best fit is kept.", rich_help_panel=FIT)
-    ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of random starts.", rich_help_panel=FIT)] = 0,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Relative change at which a fit has converged.", rich_help_panel=FIT)
-    ] = 1e-6,
-    max_iterations: Annotated[int, typer.Option(min=1, help="Of each start.", rich_help_panel=FIT)] = 200,
-    acceleration: Annotated[
-        Acceleration,
-        typer.Option(help="SQUAREM extrapolates after every two steps.", rich_help_panel=FIT),
-    ] = "squarem",
+    restarts: fits.Restarts = 1,
+    tolerance: fits.Tolerance = 1e-6,
+    max_iterations: fits.MaxIterations = 200,
+    acceleration: fits.AccelerationOption = "squarem",
+    seed: fits.FitSeed = 0,
+    holdout: fits.Holdout = None,
+    errors: fits.Errors = False,
+    report: fits.FitReport = None,
+    overwrite: fits.FitOverwrite = False,
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
     column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the file at its first invalid sequence.")] = False,
@@ -73,9 +81,6 @@ def learn_chain(
     sequences_format: Annotated[
         str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Give up the state of a different fit that was interrupted.")
-    ] = False,
     threads: cli.Threads = None,
     memory: Annotated[
         str | None,
@@ -89,60 +94,51 @@ def learn_chain(
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
 ) -> None:
-    """Fit MODEL to SEQUENCES by expectation maximisation (Baum-Welch); zeros stay zeros.
+    """Fit MODEL to SEQUENCES by expectation maximisation (Baum-Welch).
 
-    An interrupted fit goes on where it stopped when the same command is given again.
+    Zeros of MODEL stay. An interrupted fit goes on where it stopped when the same command is given again.
     """
-    from json import dumps
-
     from junctor.cli.display import progress_display
     from junctor.cli.failures import interrupted
+    from junctor.cli.run import names_in
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions
     from junctor.runtime.remote import shown
     from junctor.runtime.settings import load_settings
 
-    fit = FitOptions(tolerance, max_iterations, acceleration)
-    # Names are checked with the options.
-    parts = tuple(name.strip() for name in (fix or "").split(",") if name.strip())
-    options = ChainOptions(_pseudo_counts(prior or []), parts, start, restarts, seed, fit)  # type: ignore[arg-type]
+    options = ChainOptions(
+        _pseudo_counts(prior or []),  # type: ignore[arg-type]
+        names_in(fix) if fix is not None else (),  # type: ignore[arg-type]
+        tuple(tie or ()),
+        start,
+        restarts,
+        seed,
+        fits.share_of(holdout),
+        impossible,
+        FitOptions(tolerance, max_iterations, acceleration),
+    )
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
-    defaults = load_settings().compute
-    compute = cli.compute_options(memory, threads, device, device_memory, defaults=defaults)
+    compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
+    files = {"model file": model, "sequences": sequences, "fitted model": output}
+    facts = {name: shown(file) for name, file in files.items()}
     try:
-        with progress_display(quiet):
-            learned = job.run(compute, None if quiet else _Lines(restarts).tell)
+        with ExitStack() as beginning:
+            beginning.enter_context(progress_display(quiet))
+            lines = fits.FitLines(restarts, quiet, beginning.close)
+            extras = None
+            if errors or report is not None:
+                # Loads pictures.
+                from junctor.learning.learn import Extras
+
+                extras = Extras(errors, report, facts, lines.tell_extra)
+            learned = job.run(compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet))
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     if json:
         typer.echo(dumps({"output": shown(output), **learned.to_record()}, indent=2))
     else:
         _show(learned, shown(output))
-
-
-class _Lines:
-    """A line for an iteration now and then."""
-
-    def __init__(self, restarts: int) -> None:
-        self._restarts = restarts
-        self._last = time.monotonic()
-
-    def tell(self, number: int, iteration: Iteration) -> None:
-        """Tell of an iteration, and the number of its start."""
-        from junctor.cli.lines import iteration_text, say
-
-        now = time.monotonic()
-        if now - self._last < LINE_SECONDS:
-            return
-        self._last = now
-        say(
-            "iteration",
-            iteration_text(number, self._restarts, iteration),
-            start=number,
-            iteration=iteration.number,
-            log_likelihood=iteration.log_likelihood,
-        )
 
 
 def _pseudo_counts(texts: list[str]) -> dict[str, float]:
@@ -162,16 +158,11 @@ def _pseudo_counts(texts: list[str]) -> dict[str, float]:
 
 
 def _show(learned: LearnedModel, output: str) -> None:
+    from junctor.cli.display import show_statuses
+
     model, fit = learned.model, learned.fit
-    counts = ", ".join(f"{count:,} {name}" for name, count in learned.statuses.items() if count)
-    typer.echo(f"{output}: {model.states:,} states, {model.symbols:,} symbols")
-    typer.echo(f"{sum(learned.statuses.values()):,} sequences: {counts}")
-    if learned.reasons:
-        first = min(learned.reasons)
-        typer.echo(f"first left out: row {first + 1}: {learned.reasons[first]}")
-    how = "converged" if fit.converged else "not converged"
-    after = f"{fit.trace[-1].number:,} iterations"
-    reason = "" if fit.reason == after else f" ({fit.reason})"
-    best = f", the best of {len(learned.restarts):,} starts" if len(learned.restarts) > 1 else ""
-    typer.echo(f"{how} after {after}{reason}{best}")
-    typer.echo(f"log-likelihood {fit.trace[0].log_likelihood:.9g} at the start, {fit.log_likelihood:.9g} at the end")
+    sizes = f"{model.states:,} states, {model.symbols:,} symbols"
+    typer.echo(f"{output}: {sizes}; sequences: {show_statuses(learned.statuses)}")
+    fits.show_loop(fit.trace, fit.converged, fit.reason, learned.weight, learned.restarts, "sequence")
+    fits.show_holdout(learned.holdout, "sequence", "model")
+    fits.show_reasons(learned.reasons)

@@ -6,12 +6,9 @@ import json
 import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
-
-if TYPE_CHECKING:
-    from junctor.learning.em import Iteration
 
 LogFormat = Literal["text", "json"]
 
@@ -38,17 +35,6 @@ def say(event: str, message: str, level: str = "info", **facts: Any) -> None:
     facts: further keys of the document; those that are None are left out.
     """
     typer.echo(document(event, message, level, **facts) if is_json() else message, err=True)
-
-
-def iteration_text(number: int, starts: int, iteration: Iteration) -> str:
-    """Return the line of an iteration of a fit.
-
-    number: of its start, from 0; starts: how many there are.
-    """
-    which = f"start {number + 1} of {starts}, " if starts > 1 else ""
-    # The start is no change of anything.
-    change = f", change {iteration.change:.2g}" if iteration.number else ""
-    return f"{which}iteration {iteration.number}: log-likelihood {iteration.log_likelihood:.9g}{change}"
 
 
 def document(event: str, message: str, level: str, **facts: Any) -> str:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from junctor.hmm.api import posteriors, viterbi
     from junctor.hmm.formats import read_model, write_model
-    from junctor.hmm.learning import LearnedModel, learn
+    from junctor.hmm.learned import LearnedModel
+    from junctor.hmm.learning import learn
     from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
     from junctor.hmm.slices import from_slices
 
 _HOME = {
     "HiddenMarkovModel": "model",
-    "LearnedModel": "learning",
+    "LearnedModel": "learned",
     "SparseMatrix": "model",
     "build_model": "model",
     "from_slices": "slices",

@@ -5,35 +5,43 @@ Main functions: `learn` for sequences in memory, and `fit_model` for the command
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.hmm.counts import SequenceCounter
 from junctor.hmm.engine import NO_PROBABILITY
+from junctor.hmm.learned import LearnedModel
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
-from junctor.learning.checkpoint import Checkpoint, Restart
-from junctor.learning.em import Acceleration, Fit, FitOptions, Iteration, trace_record
+from junctor.learning.checkpoint import Checkpoint
+from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible, several
+from junctor.learning.em import FitOptions, Iteration
+from junctor.learning.errors import Shared, refuse_free
 from junctor.learning.expectation import Floats
+from junctor.learning.holdout import HoldoutResult, compared, is_held_out
+from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK, STATUS_NAMES
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
 from junctor.runtime.devices import check_device
-from junctor.runtime.machine import compute_options
+from junctor.runtime.machine import allowed_memory, compute_options
+from junctor.runtime.remote import AnyPath, location, shown
 
-# Sequences without a part whose reasons are told.
-MOST_REASONS = 20
-StartChoice = Literal["model", "random", "uniform"]
+if TYPE_CHECKING:
+    # Loaded with what it is for: pictures.
+    from junctor.learning.learn import Extras
+
+logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,69 +50,33 @@ class ChainOptions:
 
     prior: pseudo counts by part: of each entry above zero.
     fix: parts that stay as they are.
+    tie: texts `A=B` for states that share their emissions.
     start: the model's own numbers, random ones (uniform over distributions with its zeros), or uniform ones.
     restarts: random starts, of which the best fit is kept.
-    seed: of random starts.
+    seed: of random starts and of the sequences held out.
+    holdout: share of the sequences whose likelihood is only looked at in the end.
+    impossible: what becomes of sequences that the zeros of the model rule out. `smooth` lifts the zeros.
     fit: when a fit ends.
     """
 
     prior: Mapping[Part, float] = field(default_factory=dict)
     fix: tuple[Part, ...] = ()
-    start: StartChoice = "model"
+    tie: tuple[str, ...] = ()
+    start: ChainStart = "model"
     restarts: int = 1
     seed: int = 0
+    holdout: float = 0.0
+    impossible: Impossible = "refuse"
     fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
-        one_of("start", self.start, StartChoice)
+        one_of("start", self.start, ChainStart)
         for part in (*self.prior, *self.fix):
             one_of("part of a model", part, Part)
         for part, count in self.prior.items():
             if not (math.isfinite(count) and count >= 0):
                 raise InputError(f"a pseudo count of {count!r} for {part}, expected a number of at least 0")
-        if self.restarts < 1:
-            raise InputError(f"found {self.restarts!r} restarts, expected at least 1")
-        if self.restarts > 1 and self.start != "random":
-            raise InputError(f"{self.restarts} restarts from the same start would end alike: add --start random")
-        if not 0 <= self.seed < 2**64:
-            raise InputError(f"found seed {self.seed}, expected 0 to 2^64 - 1")
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LearnedModel:
-    """A fitted model.
-
-    model: with the names of the one that was given.
-    fit: the loop that led to it: trace, whether it converged, and why it ended.
-    restarts: what came of each start.
-    statuses: number of sequences by status; only those that are `ok` took part.
-    reasons: sequence -> why it took no part.
-    """
-
-    model: HiddenMarkovModel
-    fit: Fit
-    restarts: tuple[Restart, ...]
-    statuses: dict[str, int]
-    reasons: dict[int, str]
-
-    @property
-    def log_likelihood(self) -> float:
-        """Sum of weight * log P over the sequences that took part."""
-        return self.fit.log_likelihood
-
-    def to_record(self) -> dict[str, Any]:
-        """Return all but the parameters, for JSON."""
-        return {
-            "log_likelihood": self.log_likelihood,
-            "log_posterior": self.fit.log_posterior,
-            "iterations": self.fit.trace[-1].number,
-            "converged": self.fit.converged,
-            "reason": self.fit.reason,
-            "sequences": self.statuses,
-            "reasons": {str(n): self.reasons[n] for n in sorted(self.reasons)[:MOST_REASONS]},
-            "restarts": [each.to_record() for each in self.restarts],
-            "trace": trace_record(self.fit.trace),
-        }
+        check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
 
 
 def learn(
@@ -114,17 +86,22 @@ def learn(
     weights: Any = None,
     prior: Mapping[Part, float] | None = None,
     fix: Iterable[Part] = (),
-    start: StartChoice = "model",
+    tie: Iterable[str] = (),
+    start: ChainStart = "model",
     restarts: int = 1,
     seed: int = 0,
     tolerance: float = 1e-6,
     max_iterations: int = 200,
     acceleration: Acceleration = "squarem",
+    holdout: float = 0.0,
+    impossible: Impossible = "refuse",
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "cpu",
     device_memory: int | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
+    errors: bool = False,
+    report: AnyPath | str | os.PathLike[str] | None = None,
 ) -> LearnedModel:
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
 
@@ -133,35 +110,46 @@ def learn(
     weights: of the sequences, 0 or more; None for 1 each.
     prior: pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.
     fix: parts that stay: "start", "transition", "emission".
+    tie: texts "A=B": states, by name or number, that share their emissions.
     start: the numbers of the model, "random" or "uniform"; zeros are kept.
     restarts: random starts, the best of which is returned.
-    seed: of random starts.
+    seed: of random starts and of the sequences held out.
     tolerance: relative change of the objective, at least a nat for each unit of weight, at which a fit has converged.
     max_iterations: of a start.
     acceleration: "squarem" or "none".
+    holdout: share of the sequences that are kept for a check.
+    impossible: "refuse" sequences that the zeros of the model rule out, "skip" them, or "smooth" the zeros.
     memory: bytes (or "4GiB"), None for a share of the free memory.
     threads: None for all cores.
     device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
     device_memory: bytes of the GPU.
     watch: told of each iteration, with the number of its start.
+    errors: whether `parameters` of the result has standard errors (two E-steps a free parameter).
+    report: path of a page on the fit, HTML.
 
-    Sequences that are invalid, or impossible under any numbers in place of those above zero, take no part, and are
-    reported. What is returned does not depend on threads, memory or device.
+    Invalid sequences take no part, and are reported. What is returned does not depend on threads, memory or device.
 
     Raises ModelError, EvidenceError, InputError, BudgetError or DeviceError.
     """
     from junctor.hmm.formats import read_model
     from junctor.hmm.sequences import encode_sequences
 
-    options = ChainOptions(
-        dict(prior or {}), tuple(fix), start, restarts, seed, FitOptions(tolerance, max_iterations, acceleration)
-    )
+    fit = FitOptions(tolerance, max_iterations, acceleration)
+    parts: tuple[Part, ...] = several(fix)  # type: ignore[assignment]
+    options = ChainOptions(dict(prior or {}), parts, several(tie), start, restarts, seed, holdout, impossible, fit)
+    facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
     batch = encode_sequences(sequences, model).batch
     check_device(device)
     compute = compute_options(memory, threads, device, device_memory)
-    return fit_model(model, batch, checked_weights(weights, len(batch)), options, compute, watch)
+    weights = checked_weights(weights, len(batch))
+    extras = None
+    if errors or report is not None:
+        from junctor.learning.learn import Extras
+
+        extras = Extras(errors, report, facts)
+    return fit_model(model, batch, weights, options, compute, watch, extras=extras)
 
 
 def fit_model(
@@ -172,6 +160,7 @@ def fit_model(
     compute: ComputeOptions,
     watch: Callable[[int, Iteration], None] | None = None,
     checkpoint: Checkpoint | None = None,
+    extras: Extras | None = None,
 ) -> LearnedModel:
     """Return the model fitted to a batch.
 
@@ -182,23 +171,89 @@ def fit_model(
     compute: memory, threads and device.
     watch: told of each iteration, with the number of its start.
     checkpoint: where the state is kept after each iteration, and taken from.
+    extras: what is found out besides; None for nothing.
     Raises EvidenceError, InputError or BudgetError.
     """
     if batch.symbols is not None and model.emission is None:
         raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
     # Sequences of log-likelihoods say nothing about the emissions.
     silent: tuple[Part, ...] = () if batch.symbols is not None else ("emission",)
-    parameters = ChainParameters(model, frozenset(options.fix + silent))
-    status, reasons = _statuses(model, batch, weights, compute)
-    taking_part = np.where(status == OK, weights, 0.0)
-    if not (taking_part > 0).any():
-        why = f", such as number {min(reasons)}: {reasons[min(reasons)]}" if reasons else ""
-        raise EvidenceError(f"none of {len(batch):,} sequences takes part{why}")
-    fitted = ChainFit(parameters, SequenceCounter(batch, taking_part, compute), options.prior)
+    states = model.state_names or tuple(map(str, range(model.states)))
+    tied = tied_groups({name: state for state, name in enumerate(states)}, options.tie, "state")
+    parameters = ChainParameters(model, frozenset(options.fix + silent), tied)
+    if options.impossible == "smooth":
+        parameters = parameters.smoothed()
+    is_symmetric = model.states > 1 and not parameters.fixed and (parameters.values > 0).all()
+    if options.start == "uniform" and is_symmetric:
+        logger.warning("EM cannot tell the states apart from a uniform start: use --start random")
+    shares = _shares(parameters.model_of(parameters.values), batch, weights, options, compute)
+    counter = SequenceCounter(batch, shares.fitted, compute)
+    fitted = ChainFit(parameters, counter, options.prior)
+    allowed = allowed_memory(compute)
+    if extras is not None and extras.errors:
+        free = (parameters.values > 0) & ~parameters.is_fixed
+        refuse_free(free, parameters.distributions, parameters.sources, allowed)
+    checked = SequenceCounter(batch, shares.held_out, compute)
+    # Before the fit: where these take too much memory, that is not found out after it.
+    before = checked.count(model).log_value
     begin = partial(_begin, parameters, options)
     best, restarts = best_of_starts(fitted, options.restarts, begin, options.fit, watch, checkpoint)
-    counts = {name: int((status == n).sum()) for n, name in enumerate(STATUS_NAMES)}
-    return LearnedModel(parameters.model_of(best.parameters), best, restarts, counts, reasons)
+    learned = LearnedModel(
+        parameters.model_of(best.parameters),
+        best,
+        restarts,
+        shares.statuses,
+        fitted.weight,
+        *_steps(batch, shares.fitted > 0),
+        shares.reasons,
+    )
+    if options.holdout:
+        after = checked.count(learned.model).log_value
+        learned = replace(
+            learned,
+            holdout=HoldoutResult.of(after, shares.held_out),
+            check=compared(before, after, shares.held_out) if (shares.held_out > 0).any() else None,
+        )
+    if extras is not None:
+        learned = _with_extras(learned, fitted, ChainParameters(model).values, options, extras, allowed)
+    return learned
+
+
+def _with_extras(
+    learned: LearnedModel, fitted: ChainFit, before: Floats, options: ChainOptions, extras: Extras, allowed: int
+) -> LearnedModel:
+    """Return what was learned with the table of parameters, if it is asked for; writes the page.
+
+    before: float64, parameters of the model that was given.
+    allowed: bytes for the matrix of standard errors.
+    """
+    from junctor.hmm.parameter_table import Estimates
+
+    parameters, values, errors = fitted.parameters, learned.fit.parameters, None
+    if extras.errors:
+        watch = partial(extras.watch, "standard errors of free parameters")
+        shared = Shared(fitted, np.unique(parameters.sources, return_inverse=True)[1])
+        errors = shared.errors(values, fitted.pseudo_counts, parameters.is_fixed, allowed, watch)
+    estimates = Estimates(parameters, before, values, fitted.expect(values).counts, errors)
+    if extras.errors:
+        learned = replace(learned, parameters=estimates.table())
+    if extras.page is not None:
+        from junctor.hmm.report.page import write_chain_page
+
+        settings = asdict(options)
+        loop = settings.pop("fit")
+        settings["prior"] = tuple(f"{part}={count:g}" for part, count in options.prior.items())
+        facts = {**extras.facts, **settings, **loop}
+        write_chain_page(learned, estimates, options.fit.tolerance, facts, location(extras.page))
+    return learned
+
+
+def _steps(batch: SequenceBatch, taken: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Return the steps of sequences, and those of them without an observation."""
+    missing = 0
+    if batch.symbols is not None:
+        missing = int(np.count_nonzero((batch.symbols < 0) & np.repeat(taken, batch.lengths)))
+    return int(batch.lengths[taken].sum()), missing
 
 
 def checked_weights(weights: Any, count: int) -> Floats:
@@ -213,7 +268,7 @@ def checked_weights(weights: Any, count: int) -> Floats:
         raise InputError(f"weights: found shape {numbers.shape}, expected {count:,}, one for each sequence")
     wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
     if len(wrong):
-        raise InputError(f"weights: sequence {wrong[0]} has {numbers[wrong[0]]}, expected a number of 0 or more")
+        raise InputError(f"weights[{wrong[0]}]: found {numbers[wrong[0]]}, expected a number of 0 or more")
     return numbers
 
 
@@ -224,16 +279,41 @@ def _begin(parameters: ChainParameters, options: ChainOptions, number: int) -> F
     return parameters.values if options.start == "model" else parameters.uniform()
 
 
-def _statuses(
-    model: HiddenMarkovModel, batch: SequenceBatch, weights: Floats, compute: ComputeOptions
-) -> tuple[npt.NDArray[np.int8], dict[int, str]]:
-    """Return the status of each sequence, and why those that are not OK are not."""
-    status, reasons = np.full(len(batch), OK, np.int8), dict(batch.invalid or {})
+@dataclass(frozen=True, eq=False, slots=True)
+class _Shares:
+    """Which sequences are for what.
+
+    fitted, held_out: float64 [sequences], their weights in the fit and in the check, 0 for all others.
+    statuses: number of sequences by status.
+    reasons: sequence -> why it is invalid or impossible.
+    """
+
+    fitted: Floats
+    held_out: Floats
+    statuses: dict[str, int]
+    reasons: dict[int, str]
+
+
+def _shares(
+    model: HiddenMarkovModel, batch: SequenceBatch, weights: Floats, options: ChainOptions, compute: ComputeOptions
+) -> _Shares:
+    """Return which sequences are for what; raises EvidenceError for impossible ones, and where none is left."""
+    reasons = dict(batch.invalid or {})
     for n in np.flatnonzero(batch.lengths == 0).tolist():
         reasons.setdefault(n, EMPTY)
-    status[list(reasons)] = INVALID
+    is_valid = np.ones(len(batch), dtype=np.bool_)
+    is_valid[list(reasons)] = False
+    is_kept = is_valid & is_held_out(np.arange(len(batch)), options.holdout, options.seed)
+    fitted = np.where(is_valid & ~is_kept, weights, 0.0)
     # Zeros decide, and they stay: what is impossible now is so under all numbers in place of those above zero.
-    asked = np.where(status == OK, np.where(weights > 0, weights, 0.0), 0.0)
-    for n in np.flatnonzero(SequenceCounter(batch, asked, compute).count(model).log_value == -np.inf).tolist():
-        status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
-    return status, reasons
+    impossible = np.flatnonzero(SequenceCounter(batch, fitted, compute).count(model).log_value == -np.inf)
+    refuse_impossible(impossible.tolist(), options.impossible, "sequence", "model")
+    fitted[impossible] = 0.0
+    reasons |= dict.fromkeys(impossible.tolist(), NO_PROBABILITY)
+    if not (fitted > 0).any():
+        why = f": sequence {min(reasons) + 1:,}: {reasons[min(reasons)]}" if reasons else ""
+        raise EvidenceError(f"none of {len(batch):,} sequences takes part{why}")
+    invalid, held_out = int((~is_valid).sum()), int(is_kept.sum())
+    ok = len(batch) - invalid - held_out - len(impossible)
+    statuses = {"ok": ok, "impossible": len(impossible), "invalid": invalid, "held_out": held_out}
+    return _Shares(fitted, np.where(is_kept, weights, 0.0), statuses, dict(sorted(reasons.items())))

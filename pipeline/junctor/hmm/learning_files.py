@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from junctor.evidence.read import digest_of
 from junctor.hmm.formats import read_model, write_model
-from junctor.hmm.learning import ChainOptions, LearnedModel, fit_model
+from junctor.hmm.learned import LearnedModel
+from junctor.hmm.learning import ChainOptions, fit_model
 from junctor.hmm.sequences import encode_sequences, open_sequences
 from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.em import Iteration
+from junctor.learning.parameter_table import parameters_path, write_parameters
 from junctor.model.errors import InputError
 from junctor.model.options import ComputeOptions
 from junctor.runtime.devices import check_device
 from junctor.runtime.remote import location
+
+if TYPE_CHECKING:
+    from junctor.learning.learn import Extras
 
 # Endings of files of models.
 OUTPUTS = (".parquet", ".json", ".json.gz")
@@ -49,11 +55,19 @@ class ChainJob:
     model_format: str | None = None
     sequences_format: str | None = None
 
-    def run(self, compute: ComputeOptions, watch: Callable[[int, Iteration], None] | None = None) -> LearnedModel:
+    def run(
+        self,
+        compute: ComputeOptions,
+        watch: Callable[[int, Iteration], None] | None = None,
+        extras: Extras | None = None,
+        begin: Callable[[Checkpoint], None] = lambda _: None,
+    ) -> LearnedModel:
         """Fit, and write the model; an interrupted fit goes on where it stopped.
 
         compute: memory, threads and device.
         watch: told of each iteration, with the number of its start.
+        extras: what is found out besides, None for nothing; standard errors are written beside the model.
+        begin: told of the checkpoint before the first iteration.
         Raises InputError, BudgetError, DeviceError, and RunError where the state of another fit lies there.
         """
         check_device(compute.device)
@@ -72,6 +86,7 @@ class ChainJob:
             "junctor": version("junctor"),
         }
         checkpoint = Checkpoint(output.with_name(f"{output.name}.checkpoint"), identity, self.overwrite)
+        begin(checkpoint)
         source = open_sequences(
             self.sequences, model, column=self.column, strict=self.strict, format=self.sequences_format
         )
@@ -79,7 +94,10 @@ class ChainJob:
         if batch is None:
             batch = encode_sequences([], model).batch
         weights = np.ones(len(batch)) if self.weight is None else source.weights(self.weight)
-        learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint)
+        learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint, extras)
         write_model(learned.model, output)
+        if learned.parameters is not None:
+            write_parameters(learned.parameters, parameters_path(output))
+        # Not before: an output that cannot be written is no end.
         checkpoint.remove()
         return learned

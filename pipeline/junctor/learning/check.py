@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ import numpy.typing as npt
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.learning.expectation import Floats
-from junctor.learning.rows import HeldOut, mixed
+from junctor.learning.holdout import HoldoutComparison, compared, mean, mixed
+from junctor.learning.rows import HeldOut
 from junctor.model.answers import OK
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -71,22 +72,13 @@ class CellCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldoutCheck:
-    """Held-out rows under a network before and after it was fitted.
+class HoldoutCheck(HoldoutComparison):
+    """Held-out rows, and cells of them, under a network before and after it was fitted.
 
-    rows: possible under both.
-    impossible: under the network before, and after.
-    log_likelihoods: means of a row that is possible under both, before and after; nan without any.
-    gain: their difference; error: its standard error.
     cells: that were taken out; other_cells: those of rows that are impossible without them, which are left out.
     before, after: of cells; None where there are none.
     """
 
-    rows: int
-    impossible: tuple[int, int]
-    log_likelihoods: tuple[float, float]
-    gain: float
-    error: float
     cells: int
     other_cells: int
     before: CellCheck | None
@@ -125,30 +117,16 @@ def check_holdout(
     """
     weights = np.concatenate([np.zeros(0), *(each.weights for each in held_out)])
     logs = [row_logs(network, held_out, compute) for network in (before, after)]
-    both = (weights > 0) & np.isfinite(logs[0]) & np.isfinite(logs[1])
-    impossible = [int(((weights > 0) & ~np.isfinite(each)).sum()) for each in logs]
-    means = [_mean(each[both], weights[both]) for each in logs]
-    gains = logs[1][both] - logs[0][both]
-    gain = _mean(gains, weights[both])
-    error = math.sqrt(((weights[both] * (gains - gain)) ** 2).sum()) / weights[both].sum() if both.any() else math.nan
     cells = _chosen(held_out, before.cardinalities, seed)
     checks, known = _checked(before, after, held_out, cells, compute, watch or (lambda *_: None))
     taken = len(cells.rows)
     return HoldoutCheck(
-        int(both.sum()),
-        (impossible[0], impossible[1]),
-        (means[0], means[1]),
-        gain,
-        error,
-        known,
-        taken - known,
-        checks[0] if checks else None,
-        checks[1] if checks else None,
+        **asdict(compared(logs[0], logs[1], weights)),
+        cells=known,
+        other_cells=taken - known,
+        before=checks[0] if checks else None,
+        after=checks[1] if checks else None,
     )
-
-
-def _mean(values: Floats, weights: Floats) -> float:
-    return float((values * weights).sum() / weights.sum()) if weights.size else math.nan
 
 
 def _logs(
@@ -249,8 +227,8 @@ def _checked(
         largest = np.maximum.reduceat(each, starts)
         checks.append(
             CellCheck(
-                _mean(np.log(each[truths[scored]]), weights[scored]),
-                _mean((each[truths] == largest)[known].astype(np.float64), weights[known]),
+                mean(np.log(each[truths[scored]]), weights[scored]),
+                mean((each[truths] == largest)[known].astype(np.float64), weights[known]),
                 _bins(each, truths, np.where(known, weights, 0.0), sizes),
             )
         )

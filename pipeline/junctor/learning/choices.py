@@ -1,11 +1,62 @@
-"""Choices of learning by name, for the command line, which offers them without loading NumPy."""
+"""Choices of learning by name, and checks of them, for the command line, which offers them without loading NumPy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-# Parameters that EM begins with.
+from junctor.model.errors import EvidenceError, InputError
+from junctor.model.query import one_of
+
+# Parameters that EM begins with, of a network and of a hidden Markov model.
 Start = Literal["network", "random", "uniform"]
+ChainStart = Literal["model", "random", "uniform"]
 # What becomes of rows that the zeros of the network rule out.
 Impossible = Literal["refuse", "skip", "smooth"]
 Acceleration = Literal["squarem", "none"]
+# Share of a distribution that its zeros get where impossible rows are smoothed.
+SMOOTHING = 1e-3
+# Numbers of impossible rows that an error names.
+MOST_ROWS = 5
+
+
+def check_choices(restarts: int, start: str, holdout: float, seed: int, impossible: Impossible) -> None:
+    """Raise InputError for choices of any fit that make no sense.
+
+    restarts: random starts; start: random, or another one.
+    holdout: share of the rows.
+    seed: of starts and of the rows held out.
+    impossible: what becomes of impossible rows.
+    """
+    one_of("impossible", impossible, Impossible)
+    if restarts < 1:
+        raise InputError(f"found {restarts!r} restarts, expected at least 1")
+    if restarts > 1 and start != "random":
+        raise InputError(f"{restarts} restarts from the same start would end alike: add --start random")
+    if not 0 <= holdout < 1:
+        raise InputError(f"found a holdout of {holdout!r}, expected a share from 0 to below 1")
+    if not 0 <= seed < 2**64:
+        raise InputError(f"found seed {seed}, expected 0 to 2^64 - 1")
+
+
+def refuse_impossible(rows: Sequence[int], choice: Impossible, row: str = "row", model: str = "network") -> None:
+    """Raise EvidenceError for impossible rows that are not to be skipped.
+
+    rows: their numbers, from 0.
+    choice: what becomes of them; smoothing has left these.
+    row, model: what they are called.
+    """
+    if not len(rows) or choice == "skip":
+        return
+    some = ", ".join(f"{each + 1:,}" for each in rows[:MOST_ROWS])
+    which = f"{row} {some} is" if len(rows) == 1 else f"{len(rows):,} {row}s are"
+    named = "" if len(rows) == 1 else f" ({some}{', ...' if len(rows) > MOST_ROWS else ''})"
+    lift = "" if choice == "smooth" else ", --impossible smooth lifts the zeros"
+    raise EvidenceError(
+        f"{which} impossible{named} by zeros of the {model}: --impossible skip leaves such {row}s out{lift}"
+    )
+
+
+def several(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names as a tuple; a name alone would otherwise pass for a sequence of letters."""
+    return (names,) if isinstance(names, str) else tuple(names)

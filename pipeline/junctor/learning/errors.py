@@ -1,6 +1,6 @@
 """Standard errors of parameters from the observed information.
 
-Main objects: `standard_errors`, ObservedInformation; of what a fit has for parameters, `parameter_errors`.
+Main objects: `standard_errors`, ObservedInformation, Shared; of what the fit of a network has, `parameter_errors`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.learning.expectation import Expectation, Floats
-from junctor.learning.observations import Observations
-from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import approximate
+
+if TYPE_CHECKING:
+    from junctor.learning.observations import Observations
+    from junctor.learning.parameters import NetworkParameters
 
 Integers = npt.NDArray[np.int64]
 # Step of a derivative, as a share of the smaller of both probabilities that it changes: squared it is the error.
@@ -97,7 +99,7 @@ def standard_errors(
     pseudo_counts: Floats | None = None,
     fixed: npt.NDArray[np.bool_] | None = None,
     allowed: int | None = None,
-    watch: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int, float], None] | None = None,
 ) -> Floats:
     """Return the standard error of every entry, float64 [entries]: 0 where it is fixed, and where it is 0 or 1.
 
@@ -105,10 +107,21 @@ def standard_errors(
 
     observations, values, pseudo_counts, fixed: of ObservedInformation.
     allowed: bytes for its matrix.
-    watch: told after each parameter: how many are done, and how many there are.
+    watch: told before the first parameter and after each: how many are done, of how many, and a forecast of the
+        seconds left.
     Raises BudgetError where the matrix takes more.
     """
-    return _errors(ObservedInformation(observations, values, pseudo_counts, fixed), values, allowed, watch)
+    began = time.perf_counter()
+    information = ObservedInformation(observations, values, pseudo_counts, fixed)
+    count, step = len(information.entries), 2 * (time.perf_counter() - began)
+    watch = watch or (lambda *_: None)
+    watch(0, count, count * step)
+    began = time.perf_counter()
+
+    def tell(done: int, of: int) -> None:
+        watch(done, of, (of - done) * (time.perf_counter() - began) / done)
+
+    return _errors(information, values, allowed, tell)
 
 
 def parameter_errors(
@@ -125,64 +138,99 @@ def parameter_errors(
     observations: evidence.
     values: float64, the fitted parameters; pseudo_counts: of each.
     allowed: bytes for the matrix.
-    watch: told before the first parameter and after each: how many are done, of how many, and a forecast of the
-        seconds left.
+    watch: as of `standard_errors`.
     """
-    shared = SharedParameters(parameters, observations)
-    first = np.unique(shared.places, return_index=True)[1]
-    own, pseudo, fixed = values[first], shared.summed(pseudo_counts), parameters.is_fixed[first]
-    if not observations.components:
-        # Every row tells everything: distributions know nothing of each other.
-        return _of_complete_rows(shared, own, pseudo, fixed)[shared.places]
-    began = time.perf_counter()
-    information = ObservedInformation(shared, own, pseudo, fixed)
-    count, step = len(information.entries), 2 * (time.perf_counter() - began)
-    watch = watch or (lambda *_: None)
-    watch(0, count, count * step)
-    began = time.perf_counter()
-
-    def tell(done: int, of: int) -> None:
-        watch(done, of, (of - done) * (time.perf_counter() - began) / done)
-
-    return _errors(information, own, allowed, tell)[shared.places]
+    shared = shared_parameters(parameters, observations)
+    if observations.components:
+        return shared.errors(values, pseudo_counts, parameters.is_fixed, allowed, watch)
+    # Every row tells everything: distributions know nothing of each other.
+    own, pseudo, fixed = values[shared.first], shared.summed(pseudo_counts), parameters.is_fixed[shared.first]
+    return _of_complete_rows(shared, own, pseudo, fixed)[shared.places]
 
 
 def refuse_errors(parameters: NetworkParameters, allowed: int) -> None:
     """Raise BudgetError where the matrix of all parameters that may be above 0 takes more than `allowed` bytes."""
-    # Parameters that become 0 make it smaller.
-    shared = np.unique(_places(parameters), return_index=True)[1]
-    starts, free = parameters.distributions, np.zeros(parameters.size, dtype=np.int64)
-    free[shared] = (parameters.support & ~parameters.is_fixed)[shared]
-    _refuse(int(np.maximum(np.add.reduceat(free, starts) - 1, 0).sum()), allowed)
+    free = parameters.support & ~parameters.is_fixed
+    refuse_free(free, parameters.distributions, _places(parameters), allowed)
+
+
+def refuse_free(free: npt.NDArray[np.bool_], distributions: Integers, places: Integers, allowed: int) -> None:
+    """Raise BudgetError where the matrix of free parameters takes more than `allowed` bytes.
+
+    free: bool, which may be above 0 and are fitted; those that become 0 make the matrix smaller.
+    distributions: where each begins; one of its parameters is 1 minus the others.
+    places: as of `Shared`.
+    """
+    first = np.zeros(len(free), dtype=np.int64)
+    first[np.unique(places, return_index=True)[1]] = 1
+    _refuse(int(np.maximum(np.add.reduceat(first * free, distributions) - 1, 0).sum()), allowed)
 
 
 @dataclass(frozen=True, eq=False)
-class SharedParameters:
-    """Parameters of a network, those that tied variables have in common once, as what has expected counts."""
+class Shared:
+    """Parameters, those that are one and the same once, as what has expected counts.
 
-    parameters: NetworkParameters
-    observations: Observations
+    counted: what has the counts of all.
+    places: which of these parameters each of all is.
+    """
 
-    @cached_property
-    def places(self) -> Integers:
-        """Which of these parameters each parameter of the network is."""
-        return _places(self.parameters)
+    counted: Counted
+    places: Integers
 
     @cached_property
     def distributions(self) -> Integers:
         """Where each distribution begins."""
-        return np.unique(self.places[self.parameters.distributions])
+        return np.unique(self.places[self.counted.distributions])
+
+    @cached_property
+    def first(self) -> Integers:
+        """The first of all parameters that each of these is."""
+        return np.unique(self.places, return_index=True)[1]
+
+    def expect(self, values: Floats) -> Expectation:
+        """Return the expected counts of these parameters."""
+        found = self.counted.expect(values[self.places])
+        return Expectation(self.summed(found.counts), found.log_likelihood)
+
+    def summed(self, counts: Floats) -> Floats:
+        """Return counts of all parameters, those that are the same one added up."""
+        sums: Floats = np.bincount(self.places, counts).astype(np.float64)
+        return sums
+
+    def errors(
+        self,
+        values: Floats,
+        pseudo_counts: Floats,
+        fixed: npt.NDArray[np.bool_],
+        allowed: int | None = None,
+        watch: Callable[[int, int, float], None] | None = None,
+    ) -> Floats:
+        """Return the standard error of all parameters; arguments as of `standard_errors`, for all parameters."""
+        own, pseudo = values[self.first], self.summed(pseudo_counts)
+        return standard_errors(self, own, pseudo, fixed[self.first], allowed, watch)[self.places]
+
+
+@dataclass(frozen=True, eq=False)
+class _OfNetwork:
+    """All parameters of a network, as what has expected counts."""
+
+    parameters: NetworkParameters
+    observations: Observations
+
+    @property
+    def distributions(self) -> Integers:
+        """Where each distribution begins."""
+        return self.parameters.distributions
 
     def expect(self, values: Floats) -> Expectation:
         """Return the expected counts of all parameters."""
-        every = values[self.places]
-        found = self.observations.expect(self.parameters.tables(every))
-        return Expectation(self.summed(self.parameters.counts(found.counts, every)), found.log_likelihood)
+        found = self.observations.expect(self.parameters.tables(values))
+        return Expectation(self.parameters.counts(found.counts, values), found.log_likelihood)
 
-    def summed(self, counts: Floats) -> Floats:
-        """Return counts of the parameters of the network, those that are the same one added up."""
-        sums: Floats = np.bincount(self.places, counts).astype(np.float64)
-        return sums
+
+def shared_parameters(parameters: NetworkParameters, observations: Observations) -> Shared:
+    """Return the parameters of a network, those that tied variables have in common once."""
+    return Shared(_OfNetwork(parameters, observations), _places(parameters))
 
 
 def _places(parameters: NetworkParameters) -> Integers:
@@ -224,7 +272,7 @@ def _refuse(count: int, allowed: int) -> None:
 
 
 def _errors(
-    information: ObservedInformation, values: Floats, allowed: int | None, watch: Callable[[int, int], None] | None
+    information: ObservedInformation, values: Floats, allowed: int | None, watch: Callable[[int, int], None]
 ) -> Floats:
     count = len(information.entries)
     if allowed is not None:
@@ -234,8 +282,7 @@ def _errors(
         direction = np.zeros(count)
         direction[number] = 1.0
         matrix[:, number] = information.times(direction)
-        if watch is not None:
-            watch(number + 1, count)
+        watch(number + 1, count)
     # Rounding alone makes it differ from its transpose.
     variances, covariance = _inverse((matrix + matrix.T) / 2, information.scale)
     errors = np.zeros(len(values))

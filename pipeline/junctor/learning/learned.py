@@ -10,7 +10,10 @@ import pyarrow as pa
 from junctor.learning.check import HoldoutCheck
 from junctor.learning.checkpoint import Restart
 from junctor.learning.em import Iteration, trace_record
+from junctor.learning.holdout import HoldoutResult
 from junctor.model.network import Network
+
+__all__ = ["HoldoutResult", "Learned", "LearnedCells"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +23,6 @@ class LearnedCells:
     observed: int
     soft: int
     missing: int
-
-
-@dataclass(frozen=True, slots=True)
-class HoldoutResult:
-    """Likelihood of the rows that were held out.
-
-    rows: with a probability; impossible: without one, under the fitted network.
-    weight: of the former.
-    log_likelihood: of the former, the sum of weight * log P(evidence).
-    """
-
-    rows: int
-    impossible: int
-    weight: float
-    log_likelihood: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)

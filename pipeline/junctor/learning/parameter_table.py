@@ -61,6 +61,11 @@ def parameter_table(
     return pa.concat_tables(pieces).combine_chunks()
 
 
+def parameters_path(output: AnyPath) -> AnyPath:
+    """Return the path of the table beside the output of a fit: `fit.parameters.parquet` beside `fit.bif`."""
+    return output.with_name(f"{output.name.removesuffix('.gz').rpartition('.')[0]}.parameters.parquet")
+
+
 def write_parameters(table: pa.Table, path: AnyPath) -> None:
     """Write a table of parameters as Parquet, whole or not at all; raises RunError if it cannot be."""
     with aside(path) as temporary:

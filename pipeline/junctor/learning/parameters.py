@@ -6,7 +6,7 @@ those of causal independence [Diez 1993], not the tables of the chain, which rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -237,19 +237,28 @@ def named_variables(network: Network, names: Iterable[str], option: str) -> froz
 
 def tied_variables(network: Network, ties: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Return the groups of variables that share a table, from texts `A=B`; raises ModelError for anything else."""
+    return tied_groups(network.index, ties, "variable")
+
+
+def tied_groups(index: Mapping[str, int], ties: Sequence[str], what: str) -> tuple[tuple[int, ...], ...]:
+    """Return the groups that texts `A=B` tie, ascending; raises ModelError for anything else.
+
+    index: numbers by name.
+    what: what names are of.
+    """
     groups: list[set[int]] = []
     for text in ties:
         # Names may have equals signs themselves.
         splits = [(text[:at], text[at + 1 :]) for at, letter in enumerate(text) if letter == "="]
-        pairs = [(a, b) for a, b in splits if a in network.index and b in network.index]
+        pairs = [(a, b) for a, b in splits if a in index and b in index]
         if not splits or len(pairs) > 1:
-            raise ModelError(f"--tie: found {text!r}, expected two variables as A=B")
+            raise ModelError(f"--tie: found {text!r}, expected two {what}s as A=B")
         if not pairs:
-            wrong = next(name for name in splits[0] if name not in network.index)
-            raise ModelError(f"--tie: no variable is named {wrong!r}{nearest(wrong, network.index)}")
-        pair = {network.index[name] for name in pairs[0]}
+            wrong = next(name for name in splits[0] if name not in index)
+            raise ModelError(f"--tie: no {what} is named {wrong!r}{nearest(wrong, index)}")
+        pair = {index[name] for name in pairs[0]}
         if len(pair) < 2:
-            raise ModelError(f"--tie: found {text!r}, expected two different variables")
+            raise ModelError(f"--tie: found {text!r}, expected two different {what}s")
         touched = [group for group in groups if group & pair]
         groups = [group for group in groups if not group & pair] + [pair.union(*touched)]
     return tuple(sorted(tuple(sorted(group)) for group in groups))

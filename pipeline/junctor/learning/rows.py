@@ -23,6 +23,7 @@ from junctor.evidence.layout import read_layout
 from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.read import EvidenceSource, TableSource, open_evidence
 from junctor.learning.expectation import Floats
+from junctor.learning.holdout import is_held_out
 from junctor.learning.observations import Observations, observe
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
@@ -39,8 +40,6 @@ PIECE_ROWS = 1 << 16
 NEW_STATE_SHARE = 1e-3
 # Invalid rows whose reasons are kept.
 MOST_REASONS = 20
-
-_WORD = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ def read_rows(
             invalid = np.array(sorted(batch.invalid), dtype=np.int64)
             weights[invalid] = 0.0
             numbers = partition.first_row + np.arange(batch.rows)
-            chosen = _is_held_out(numbers, held_out, seed)
+            chosen = is_held_out(numbers, held_out, seed)
             chosen[invalid] = False
             if chosen.any():
                 rows = np.flatnonzero(chosen)
@@ -221,23 +220,6 @@ def _weights(partition: EncodedPartition) -> Floats:
         reason = f"row {partition.first_row + row + 1}: column {name!r}: {found.removesuffix(', expected a number')}"
         raise EvidenceError(f"{reason}, expected a weight of 0 or more")
     return weights
-
-
-def _is_held_out(rows: npt.NDArray[np.int64], share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return which rows are held out, by SplitMix64 [Steele, Lea and Flood 2014] of their number and the seed."""
-    if not share:
-        return np.zeros(len(rows), dtype=np.bool_)
-    start = mixed(np.array([seed & int(_WORD)], dtype=np.uint64))
-    chosen: npt.NDArray[np.bool_] = mixed(rows.astype(np.uint64) ^ start) < np.uint64(share * 2.0**64)
-    return chosen
-
-
-def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return a hash of each number, the finaliser of SplitMix64."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def _taken(batch: EvidenceBatch, rows: npt.NDArray[np.int64]) -> EvidenceBatch:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from junctor.learning.check import ReliabilityBin
 from junctor.runs.report.pictures import (
     BLUE,
     DARK,
@@ -30,16 +29,19 @@ from junctor.runs.report.pictures import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from junctor.learning.check import ReliabilityBin
+
 HEIGHT = 2.5
 # What whiskers are long, in standard errors.
 WHISKER = 2.0
 
 
-def objectives(traces: Sequence[npt.NDArray[np.float64]], best: int) -> str:
+def objectives(traces: Sequence[npt.NDArray[np.float64]], best: int, row: str) -> str:
     """Return the objective by iteration.
 
     traces: float64 [iterations + 1] of each start, of a row.
     best: number of the start that is kept, drawn last.
+    row: what a row is called.
     """
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, HEIGHT))
@@ -49,7 +51,7 @@ def objectives(traces: Sequence[npt.NDArray[np.float64]], best: int) -> str:
                 axes.plot(trace, color=GREY, linewidth=0.8)
         axes.plot(traces[best], color=BLUE, linewidth=1.6, marker="o", markersize=2.5 if len(traces[best]) < 60 else 0)
         axes.set_xlabel("iteration")
-        axes.set_ylabel("objective of a row")
+        axes.set_ylabel(f"objective of a {row}")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.ticklabel_format(axis="y", useOffset=False, style="plain")
         axes.grid(axis="y", color="#e3e3e3", linewidth=0.5)

@@ -143,7 +143,7 @@ def posteriors(groups: Sequence[Group], label: str) -> list[str]:
         shares[::2] = np.sqrt(group.values / total)
         sides = np.stack([lines - 0.36, lines + 0.36], axis=1).reshape(-1)
         edges = np.linspace(0, 1, BINS + 1)
-        axes.pcolormesh(edges, sides, np.ma.masked_equal(shares, 0), cmap=_BLUES, vmin=0, vmax=1, linewidth=0)
+        axes.pcolormesh(edges, sides, np.ma.masked_equal(shares, 0), cmap=BLUES, vmin=0, vmax=1, linewidth=0)
         if group.marks is not None:
             for line, value in zip(lines, group.marks, strict=True):
                 beside(axes, line, value)
@@ -158,7 +158,7 @@ def _blues() -> Any:
     return LinearSegmentedColormap.from_list("junctor", ["#d9e8f3", BLUE, "#00304d"])
 
 
-_BLUES = _blues()
+BLUES = _blues()
 
 
 def pages(groups: Sequence[Group]) -> Iterator[list[Group]]:

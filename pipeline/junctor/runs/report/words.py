@@ -23,18 +23,18 @@ FEW_COLUMNS, PICTURED_COLUMNS, SHOWN = 6, 12, 12
 Table = npt.NDArray[np.float64]
 
 
-def write(template: str, title: str, page: object, path: AnyPath, package: str = __package__) -> None:
+def write(template: str, title: str, page: object, path: AnyPath, *packages: str) -> None:
     """Write a page, whole or not at all.
 
     template: name of its file.
     title: of the page.
     page: whose properties the template places.
     path: of the file.
-    package: where the template lies; those of this one may be parts of it.
+    packages: where the template and what it extends lie; those of this one may be parts of it.
     """
     # Everything is escaped: names of states and reasons are data of others.
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(name, "") for name in dict.fromkeys((package, __package__))]),
+        loader=ChoiceLoader([PackageLoader(name, "") for name in (*packages, __package__)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,0 +1,174 @@
+"""What `junctor learn` and `junctor learn-chain` share: options, lines of progress, lines of what was found."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from junctor.cli.lines import say
+from junctor.learning.choices import Acceleration, Impossible
+
+if TYPE_CHECKING:
+    from junctor.learning.checkpoint import Checkpoint, Restart
+    from junctor.learning.em import Iteration
+    from junctor.learning.holdout import HoldoutResult
+
+# Panels of the help.
+MODEL, LOOP, RESULT = "What is fitted", "Iterations", "Result"
+# Seconds between two lines of progress.
+LINE_SECONDS = 2.0
+# Rows that are left out and shown with their reasons.
+SHOWN = 5
+
+ImpossibleOption = Annotated[
+    Impossible,
+    typer.Option(
+        "--impossible",
+        help="Rows or sequences that zeros rule out: refuse them, skip them, or smooth the zeros away.",
+        rich_help_panel=MODEL,
+    ),
+]
+Restarts = Annotated[int, typer.Option(min=1, help="Random starts, the best of which is kept.", rich_help_panel=LOOP)]
+Tolerance = Annotated[
+    float, typer.Option(min=0.0, help="Relative change of the objective that ends it.", rich_help_panel=LOOP)
+]
+MaxIterations = Annotated[int, typer.Option(min=1, help="Iterations of a start at most.", rich_help_panel=LOOP)]
+AccelerationOption = Annotated[
+    Acceleration, typer.Option("--acceleration", help="Extrapolation of every third step.", rich_help_panel=LOOP)
+]
+FitSeed = Annotated[
+    int, typer.Option("--seed", min=0, help="Of random starts and of what is held out.", rich_help_panel=LOOP)
+]
+Holdout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE", help="Rows or sequences kept for a check of the fit, such as 10%.", rich_help_panel=RESULT
+    ),
+]
+Errors = Annotated[
+    bool,
+    typer.Option(
+        "--errors",
+        help="Standard errors of all parameters, in NAME.parameters.parquet beside the output.",
+        rich_help_panel=RESULT,
+    ),
+]
+FitReport = Annotated[
+    str | None,
+    typer.Option(
+        "--report", metavar="FILE", help="A page on the fit, HTML that needs no network.", rich_help_panel=RESULT
+    ),
+]
+FitOverwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Give up an interrupted fit of other input or options.", rich_help_panel=RESULT),
+]
+
+
+def share_of(text: str | None) -> float:
+    """Return the number in `10%` or `0.1`, 0 for None; raises BadParameter for anything else."""
+    if text is None:
+        return 0.0
+    try:
+        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < 1:
+        raise typer.BadParameter(f"found {text!r}, expected a share such as 10%", param_hint="--holdout")
+    return number
+
+
+def say_resumed(checkpoint: Checkpoint, quiet: bool) -> None:
+    """Say that an interrupted fit goes on, if there was one."""
+    if checkpoint.state is not None and not quiet:
+        say("resumed", f"going on with the fit in {checkpoint.path}")
+
+
+class FitLines:
+    """A line for the first iterations of each start, then one every few seconds; calls `begin` before all of them.
+
+    restarts: number of starts.
+    quiet: whether nothing is said.
+    begin: ends a display of progress, which lines would get into.
+    """
+
+    def __init__(self, restarts: int, quiet: bool, begin: Callable[[], None]) -> None:
+        self._restarts, self._quiet, self._begin = restarts, quiet, begin
+        self._said = -math.inf
+
+    def tell(self, number: int, iteration: Iteration) -> None:
+        """Say what an iteration did."""
+        self._begin()
+        now = time.monotonic()
+        if self._quiet or (iteration.number > 1 and now - self._said < LINE_SECONDS):
+            return
+        self._said = now
+        say(
+            "iteration",
+            self._text(number, iteration),
+            start=number,
+            iteration=iteration.number,
+            log_likelihood=iteration.log_likelihood,
+            log_posterior=iteration.log_posterior,
+            seconds=iteration.seconds,
+        )
+
+    def _text(self, number: int, iteration: Iteration) -> str:
+        which = f"start {number + 1} of {self._restarts}, " if self._restarts > 1 else ""
+        # The start is no change of anything.
+        change = f", change {iteration.change:.2g}" if iteration.number else ""
+        return f"{which}iteration {iteration.number}: log-likelihood {iteration.log_likelihood:.9g}{change}"
+
+    def tell_extra(self, what: str, done: int, of: int, seconds: float | None) -> None:
+        """Say how long something takes after the iterations."""
+        self._begin()
+        now = time.monotonic()
+        if self._quiet or (done > 0 and now - self._said < LINE_SECONDS):
+            return
+        self._said = now
+        far = f"{done:,} of {of:,}" if done else f"{of:,}"
+        left = "" if seconds is None else f", about {seconds:.2g} s{' left' if done else ''}"
+        say("extra", f"{what}: {far}{left}", what=what, done=done, of=of, seconds=seconds)
+
+
+def show_loop(
+    trace: Sequence[Iteration],
+    converged: bool,
+    reason: str,
+    weight: float,
+    restarts: Sequence[Restart],
+    row: str = "row",
+) -> None:
+    """Print how a fit ended.
+
+    trace, converged, reason, restarts: of the fit.
+    weight: of the rows; row: what they are called.
+    """
+    last = trace[-1]
+    end = "converged" if converged else "not converged"
+    each = last.log_likelihood / weight
+    typer.echo(f"log-likelihood {last.log_likelihood:.9g}, {each:.6g} a {row}; {end} at {last.number:,} ({reason})")
+    if len(restarts) > 1:
+        typer.echo(f"objectives of the starts: {', '.join(f'{each.log_posterior:.9g}' for each in restarts)}")
+
+
+def show_holdout(check: HoldoutResult | None, row: str = "row", model: str = "network") -> None:
+    """Print how probable the rows are that were held out, if there are any; row, model: what these are called."""
+    if check is None:
+        return
+    share = f", {check.log_likelihood / check.weight:.6g} a {row}" if check.weight else ""
+    typer.echo(f"held out: {check.rows:,} {row}s, log-likelihood {check.log_likelihood:.9g}{share}")
+    if check.impossible:
+        typer.echo(
+            f"held out: {check.impossible:,} more {row}s are impossible under the fitted {model} (a prior helps)"
+        )
+
+
+def show_reasons(reasons: Mapping[int, str]) -> None:
+    """Print why the first rows are left out."""
+    for number, reason in list(reasons.items())[:SHOWN]:
+        typer.echo(f"left out: row {number + 1:,}: {reason}", err=True)
