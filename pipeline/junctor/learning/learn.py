@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,11 +18,20 @@ from junctor.evidence.read import digest_of
 from junctor.formats import read_network
 from junctor.learning.check import check_holdout, row_logs
 from junctor.learning.checkpoint import Checkpoint
-from junctor.learning.choices import Acceleration, Impossible, Start
+from junctor.learning.choices import (
+    SMOOTHING,
+    Acceleration,
+    Impossible,
+    Start,
+    check_choices,
+    refuse_impossible,
+    several,
+)
 from junctor.learning.em import FitOptions, Iteration, log_dirichlet
 from junctor.learning.errors import parameter_errors, refuse_errors
 from junctor.learning.expectation import Expectation, Floats
-from junctor.learning.learned import HoldoutResult, Learned, LearnedCells
+from junctor.learning.holdout import HoldoutResult
+from junctor.learning.learned import Learned, LearnedCells
 from junctor.learning.observations import Observations
 from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
@@ -31,7 +39,7 @@ from junctor.learning.priors import STRENGTH, pseudo_counts
 from junctor.learning.report.page import write_fit_page
 from junctor.learning.restarts import best_of_starts
 from junctor.learning.rows import HeldOut, RowOptions, RowReading, open_rows, read_rows, with_new_states
-from junctor.model.errors import EvidenceError, InputError
+from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
@@ -39,11 +47,6 @@ from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory, compute_options
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
-
-# Share of a distribution that its zeros get where impossible rows are smoothed.
-SMOOTHING = 1e-3
-# Numbers of impossible rows that an error names.
-MOST_ROWS = 5
 
 logger = logging.getLogger("junctor")
 
@@ -77,15 +80,7 @@ class LearnOptions:
 
     def __post_init__(self) -> None:
         one_of("start", self.start, Start)
-        one_of("impossible", self.impossible, Impossible)
-        if self.restarts < 1:
-            raise InputError(f"found {self.restarts!r} restarts, expected at least 1")
-        if self.restarts > 1 and self.start != "random":
-            raise InputError(f"{self.restarts} restarts from the same start would end alike: add --start random")
-        if not 0 <= self.holdout < 1:
-            raise InputError(f"found a holdout of {self.holdout!r}, expected a share from 0 to below 1")
-        if not 0 <= self.seed < 2**64:
-            raise InputError(f"found seed {self.seed}, expected 0 to 2^64 - 1")
+        check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +160,8 @@ def learn(
     """
     options = LearnOptions(
         prior,
-        _several(fix),
-        _several(tie),
+        several(fix),
+        several(tie),
         start,
         restarts,
         seed,
@@ -175,7 +170,7 @@ def learn(
         new_states,
         FitOptions(tolerance, max_iterations, acceleration),
     )
-    rows = RowOptions(weight, case_id, ignore_extra, strict, _several(missing), mapping)
+    rows = RowOptions(weight, case_id, ignore_extra, strict, several(missing), mapping)
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
     compute = compute_options(memory, threads, device, device_memory)
@@ -383,15 +378,7 @@ def _smoothed(parameters: NetworkParameters, options: LearnOptions) -> NetworkPa
 
 def _refuse(observations: Observations, reading: RowReading, options: LearnOptions) -> None:
     """Raise EvidenceError for impossible rows that are not to be skipped, and where no row is left."""
-    impossible = observations.impossible
-    if impossible and options.impossible != "skip":
-        some = ", ".join(f"{row + 1:,}" for row in impossible[:MOST_ROWS])
-        which = f"row {some} is" if len(impossible) == 1 else f"{len(impossible):,} rows are"
-        named = "" if len(impossible) == 1 else f" ({some}{', ...' if len(impossible) > MOST_ROWS else ''})"
-        lift = "" if options.impossible == "smooth" else ", --impossible smooth lifts the zeros"
-        raise EvidenceError(
-            f"{which} impossible{named} by zeros of the network: --impossible skip leaves such rows out{lift}"
-        )
+    refuse_impossible(observations.impossible, options.impossible)
     if not observations.rows:
         why = next((f": row {row + 1:,} is invalid, {reason}" for row, reason in reading.reasons.items()), "")
         raise EvidenceError(f"found no row to learn from{why}")
@@ -400,13 +387,4 @@ def _refuse(observations: Observations, reading: RowReading, options: LearnOptio
 def _holdout(network: Network, held_out: Sequence[HeldOut], compute: ComputeOptions) -> HoldoutResult:
     logs = row_logs(network, held_out, compute)
     weights = np.concatenate([np.zeros(0), *(each.weights for each in held_out)])
-    possible, impossible = (weights > 0) & np.isfinite(logs), (weights > 0) & ~np.isfinite(logs)
-    terms = (weights[possible] * logs[possible]).tolist()
-    return HoldoutResult(
-        int(possible.sum()), int(impossible.sum()), math.fsum(weights[possible].tolist()), math.fsum(terms)
-    )
-
-
-def _several(names: Sequence[str]) -> tuple[str, ...]:
-    # A name alone would otherwise pass for a sequence of letters.
-    return (names,) if isinstance(names, str) else tuple(names)
+    return HoldoutResult.of(logs, weights)

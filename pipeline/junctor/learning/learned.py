@@ -13,8 +13,6 @@ from junctor.learning.em import Iteration, trace_record
 from junctor.learning.holdout import HoldoutResult
 from junctor.model.network import Network
 
-__all__ = ["HoldoutResult", "Learned", "LearnedCells"]
-
 
 @dataclass(frozen=True, slots=True)
 class LearnedCells:
