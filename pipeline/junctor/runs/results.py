@@ -26,6 +26,7 @@ from junctor.runtime.arrow import (
     numbers_of,
     reason_array,
     string_array,
+    table_of,
 )
 
 # Columns, in this order: `case_id`; kept columns of the evidence; each target under its own name (posteriors: a
@@ -192,7 +193,7 @@ class AnswerTables:
         if isinstance(answers, SampledAnswers):
             columns += sampled_columns(answers, bad)
         columns += self._all_ok(len(answers.status)) if plain else self._outcomes(answers.status, answers.reasons)
-        return pa.Table.from_arrays(columns, schema=schema)
+        return table_of(columns, schema)
 
     def _from_template(self, answers: Answers, case_ids: pa.Array, schema: pa.Schema) -> pa.Table | None:
         """Return the table of rows that are all answered, None where there is no template for it."""

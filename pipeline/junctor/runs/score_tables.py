@@ -31,7 +31,7 @@ from junctor.runs.results import (
     status_array,
     status_names,
 )
-from junctor.runtime.arrow import list_array, number_array, number_columns, reason_array, string_array
+from junctor.runtime.arrow import list_array, number_array, number_columns, reason_array, string_array, table_of
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
 # `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability; each
@@ -149,7 +149,7 @@ class ScoreTables:
         columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
         schema = self._schema(case_ids.type)
         metadata = {**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)}
-        return pa.Table.from_arrays(columns, schema=schema.with_metadata(metadata))
+        return table_of(columns, schema.with_metadata(metadata))
 
     def _ranked(
         self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None

@@ -148,6 +148,12 @@ def reason_array(reasons: Mapping[int, str], rows: int) -> pa.Array:
     return string_array([reasons.get(row) for row in range(rows)]) if reasons else pa.nulls(rows, pa.string())
 
 
+def table_of(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.Table:
+    """Return a table of columns in one piece each."""
+    # By way of a batch: of thousands of columns in a third of the time.
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, schema=schema)])
+
+
 def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
     """Return a column of a table as one array."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
