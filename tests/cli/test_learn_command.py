@@ -228,6 +228,8 @@ def test_a_checkpoint_of_another_fit_is_refused(
         (("--evidence-format", "excel"), 3, "excel"),
         (("--memory", "lots"), 2, "lots"),
         (("--threads", "0"), 2, "threads"),
+        (("--workers", "-1"), 2, "workers"),
+        (("--scheduler", "tcp://10.0.0.1:8786"), 6, "not encrypted"),
     ],
 )
 def test_bad_options_are_refused(
@@ -330,6 +332,16 @@ def test_threads_change_nothing(rows: str, tmp_path: Path) -> None:
         done = fitted(rows, tmp_path / f"{threads}.bif", *RANDOM, "--threads", threads)
         assert done.exit_code == 0, done.output
     assert (tmp_path / "1.bif").read_bytes() == (tmp_path / "3.bif").read_bytes()
+
+
+def test_workers_write_the_same_bytes(rows: str, tmp_path: Path, scheduler: str) -> None:
+    for name, options in (("here", ()), ("there", ("--scheduler", scheduler))):
+        done = fitted(rows, tmp_path / f"{name}.bif", *RANDOM, "--holdout", "10%", *options)
+        assert done.exit_code == 0, done.output
+        counts = ("counts", ASIA, rows, "-o", str(tmp_path / f"{name}.csv"), *COLUMNS, *options)
+        assert junctor_cli(*counts).exit_code == 0
+    for form in ("bif", "csv"):
+        assert (tmp_path / f"there.{form}").read_bytes() == (tmp_path / f"here.{form}").read_bytes()
 
 
 def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:

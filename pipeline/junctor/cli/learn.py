@@ -124,8 +124,11 @@ def learn(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
     memory: cli.LearningMemory = None,
+    scheduler: cli.Scheduler = None,
+    insecure_scheduler: cli.InsecureScheduler = False,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -145,6 +148,7 @@ def learn(
     from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import write_parameters
     from junctor.learning.rows import RowOptions
+    from junctor.runtime.dask_cluster import check_resources
     from junctor.runtime.remote import location, shown
     from junctor.runtime.settings import load_settings
 
@@ -161,9 +165,12 @@ def learn(
         FitOptions(tolerance, max_iterations, acceleration),
     )
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
-    compute = cli.compute_options(memory, threads, "cpu", defaults=load_settings().compute)
+    settings = load_settings()
+    compute = cli.compute_options(memory, threads, "cpu", defaults=settings.compute)
+    resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     target = location(output)
     form = writable_format(target)
+    check_resources(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     if form != "parquet":
         # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
@@ -182,7 +189,7 @@ def learn(
             # Lines would get into a bar: its display ends before the first of them.
             lines = _Lines(options.restarts, quiet, reading.close)
             extras = Extras(errors, report, facts, lines.tell_extra)
-            found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint, extras)
+            found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     for warning in write_network(found.network, target):
@@ -251,11 +258,11 @@ def _show(found: Learned, output: str, as_json: bool) -> None:
     from junctor.cli.display import show_statuses
     from junctor.runtime.remote import shown
 
+    last = found.trace[-1]
+    end = "converged" if found.converged else "not converged"
     if as_json:
         typer.echo(json_module.dumps({"output": output, **found.to_record()}, indent=2))
         return
-    last = found.trace[-1]
-    end = "converged" if found.converged else "not converged"
     each = last.log_likelihood / found.weight
     typer.echo(f"{shown(output)}: {len(found.network.public):,} variables; rows: {show_statuses(found.rows)}")
     typer.echo(f"log-likelihood {last.log_likelihood:.9g}, {each:.6g} a row; {end} at {last.number:,} ({found.reason})")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.learning.expectation import Floats
-from junctor.learning.rows import HeldOut, mixed
+from junctor.learning.pieces import HeldOut, mixed
 from junctor.model.answers import OK
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
