@@ -344,6 +344,16 @@ def test_workers_write_the_same_bytes(rows: str, tmp_path: Path, scheduler: str)
         assert (tmp_path / f"there.{form}").read_bytes() == (tmp_path / f"here.{form}").read_bytes()
 
 
+@pytest.mark.usefixtures("often")
+def test_overwriting_gives_up_other_fits_alone(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        interrupt(patched, 5)
+        assert fitted(rows, tmp_path / "fitted.bif", *RANDOM, "--overwrite").exit_code == 130
+    again = fitted(rows, tmp_path / "fitted.bif", *RANDOM, "--overwrite")
+    assert again.exit_code == 0, again.output
+    assert "going on with the fit" in again.stderr
+
+
 def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:
     file = tmp_path / "rows.evid"
     file.write_text("2\n1 0 1\n2 1 0 2 0\n")

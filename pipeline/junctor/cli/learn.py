@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.deployed import conclude, deployed, is_check
 from junctor.cli.lines import iteration_text, say
 from junctor.learning.choices import Acceleration, Impossible, Start
 
@@ -148,6 +149,7 @@ def learn(
     from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import write_parameters
     from junctor.learning.rows import RowOptions
+    from junctor.runs.workload import refuse_places
     from junctor.runtime.dask_cluster import check_resources
     from junctor.runtime.remote import location, shown
     from junctor.runtime.settings import load_settings
@@ -170,6 +172,10 @@ def learn(
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     target = location(output)
     form = writable_format(target)
+    places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
+    refuse_places(filter(None, places), recorded=is_check() or deployed.get() is not None)
+    if is_check():
+        return
     check_resources(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     if form != "parquet":
@@ -260,6 +266,7 @@ def _show(found: Learned, output: str, as_json: bool) -> None:
 
     last = found.trace[-1]
     end = "converged" if found.converged else "not converged"
+    conclude(f"{show_statuses(found.rows)}; log-likelihood {last.log_likelihood:.9g}, {end} at {last.number:,}")
     if as_json:
         typer.echo(json_module.dumps({"output": output, **found.to_record()}, indent=2))
         return
