@@ -98,6 +98,22 @@ def test_parts_are_the_whole(
         assert error_of(in_parts(strict, spans, rows)) == error_of(strict.partitions(rows))
 
 
+def test_parts_know_their_mapping(tmp_path: Path) -> None:
+    table = pa.table({"Smoker?": ["ja", "nein", "x"] * 20, "age": [1.0, 9.5, None] * 20})
+    WRITERS["parquet"](table, tmp_path / "t.parquet")
+    bins = {"edges": [0, 5, 10], "labels": ["low", "high"], "outside_is_missing": True}
+    mapping = {
+        "columns": {"Smoker?": "smoke", "age": "grade"},
+        "variables": {"smoke": {"states": {"ja": "yes", "nein": "no"}}, "grade": bins},
+    }
+    source = opened(tmp_path / "t.parquet", mapping=mapping)
+    spans = source.spans(7, 4)
+    assert spans is not None
+    for part, expected in zip(in_parts(source, spans, 7), source.partitions(7), strict=True):
+        assert_same(part, expected)
+        assert part.batch.invalid
+
+
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 9), st.integers(1, 8))
 @example([1000], 10, 4)
 @example([80, 80, 80], 10, 64)

@@ -153,6 +153,7 @@ def test_results_in_order_and_no_task_made_long_before_its_turn() -> None:
         assert list(distribute_in_order(late, [], resources)) == []
 
 
+@pytest.mark.slow
 def test_order_holds_through_the_death_of_workers(tmp_path: Path) -> None:
     tasks = [(str(tmp_path / "died"), i) for i in range(12)]
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
