@@ -3,28 +3,40 @@
     uv run --with pyagrum==3.3.1 python benchmarks/learning.py NETWORK.bif [--rows 100000] [--missing 0.1]
     uv run python benchmarks/learning.py NETWORK.bif --alone --gpu --latent LVFAILURE,HYPOVOLEMIA
     uv run python benchmarks/learning.py --classes 8 --gpu --rows 1000000 --missing 0
+    uv run python benchmarks/learning.py alarm.bif --rows 10000000 --workers 0 2 4 8 [--text]
 
 Rows are samples of the network, without a share of their cells and without latent variables; `--classes` makes a latent
 class model in place of a network. All start from the network's tables mixed with uniform ones, use no prior, and take
 the same number of iterations. Prints seconds of preparation and of an iteration, all threads together, the ratio of
 both, and how far tables are apart. The first E-step is told apart: lists for a GPU are made there.
+
+With --workers, a fit to the same rows in a file (Parquet, or CSV with --text) by this process (0) and by so many worker
+processes: seconds until the rows are prepared, and in all; seconds of CPU of this process and of the workers; and
+whether the fitted network has the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
+from junctor.learning.em import FitOptions, Iteration
+from junctor.learning.learn import LearnOptions, learn_rows
 from junctor.learning.observations import observe
+from junctor.learning.rows import RowOptions
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.runtime.dask_cluster import Resources
+from pyarrow import csv, parquet
 
 Floats = npt.NDArray[np.float64]
 UNIFORM_SHARE = 0.5
@@ -124,6 +136,43 @@ def peers(network: Network, cells: npt.NDArray[np.int32], iterations: int) -> tu
     return seconds, tables
 
 
+def write_rows(network: Network, cells: npt.NDArray[np.int32], path: Path) -> None:
+    """Write states by name, as Parquet in row groups of Arrow's size or as CSV."""
+    columns = {}
+    for v, variable in enumerate(network.variables):
+        states = pa.array(cells[:, v], mask=cells[:, v] < 0)
+        columns[variable.name] = pa.DictionaryArray.from_arrays(states, pa.array(variable.states))
+    table = pa.table(columns)
+    if path.suffix == ".csv":
+        csv.write_csv(table.cast(pa.schema([(name, pa.string()) for name in columns])), path)
+    else:
+        parquet.write_table(table, path)
+
+
+def with_workers(network: Network, path: Path, workers: int, threads: int | None, iterations: int) -> str:
+    """Fit to the rows of a file, print what it took, and return a digest of the fitted network."""
+    told: list[float] = []
+
+    def watch(number: int, iteration: Iteration) -> None:
+        if not iteration.number:
+            told.append(time.perf_counter() - begin - iteration.seconds)
+
+    resources = Resources(workers, compute=ComputeOptions(threads=threads, device="cpu"))
+    options = LearnOptions(fit=FitOptions(0.0, iterations))
+    cpu, begin = cpu_seconds(), time.perf_counter()
+    found = learn_rows(network, path, options, RowOptions(), resources, watch)
+    seconds, (here, there) = time.perf_counter() - begin, np.subtract(cpu_seconds(), cpu)
+    prepared = f"{told[0]:.2f} s to read and prepare, {seconds:.2f} s with {iterations} iterations"
+    print(f"{workers} workers: {prepared}; CPU: {here:.2f} s here, {there:.2f} s of workers")
+    return found.network.digest
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Return the seconds of CPU of this process, and of those that it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time(), children.ru_utime + children.ru_stime
+
+
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,9 +182,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--missing", type=float, default=0.1)
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="2 if not given; with --workers, all cores together")
     parser.add_argument("--gpu", action="store_true", help="on a GPU, too")
     parser.add_argument("--alone", action="store_true", help="without pyAgrum")
+    parser.add_argument("--workers", type=int, nargs="+", help="worker processes that read the rows from a file")
+    parser.add_argument("--text", action="store_true", help="the file is CSV")
     options = parser.parse_args()
     if (options.network is None) == (options.classes is None):
         parser.error("expected either a network or --classes")
@@ -143,6 +194,19 @@ def main() -> None:
     network, cells = started(model), cells_of(model, options.rows, options.missing)
     latent = [name for name in options.latent.split(",") if name] or ["class"] * bool(options.classes)
     cells[:, [model.index[name] for name in latent]] = -1
+    threads = options.threads or 2
+    if options.workers:
+        # Once beforehand: the first call loads compiled code.
+        ours(network, cells[:100], 1, threads, "cpu")
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / ("rows.csv" if options.text else "rows.parquet")
+            write_rows(network, cells, path)
+            del cells
+            size = f"{path.stat().st_size / 1e6:,.0f} MB {path.suffix}"
+            print(f"{model.name}, {options.rows:,} rows, {size}")
+            fits = [with_workers(network, path, n, options.threads, options.iterations) for n in options.workers]
+        print("the same bytes" if len(set(fits)) == 1 else "DIFFERENT bytes")
+        return
     share, iterations = f"{options.missing:.0%} missing", f"{options.iterations} iterations"
     name = model.name if options.classes else Path(options.network).name
     print(f"{name}, {options.rows:,} rows, {share}, {len(latent)} latent, {iterations}")

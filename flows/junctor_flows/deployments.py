@@ -1,4 +1,4 @@
-"""Deployments of the flow of rows on a Prefect server, and the process that runs them without a work pool.
+"""Deployments of flows on a Prefect server, and the process that runs them without a work pool.
 
 Main functions: `deploy` and `serve`, for the commands of these names.
 """
@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import httpx
 from junctor.model.errors import InputError, RunError
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
@@ -23,9 +25,17 @@ from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
 from junctor_flows.batch import score_batch
-from junctor_flows.learning import learn_network
+from junctor_flows.learning import learn_chain, learn_network
 from junctor_flows.patience import bear_with_server
 from junctor_flows.sequences import decode_sequences
+
+# By the names of their commands.
+FLOWS: dict[str, Flow[..., Any]] = {
+    "run": score_batch,
+    "learn": learn_network,
+    "learn-chain": learn_chain,
+    "viterbi": decode_sequences,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +58,37 @@ class DeploymentOptions:
     paused: bool = False
 
 
-def deploy(name: str, parameters: dict[str, Any], options: DeploymentOptions) -> str:
-    """Make or update a deployment of `score_batch`; returns its full name.
+def deploy(command: str, name: str, parameters: dict[str, Any], options: DeploymentOptions) -> str:
+    """Make or update a deployment; returns its full name.
 
+    command: whose flow it is.
     name: of the deployment.
     parameters: of the flow, without defaults.
     options: schedule and limits.
     Raises InputError for a schedule that is none, RunError without a server or work pool.
     """
     overlap = ConcurrencyLimitStrategy.CANCEL_NEW if options.skips else ConcurrencyLimitStrategy.ENQUEUE
-    schedules = _schedules(options)
+    schedules, flow = _schedules(options), FLOWS[command]
     with _client() as client:
         if options.work_pool is not None:
             _check_pool(client, options.work_pool)
         client.create_deployment(
-            client.create_flow_from_name(score_batch.name),
+            client.create_flow_from_name(flow.name),
             name,
             # A module, not a file: it is wherever Junctor is installed.
-            entrypoint=f"{score_batch.fn.__module__}.{score_batch.fn.__name__}",
+            entrypoint=f"{flow.fn.__module__}.{flow.fn.__name__}",
             parameters=parameters,
-            parameter_openapi_schema=score_batch.parameters.model_dump(),
+            parameter_openapi_schema=flow.parameters.model_dump(),
             enforce_parameter_schema=True,
             schedules=schedules,
             paused=options.paused,
             work_pool_name=options.work_pool,
             concurrency_limit=options.concurrency,
             concurrency_options=None if options.concurrency is None else ConcurrencyOptions(collision_strategy=overlap),
-            description=score_batch.description,
+            description=flow.description,
             tags=["junctor"],
         )
-    return f"{score_batch.name}/{name}"
+    return f"{flow.name}/{name}"
 
 
 def _schedules(options: DeploymentOptions) -> list[DeploymentScheduleCreate]:
@@ -127,8 +138,12 @@ def serve(names: Sequence[str], limit: int) -> None:
     Raises RunError for unknown names, and where there is none.
     """
     with _client() as client:
-        flows = FlowFilter(name=FlowFilterName(any_=[score_batch.name, decode_sequences.name, learn_network.name]))
-        found = {each.name: each for each in client.read_deployments(flow_filter=flows) if each.work_pool_name is None}
+        flows = FlowFilter(name=FlowFilterName(any_=[flow.name for flow in FLOWS.values()]))
+        found: dict[str, list[UUID]] = {}
+        for each in client.read_deployments(flow_filter=flows):
+            if each.work_pool_name is None:
+                # Deployments of different flows may have the same name.
+                found.setdefault(each.name, []).append(each.id)
     if unknown := [name for name in names if name not in found]:
         there = ", ".join(found) or "none"
         raise RunError(f"no deployment {unknown[0]!r} without a work pool on Prefect's server; there are: {there}")
@@ -137,7 +152,8 @@ def serve(names: Sequence[str], limit: int) -> None:
     # Schedules stay as they are: what is missed meanwhile runs late, or is skipped.
     runner = _Server(name="junctor", limit=limit, pause_on_shutdown=False)
     for name in names or found:
-        runner._deployment_registry.register_deployment(found[name].id, name)
+        for id in found[name]:
+            runner._deployment_registry.register_deployment(id, name)
     bear_with_server()
     # Ctrl-C as SIGTERM, which the runner handles itself.
     signal.signal(signal.SIGINT, runner.handle_sigterm)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import click
 import typer
-from junctor.cli.deployed import deployed
+from junctor.cli.deployed import conclusion, deployed
 from junctor.cli.failures import of_system
 from junctor.cli.parameters import Parameter, arguments, parameters_of, seconds_of
 from junctor.model.errors import EvidenceError, RunError
@@ -93,7 +93,7 @@ def run_command(command: Callable[..., Any], given: Mapping[str, Any]) -> State[
         raise RunError("interrupted: run it again to go on") from ended
     finally:
         deployed.reset(token)
-    return Completed(message=reporter.message)
+    return Completed(message=reporter.message or conclusion())
 
 
 def _set_retries(flow_run: Any, retries: int, delay: float) -> None:

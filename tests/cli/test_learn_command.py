@@ -228,6 +228,8 @@ def test_a_checkpoint_of_another_fit_is_refused(
         (("--evidence-format", "excel"), 3, "excel"),
         (("--memory", "lots"), 2, "lots"),
         (("--threads", "0"), 2, "threads"),
+        (("--workers", "-1"), 2, "workers"),
+        (("--scheduler", "tcp://10.0.0.1:8786"), 6, "not encrypted"),
     ],
 )
 def test_bad_options_are_refused(
@@ -341,6 +343,26 @@ def test_a_gpu_that_is_not_there_is_refused(rows: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     # Where there is none, nothing is lost.
     assert fitted(rows, tmp_path / "fitted.bif", "--device", "auto").exit_code == 0
+
+
+def test_workers_write_the_same_bytes(rows: str, tmp_path: Path, scheduler: str) -> None:
+    for name, options in (("here", ()), ("there", ("--scheduler", scheduler))):
+        done = fitted(rows, tmp_path / f"{name}.bif", *RANDOM, "--holdout", "10%", *options)
+        assert done.exit_code == 0, done.output
+        counts = ("counts", ASIA, rows, "-o", str(tmp_path / f"{name}.csv"), *COLUMNS, *options)
+        assert junctor_cli(*counts).exit_code == 0
+    for form in ("bif", "csv"):
+        assert (tmp_path / f"there.{form}").read_bytes() == (tmp_path / f"here.{form}").read_bytes()
+
+
+@pytest.mark.usefixtures("often")
+def test_overwriting_gives_up_other_fits_alone(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        interrupt(patched, 5)
+        assert fitted(rows, tmp_path / "fitted.bif", *RANDOM, "--overwrite").exit_code == 130
+    again = fitted(rows, tmp_path / "fitted.bif", *RANDOM, "--overwrite")
+    assert again.exit_code == 0, again.output
+    assert "going on with the fit" in again.stderr
 
 
 def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:

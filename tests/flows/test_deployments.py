@@ -188,6 +188,72 @@ def test_what_a_run_would_refuse_is_refused_at_once(
     assert "Traceback" not in done.stderr
 
 
+def test_fits_and_sequences_are_deployed(
+    server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit = ("deploy", "learn", ASIA, "patients.csv", "-o", "fitted.bif")
+    options = ("--prior", "dirichlet:counts.csv@5", "--workers", "2", "--retries", "2", "--cron", "0 4 * * *")
+    done = server.junctor_here(*fit, *options)
+    assert "deployed junctor-learn-network/asia-patients-learn" in done.stdout, done.stderr
+    found = server.deployment("asia-patients-learn", "junctor-learn-network")
+    assert found["entrypoint"] == "junctor_flows.learning.learn_network"
+    assert found["schedules"][0]["schedule"]["cron"] == "0 4 * * *"
+    assert found["parameters"] == {
+        "network": str(Path(ASIA).absolute()),
+        "evidence": str(tmp_path / "patients.csv"),
+        "output": str(tmp_path / "fitted.bif"),
+        "prior": f"dirichlet:{tmp_path}/counts.csv@5",
+        "workers": 2,
+        "retries": 2,
+    }
+    assert found["parameter_openapi_schema"]["properties"]["start"]["enum"] == ["network", "random", "uniform"]
+    for wrong, code, words in (
+        (("--holdout", "200%"), 2, "a share such as 10%"),
+        (("--restarts", "3"), 3, "add --start random"),
+        (("--mapping", "s3://key:secret@bucket/map.toml"), 3, "has credentials"),
+        (("--prior", "dirichlet:s3://key:secret@bucket/counts.csv"), 3, "has credentials"),
+    ):
+        refused = server.junctor_here(*fit, *wrong)
+        assert refused.exit_code == code, refused.output
+        assert words in refused.stderr
+    # Names of commands are found anywhere but in other words.
+    for words, full in (
+        (("viterbi", "model.json", "words.parquet"), "junctor-decode-sequences/model-words-viterbi"),
+        (("run", ASIA, "patients.csv"), "junctor-score-batch/asia-patients"),
+        (("--paused", "learn.bif", "run"), "junctor-score-batch/learn-run"),
+    ):
+        done = server.junctor_here("deploy", *words, "-o", "out")
+        assert f"deployed {full}" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_refit_every_night_beside_a_run_of_the_same_name(server: PrefectServer, tmp_path: Path) -> None:
+    rows, flow = tmp_path / "patients.csv", "junctor-learn-network"
+    write_rows(rows, 3)
+    deployed(server, tmp_path, ASIA, "patients.csv", "-o", "answers", "--name", "both")
+    refit = ("deploy", "learn", ASIA, "patients.csv", "-o", "fitted.bif", "--overwrite", "--retries", "1")
+    done = server.junctor(*refit, "--retry-delay", "1s", "--name", "both", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # Of an attempt that was killed, on the rows of the night before.
+    (tmp_path / "fitted.bif.checkpoint").write_bytes(b"of other rows")
+    with server.serve(tmp_path, "both"):
+        first = server.ended(server.begin("both", flow))
+        assert first["state"]["type"] == "COMPLETED"
+        assert first["state"]["message"].startswith("3 ok; log-likelihood ")
+        assert first["name"].startswith("patients.csv on asia.bif, 20")
+        fitted = (tmp_path / "fitted.bif").read_bytes()
+        rows.write_text(rows.read_text() + "no,no\n")
+        again = server.ended(server.begin("both", flow))
+        assert again["state"]["message"].startswith("4 ok; ")
+        assert (tmp_path / "fitted.bif").read_bytes() != fitted
+        assert server.ended(server.begin("both"))["state"]["message"].startswith("4 rows")
+        rows.unlink()
+        failed = server.ended(server.begin("both", flow))
+    assert failed["state"]["type"] == "FAILED"
+    assert failed["run_count"] == 2
+
+
 def test_serve_names_what_there_is(server: PrefectServer) -> None:
     done = server.junctor_here("serve", "unknown")
     assert done.exit_code == 6

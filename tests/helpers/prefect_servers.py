@@ -154,9 +154,9 @@ class PrefectServer:
         """Remove a deployment, whose schedule would keep the server busy."""
         self.ask(f"/deployments/{self.deployment(name)['id']}", method="DELETE")
 
-    def begin(self, name: str, **parameters: Any) -> str:
+    def begin(self, name: str, flow: str = "junctor-score-batch", **parameters: Any) -> str:
         """Ask for a run of a deployment; returns its id."""
-        path = f"/deployments/{self.deployment(name)['id']}/create_flow_run"
+        path = f"/deployments/{self.deployment(name, flow)['id']}/create_flow_run"
         made = self.ask(path, {"state": {"type": "SCHEDULED"}, "parameters": parameters})
         return str(made["id"])
 

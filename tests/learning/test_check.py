@@ -15,7 +15,7 @@ from junctor import generate
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.learning import check
 from junctor.learning.check import HoldoutCheck, check_holdout, row_logs
-from junctor.learning.rows import HeldOut
+from junctor.learning.pieces import HeldOut
 from junctor.model.network import Factor, Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 

@@ -5,12 +5,14 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import dask
 import psutil
 import pytest
-from junctor.model.errors import BudgetError, RunError
+from junctor.model.errors import BudgetError, EvidenceError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import (
@@ -18,6 +20,7 @@ from junctor.runtime.dask_cluster import (
     check_certificates,
     check_scheduler,
     distribute,
+    distribute_in_order,
     local_client,
     silent_dask,
     workers_of,
@@ -110,6 +113,53 @@ def test_a_scheduler_by_its_address_and_errors_that_are_tried_again(tmp_path: Pa
         assert sorted(distribute(stumble, tasks, resources)) == [0, 1, 2]
     assert (tmp_path / "mark").exists()
     assert sorted(result for result, _, _ in results) == [i * i for i in range(9)]
+
+
+def late(task: int, memory: int) -> int:
+    """Take longer the sooner it is among four; refuse task 9."""
+    time.sleep(0.02 * (3 - task % 4))
+    if task == 9:
+        raise BudgetError("nine does not fit")
+    return task
+
+
+def test_results_in_order_and_no_task_made_long_before_its_turn() -> None:
+    from distributed import LocalCluster
+
+    made, most = 0, 2 * distribution.ORDERED_WINDOW
+
+    def tasks(end: int, error: Exception | None = None) -> Iterator[int]:
+        nonlocal made
+        for task in range(end):
+            made = task
+            yield task
+        if error is not None:
+            raise error
+
+    options = {"n_workers": 2, "threads_per_worker": 2, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
+    with LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
+        resources = Resources(scheduler=cluster.scheduler_address, compute=HUNDRED)
+        # What goes wrong in a task or in making one is told after all results before it.
+        results = distribute_in_order(late, tasks(40), resources)
+        for expected in range(9):
+            assert next(results) == expected
+            assert made - expected <= most
+        with pytest.raises(BudgetError, match="nine"):
+            next(results)
+        results = distribute_in_order(late, tasks(7, EvidenceError("a damaged file")), resources)
+        assert list(islice(results, 7)) == list(range(7))
+        with pytest.raises(EvidenceError, match="damaged"):
+            next(results)
+        assert list(distribute_in_order(late, [], resources)) == []
+
+
+@pytest.mark.slow
+def test_order_holds_through_the_death_of_workers(tmp_path: Path) -> None:
+    tasks = [(str(tmp_path / "died"), i) for i in range(12)]
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        # The whole cluster is given up and made anew.
+        assert list(distribute_in_order(die_once, tasks, Resources(workers=2, compute=HUNDRED))) == [*range(12)]
+    assert (tmp_path / "died").exists()
 
 
 def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
 from junctor.cli.counts import counts
 from junctor.cli.demo import demo
-from junctor.cli.deploy import deploy
+from junctor.cli.deploy import app as deploy
 from junctor.cli.failures import Commands
 from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
@@ -40,11 +40,12 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_RUNS = (run, report, finalise, status, verify, deploy, serve)
+_RUNS = (run, report, finalise, status, verify, serve)
 _NETWORKS = (inspect, convert, validate, learn, counts, calibrate, ask, joint)
 for command in (*_RUNS, *_NETWORKS, viterbi, learn_chain, tune, warmup, cache, demo):
     app.command()(command)
 app.command("map")(propose_mapping)
+app.add_typer(deploy, name="deploy")
 
 
 def _show_version(asked: bool) -> None:

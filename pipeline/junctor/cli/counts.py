@@ -28,10 +28,13 @@ def counts(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
     memory: cli.LearningMemory = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
+    scheduler: cli.Scheduler = None,
+    insecure_scheduler: cli.InsecureScheduler = False,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -50,14 +53,18 @@ def counts(
     from junctor.formats import read_network
     from junctor.learning.counts import count_rows, counts_table, write_counts
     from junctor.learning.rows import RowOptions
+    from junctor.runtime.dask_cluster import check_resources
     from junctor.runtime.settings import load_settings
 
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
-    compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
+    settings = load_settings()
+    compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
+    resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
+    check_resources(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     try:
         with progress_display(quiet) as progress:
-            found, statuses = count_rows(model, evidence, rows, compute, progress)
+            found, statuses = count_rows(model, evidence, rows, resources, progress)
     except KeyboardInterrupt as wish:
         raise interrupted(wish) from None
     table = counts_table(model, found)

@@ -1,21 +1,59 @@
-"""`junctor deploy`: a run on a schedule of a Prefect server."""
+"""`junctor deploy`: a run, a fit or the decoding of sequences on a schedule of a Prefect server."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from junctor.cli.deployed import checking
+from junctor.cli.learn import learn
+from junctor.cli.learn_chain import learn_chain
 from junctor.cli.parameters import parameters_of, seconds_of, values
 from junctor.cli.run import run
+from junctor.cli.viterbi import viterbi
 
 _PANEL = "Schedule"
 
+# What can be deployed, with the first line of its help; `run` is meant where none is named.
+_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "run": (run, "Run NETWORK and EVIDENCE on a schedule; `run` may be left out."),
+    "learn": (learn, "Fit NETWORK to EVIDENCE on a schedule."),
+    "learn-chain": (learn_chain, "Fit MODEL to SEQUENCES on a schedule."),
+    "viterbi": (viterbi, "Decode SEQUENCES by MODEL on a schedule."),
+}
+
+
+class _Deployable(TyperGroup):
+    """The commands that can be deployed: `junctor deploy asia.bif rows` is `junctor deploy run asia.bif rows`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name the command that is meant."""
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["run", *args]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+
+app = typer.Typer(cls=_Deployable, no_args_is_help=True)
+
+
+@app.callback()
+def _about() -> None:
+    """Put a run, a fit or the decoding of sequences on a schedule of the configured Prefect server (PREFECT_API_URL).
+
+    NETWORK EVIDENCE without the name of a command is a run: `junctor deploy asia.bif patients --output answers`. A
+    deployment of the same name is replaced. Local paths are those of the machine that does the work.
+    """
+
 
 def _deploy(
+    command: str,
+    *,
     cron: Annotated[
         str | None, typer.Option(help="When to run, such as '0 5 * * *'; only when asked for if not given.")
     ] = None,
@@ -38,47 +76,48 @@ def _deploy(
 
     configured_server()
     # What a run would refuse at night is refused now.
+    function, _ = _COMMANDS[command]
     with checking():
-        run(**given)
+        function(**given)
     for limit in (retry_delay, *([] if timeout is None else [timeout])):
         seconds_of(limit)
     own = {"retries": retries, "retry_delay": retry_delay, "timeout": timeout}
     defaults = inspect.signature(_deploy).parameters
     changed = {key: value for key, value in own.items() if value != defaults[key].default}
-    parameters = {**values(run, given), **changed}
+    parameters = {**values(function, given), **changed}
     from junctor_flows.deployments import DeploymentOptions, deploy
 
     options = DeploymentOptions(cron, timezone, work_pool, concurrency or None, on_overlap == "skip", paused)
-    full = deploy(name or _name(parameters), parameters, options)
+    full = deploy(command, name or _name(command, parameters), parameters, options)
     typer.echo(f"deployed {full}")
     typer.echo(f"  once now:  prefect deployment run '{full}'")
     worker = "junctor serve" if work_pool is None else f"prefect worker start --pool {work_pool}"
     typer.echo(f"  runs it:   {worker}")
 
 
-def _name(parameters: dict[str, Any]) -> str:
+def _name(command: str, parameters: dict[str, Any]) -> str:
     # Prefect's names hold anything but slashes and percent signs.
-    return "-".join(PurePath(parameters[key]).stem.replace("%", "") or key for key in ("network", "evidence"))
+    inputs = [each.name for each in parameters_of(_COMMANDS[command][0])][:2]
+    stems = [PurePath(parameters[key]).stem.replace("%", "") or key for key in inputs]
+    return "-".join(stems if command == "run" else [*stems, command])
 
 
-def _as_command() -> Any:
-    """Return `_deploy` with the arguments and options of `junctor run`, whichever it has."""
-    of_run = {each.argument for each in parameters_of(run)}
-    shared = [each for each in inspect.signature(run, eval_str=True).parameters.values() if each.name in of_run]
+def _as_command(command: str) -> Callable[..., None]:
+    """Return `_deploy` with the arguments and options of a command, whichever it has."""
+    function, about = _COMMANDS[command]
+    of_command = {each.argument for each in parameters_of(function)}
+    every = inspect.signature(function, eval_str=True).parameters.values()
+    shared = [each for each in every if each.name in of_command]
     own = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_in_panel(each.annotation))
+        each.replace(annotation=_in_panel(each.annotation))
         for each in inspect.signature(_deploy, eval_str=True).parameters.values()
-        if each.kind is not inspect.Parameter.VAR_KEYWORD
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
     ]
 
     def deploy(**given: Any) -> None:
-        """Run NETWORK and EVIDENCE on a schedule of the configured Prefect server (PREFECT_API_URL).
+        _deploy(command, **given)
 
-        Takes the options of `junctor run`. A deployment of the same name is replaced. Local paths are those of the
-        machine that runs it.
-        """
-        _deploy(**given)
-
+    deploy.__doc__ = f"{about}\n\nTakes the options of `junctor {command}`. A deployment of the same name is replaced."
     deploy.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
     deploy.__annotations__ = {each.name: each.annotation for each in (*shared, *own)}
     return deploy
@@ -90,4 +129,5 @@ def _in_panel(annotation: Any) -> Any:
     return annotation
 
 
-deploy = _as_command()
+for _each in _COMMANDS:
+    app.command(_each)(_as_command(_each))

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
 
 # The reporter of the flow run that a command is part of.
 deployed: ContextVar[Watcher | None] = ContextVar("deployed", default=None)
+# What a command says of its end where it has no reporter.
+_conclusion: ContextVar[str] = ContextVar("conclusion", default="")
 _is_check: ContextVar[bool] = ContextVar("check", default=False)
+
+
+def conclude(message: str) -> None:
+    """Say what came of a command, in a line."""
+    _conclusion.set(message)
+
+
+def conclusion() -> str:
+    """Return what the command has said of its end."""
+    return _conclusion.get()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from junctor.cli.deployed import conclude
 from junctor.cli.lines import say
 from junctor.learning.choices import Acceleration, Impossible
 
@@ -135,6 +136,23 @@ class FitLines:
         say("extra", f"{what}: {far}{left}", what=what, done=done, of=of, seconds=seconds)
 
 
+def conclude_fit(statuses: Mapping[str, int], trace: Sequence[Iteration], converged: bool) -> None:
+    """Say in a line what came of a fit, for whoever shows the end of a command.
+
+    statuses: rows of each status.
+    trace, converged: of the fit.
+    """
+    from junctor.cli.display import show_statuses
+
+    last = trace[-1]
+    end = f"log-likelihood {last.log_likelihood:.9g}, {_end(converged)} at {last.number:,}"
+    conclude(f"{show_statuses(statuses)}; {end}")
+
+
+def _end(converged: bool) -> str:
+    return "converged" if converged else "not converged"
+
+
 def show_loop(
     trace: Sequence[Iteration],
     converged: bool,
@@ -149,9 +167,8 @@ def show_loop(
     weight: of the rows; row: what they are called.
     """
     last = trace[-1]
-    end = "converged" if converged else "not converged"
-    each = last.log_likelihood / weight
-    typer.echo(f"log-likelihood {last.log_likelihood:.9g}, {each:.6g} a {row}; {end} at {last.number:,} ({reason})")
+    each = f"{last.log_likelihood:.9g}, {last.log_likelihood / weight:.6g} a {row}"
+    typer.echo(f"log-likelihood {each}; {_end(converged)} at {last.number:,} ({reason})")
     if len(restarts) > 1:
         typer.echo(f"objectives of the starts: {', '.join(f'{each.log_posterior:.9g}' for each in restarts)}")
 

@@ -10,6 +10,7 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
+from junctor.cli.deployed import deployed, is_check
 from junctor.learning.choices import Start
 
 if TYPE_CHECKING:
@@ -80,10 +81,13 @@ def learn(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
     memory: cli.LearningMemory = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
+    scheduler: cli.Scheduler = None,
+    insecure_scheduler: cli.InsecureScheduler = False,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -103,6 +107,8 @@ def learn(
     from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
     from junctor.learning.rows import RowOptions
+    from junctor.runs.workload import refuse_places
+    from junctor.runtime.dask_cluster import check_resources
     from junctor.runtime.remote import location, shown
     from junctor.runtime.settings import load_settings
 
@@ -119,9 +125,16 @@ def learn(
         FitOptions(tolerance, max_iterations, acceleration),
     )
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
-    compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
+    settings = load_settings()
+    compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
+    resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     target = location(output)
     form = writable_format(target)
+    places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
+    refuse_places(filter(None, places), recorded=is_check() or deployed.get() is not None)
+    if is_check():
+        return
+    check_resources(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     if form != "parquet":
         # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
@@ -139,7 +152,7 @@ def learn(
             # Lines would get into a bar: its display ends before the first of them.
             lines = fits.FitLines(options.restarts, quiet, reading.close)
             extras = Extras(errors, report, facts, lines.tell_extra)
-            found = learn_rows(model, source, options, rows, compute, lines.tell, progress, checkpoint, extras)
+            found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     for warning in write_network(found.network, target):
@@ -155,6 +168,7 @@ def _show(found: Learned, output: str, as_json: bool) -> None:
     from junctor.cli.display import show_statuses
     from junctor.runtime.remote import shown
 
+    fits.conclude_fit(found.rows, found.trace, found.converged)
     if as_json:
         typer.echo(json_module.dumps({"output": output, **found.to_record()}, indent=2))
         return

@@ -10,6 +10,7 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
+from junctor.cli.deployed import deployed, is_check
 from junctor.learning.choices import ChainStart
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def learn_chain(
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions
+    from junctor.runs.workload import refuse_places
     from junctor.runtime.remote import shown
     from junctor.runtime.settings import load_settings
 
@@ -120,6 +122,9 @@ def learn_chain(
     )
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
+    refuse_places(filter(None, (model, sequences, output, report)), recorded=is_check() or deployed.get() is not None)
+    if is_check():
+        return
     files = {"model file": model, "sequences": sequences, "fitted model": output}
     facts = {name: shown(file) for name, file in files.items()}
     try:
@@ -135,6 +140,7 @@ def learn_chain(
             learned = job.run(compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet))
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
+    fits.conclude_fit(learned.statuses, learned.fit.trace, learned.fit.converged)
     if json:
         typer.echo(dumps({"output": shown(output), **learned.to_record()}, indent=2))
     else:

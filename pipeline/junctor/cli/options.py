@@ -130,6 +130,14 @@ Workers = Annotated[
         min=0, help="Processes, as many as the work is worth; 0: this process itself.", rich_help_panel=RESOURCES
     ),
 ]
+RowWorkers = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Processes that read and prepare the rows; this process alone if not given.",
+        rich_help_panel=RESOURCES,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -336,7 +344,9 @@ Weight = Annotated[
 LearningMemory = Annotated[
     str | None,
     typer.Option(
-        "--memory", help="What propagation may take, such as 4GiB; 60 % of what is free.", rich_help_panel=RESOURCES
+        "--memory",
+        help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 

@@ -19,6 +19,8 @@ from typer.models import ParameterInfo
 _OF_TERMINALS = ("prefect", "json", "quiet", "log_format")
 # What options and arguments that name files or folders are called in the help.
 _PATHS = ("NETWORK", "EVIDENCE", "MODEL", "SEQUENCES", "DIR", "FILE")
+# A prior may be a file.
+_PRIOR_FILE = "dirichlet:"
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -79,11 +81,20 @@ def values(command: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, A
     given: arguments of the command.
     """
     told = [(each, given[each.argument]) for each in parameters_of(command)]
-    return {each.name: _absolute(value) if each.is_path else value for each, value in told if value != each.default}
+    return {each.name: _elsewhere(each, value) for each, value in told if value != each.default}
+
+
+def _elsewhere(parameter: Parameter, value: Any) -> Any:
+    """Return a value as a run that begins in another folder has to have it."""
+    if parameter.is_path:
+        return _absolute(value)
+    if parameter.name == "prior" and isinstance(value, str) and value.startswith(_PRIOR_FILE):
+        return _PRIOR_FILE + _absolute(value.removeprefix(_PRIOR_FILE))
+    return value
 
 
 def _absolute(path: str) -> str:
-    # Runs begin in another folder; places of other machines, such as s3://bucket, are absolute.
+    # Places of other machines, such as s3://bucket, are absolute.
     return path if "://" in path else os.path.abspath(path)
 
 

@@ -6,6 +6,7 @@ Main classes: ParquetTable and ArrowTable, opened by `junctor.evidence.read`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ def _rows_of_batch(columns: int) -> int:
 
 
 class BinaryTable:
-    """A file whose rows have no lines."""
+    """A file whose rows have no lines, in groups that can be read apart."""
 
     path: AnyPath
     partition = 0
@@ -42,20 +43,28 @@ class ParquetTable(BinaryTable):
         with self._open([]) as file:
             self.schema: pa.Schema = file.schema_arrow
 
+    @cached_property
+    def groups(self) -> list[int]:
+        """Rows of each row group."""
+        with self._open([]) as file:
+            return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+
     def batches(
-        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the columns at `positions`, in that order, never more than 65,536 rows at once.
 
         positions: of the columns.
         plain: positions of those whose texts are mostly different, which do not come as dictionaries.
         threads: more than 1 for those of Arrow.
+        groups: row groups that are read, None for all.
         """
         names = [self.schema.names[position] for position in positions]
         alike = [self.schema.names[position] for position in positions if position not in plain]
         rows = _rows_of_batch(len(names))
         with self._open([name for name in alike if is_text(self.schema.field(name).type)]) as file:
-            for batch in file.iter_batches(rows, columns=names, use_threads=threads > 1):
+            some = None if groups is None else list(groups)
+            for batch in file.iter_batches(rows, some, names, use_threads=threads > 1):
                 # Selected again: a name with a dot may have matched nested columns as well.
                 # Damaged files may decode to offsets out of range, which later crash the process.
                 picked = batch.select(names)
@@ -79,13 +88,28 @@ class ArrowTable(BinaryTable):
         with arrow_file(path) as file, self._open(file) as reader:
             self.schema: pa.Schema = reader.schema
 
+    @cached_property
+    def groups(self) -> list[int] | None:
+        """Rows of each record batch; None for a stream."""
+        # A column is enough, and columns may be compressed.
+        with arrow_file(self.path) as file, self._open(file, [0] if len(self.schema) else None) as reader:
+            if not isinstance(reader, pa.ipc.RecordBatchFileReader):
+                return None
+            return [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+
     def batches(
-        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, as they are, in pieces of at most 65,536 rows."""
+        """Yield the columns at `positions`, in that order, as they are, in pieces of at most 65,536 rows.
+
+        positions: of the columns.
+        plain, threads: make no difference.
+        groups: record batches that are read, None for all; a stream is read to its end.
+        """
         with arrow_file(self.path) as file, self._open(file) as reader:
             if isinstance(reader, pa.ipc.RecordBatchFileReader):
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                some = range(reader.num_record_batches) if groups is None else groups
+                batches = (reader.get_batch(i) for i in some)
             else:
                 batches = iter(reader)
             rows = _rows_of_batch(len(positions))
@@ -94,9 +118,12 @@ class ArrowTable(BinaryTable):
                 picked.validate(full=True)
                 yield from (picked.slice(start, rows) for start in range(0, picked.num_rows, rows))
 
-    def _open(self, file: pa.NativeFile) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
+    def _open(
+        self, file: pa.NativeFile, columns: list[int] | None = None
+    ) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
         import pyarrow.ipc
 
+        options = pyarrow.ipc.IpcReadOptions(included_fields=columns)
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
-        return pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
+        return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(file, options=options)

@@ -43,6 +43,11 @@ def spooled(source: str | os.PathLike[str] | RemotePath) -> AnyPath:
         return _copy("-" if name in STDIN else name)
 
 
+def is_copy(path: AnyPath) -> bool:
+    """Return True for the copy of a pipe: a file of this machine, for this process and those that it starts."""
+    return bool(_folder.cache_info().currsize) and path.parent == Path(_folder().name)
+
+
 def _is_pipe(path: Path) -> bool:
     try:
         mode = path.stat().st_mode

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import pyarrow as pa
@@ -26,6 +28,9 @@ from junctor.runtime.threads import ahead
 
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
+# Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
+# share of all.
+MOST_PARTITIONS, SPAN_LOSS = 8, 0.6
 
 
 class EvidenceSource(Protocol):
@@ -151,14 +156,20 @@ class ColumnTable(Protocol):
         """The number of the last columns, those from its folders."""
         ...
 
+    @property
+    def groups(self) -> Sequence[int] | None:
+        """Rows of the groups that can be read apart, None for a file that is read from its start."""
+        ...
+
     def batches(
-        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the columns at `positions`, in that order, batch by batch.
 
         positions: of the columns.
         plain: positions of those whose texts are mostly different, which do not come as dictionaries.
         threads: that parse.
+        groups: numbers of those that are read, None for the whole file.
         """
         ...
 
@@ -175,13 +186,51 @@ class TableSource:
     case_id_type: pa.DataType
     kept_schema: pa.Schema
     _files: tuple[tuple[ColumnTable, ColumnLayout, Encoder], ...] = field(repr=False)
+    # Number of the first row of the files, and those that are read, where these are not all.
+    _first_row: int = 0
+    _within: range | None = None
+
+    @property
+    def paths(self) -> tuple[AnyPath, ...]:
+        """Its files."""
+        return tuple(table.path for table, _, _ in self._files)
+
+    def spans(self, rows: int, least: int) -> list[range] | None:
+        """Return rows that can be read apart, each of some whole partitions; None if that took much longer.
+
+        rows: of a partition.
+        least: how many there should be.
+        """
+        groups: list[Sequence[int]] = []
+        for table, _, _ in self._files:
+            with explained(table.path):
+                of_file = table.groups
+            if of_file is None:
+                return None
+            groups.append(of_file)
+        return spans_of([count for of_file in groups for count in of_file], rows, least)
+
+    def part(self, rows: range) -> TableSource:
+        """Return the source of some rows alone, with the numbers that they have here.
+
+        rows: one of `spans`.
+        """
+        files: list[tuple[ColumnTable, ColumnLayout, Encoder]] = []
+        first_row = here = 0
+        for file in self._files:
+            count = sum(file[0].groups or ())
+            if here < rows.stop and here + count > rows.start:
+                first_row = first_row if files else here
+                files.append(file)
+            here += count
+        return replace(self, _files=tuple(files), _first_row=first_row, _within=rows)
 
     def partitions(self, rows: int, threads: int = 1) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows; see `EvidenceSource`."""
         if rows < 1:
             raise ValueError(f"partitions need at least one row, not {rows}")
         # Blocks of files and partitions have different sizes: slices of blocks are held until they fill a partition.
-        first_row = held_rows = 0
+        first_row, held_rows = 0 if self._within is None else self._within.start, 0
         held: list[EncodedPartition] = []
         for piece in self._pieces(threads):
             start = 0
@@ -194,6 +243,8 @@ class TableSource:
                     first_row, held_rows, held = first_row + rows, 0, []
         if held:
             yield self._joined(held, first_row)
+        if self._within is not None and first_row + held_rows != self._within.stop:
+            raise EvidenceError("it has changed while it was read", Place(str(self._files[-1][0].path)))
 
     def unknown_states(self) -> dict[int, list[str]]:
         """Return the texts of cells that name no state of their variable, sorted; reads all rows."""
@@ -219,14 +270,18 @@ class TableSource:
             yield encoded
 
     def _blocks(self, threads: int) -> Iterator[_Block]:
-        first_row = 0
+        first_row = self._first_row
         for table, layout, encoder in self._files:
-            row_in_file = 0
+            groups, row_in_file = None, 0
+            if self._within is not None:
+                with explained(table.path):
+                    groups, row_in_file = _groups_of(table.groups or (), self._within, first_row)
+                first_row += row_in_file
             # Their texts are mostly different; those of kept columns that are evidence too are not.
             plain = [column.position for column in layout.columns if column.role == "case_id"]
             plain += encoder.binned(layout)
             plain += set(layout.kept).difference(column.position for column in layout.columns)
-            batches = table.batches(layout.positions, sorted(plain), threads)
+            batches = table.batches(layout.positions, sorted(plain), threads, groups)
             while True:
                 # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
                 # unchanged.
@@ -234,7 +289,9 @@ class TableSource:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                yield _Block(table.path, encoder, batch, first_row, row_in_file)
+                block = _Block(table.path, encoder, batch, first_row, row_in_file)
+                if (here := block if self._within is None else block.within(self._within)) is not None:
+                    yield here
                 row_in_file += batch.num_rows
                 first_row += batch.num_rows
 
@@ -248,6 +305,52 @@ class _Block:
     batch: pa.RecordBatch
     first_row: int
     row_in_file: int
+
+    def within(self, rows: range) -> _Block | None:
+        """Return the block of those of its rows that are among `rows`, None without any."""
+        start = max(0, rows.start - self.first_row)
+        count = min(self.batch.num_rows, rows.stop - self.first_row) - start
+        if count <= 0:
+            return None
+        piece = self.batch.slice(start, count)
+        return replace(self, batch=piece, first_row=self.first_row + start, row_in_file=self.row_in_file + start)
+
+
+def spans_of(groups: Sequence[int], rows: int, least: int) -> list[range] | None:
+    """Return ranges of whole partitions; None if too many rows would be read in vain.
+
+    groups: rows of each, in the order of the table; a range is read from the start of a group.
+    rows: of a partition.
+    least: how many ranges there should be.
+    """
+    starts = [0, *accumulate(groups)]
+    total = starts.pop()
+    # Rows that are read in vain before each partition.
+    before = [first - starts[bisect_right(starts, first) - 1] for first in range(0, total, rows)]
+    count, most = len(before), max(1, min(MOST_PARTITIONS, len(before) // max(1, least)))
+    while True:
+        bounds = [0]
+        while (at := bounds[-1]) < count:
+            # At the end nothing is left to begin.
+            lost = {end: 0 if end == count else before[end] for end in range(at + 1, min(at + most, count) + 1)}
+            bounds.append(min(lost, key=lambda end: (lost[end] / (end - at), -end)))
+        if sum(before[at] for at in bounds[:-1]) <= SPAN_LOSS * total:
+            return [range(at * rows, min(total, end * rows)) for at, end in pairwise(bounds)]
+        if most == MOST_PARTITIONS:
+            return None
+        most = min(MOST_PARTITIONS, 2 * most)
+
+
+def _groups_of(groups: Sequence[int], rows: range, first_row: int) -> tuple[range, int]:
+    """Return the groups of a file that have some of the rows, and the rows of the file before them.
+
+    groups: rows of each.
+    rows: of the table.
+    first_row: number that the first row of the file has there.
+    """
+    starts = [first_row, *(first_row + count for count in accumulate(groups))]
+    first = max(0, bisect_right(starts, rows.start) - 1)
+    return range(first, min(len(groups), bisect_left(starts, rows.stop))), starts[first] - first_row
 
 
 def _encoded(block: _Block) -> tuple[_Block, EncodedPartition | None]:
@@ -325,11 +428,16 @@ class _WithFolderColumns:
         for name in constants:
             self.schema = self.schema.append(pa.field(name, pa.string()))
 
+    @property
+    def groups(self) -> Sequence[int] | None:
+        return self._table.groups
+
     def batches(
-        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         inner = [position for position in positions if position < self._width]
-        for batch in self._table.batches(inner, [position for position in plain if position < self._width], threads):
+        own = [position for position in plain if position < self._width]
+        for batch in self._table.batches(inner, own, threads, groups):
             columns = dict(zip(inner, batch.columns, strict=True))
             for i, value in enumerate(self._values, self._width):
                 columns[i] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)

@@ -31,7 +31,7 @@ OUTPUTS = (".parquet", ".json", ".json.gz")
 
 @dataclass(frozen=True, slots=True)
 class ChainJob:
-    """A fit; paths as they were given.
+    """A fit; paths as they were given. Raises InputError for an output whose name says no format.
 
     model: file of it.
     sequences: file or folder of them.
@@ -55,6 +55,12 @@ class ChainJob:
     model_format: str | None = None
     sequences_format: str | None = None
 
+    def __post_init__(self) -> None:
+        # Before hours of work: any other name would get a Parquet file.
+        name = location(self.output).name
+        if not name.lower().endswith(OUTPUTS):
+            raise InputError(f"output {name!r}: expected a name that ends in {', '.join(OUTPUTS)}")
+
     def run(
         self,
         compute: ComputeOptions,
@@ -72,9 +78,6 @@ class ChainJob:
         """
         check_device(compute.device)
         output = location(self.output)
-        # Before hours of work: any other name would get a Parquet file.
-        if not output.name.lower().endswith(OUTPUTS):
-            raise InputError(f"output {output.name!r}: expected a name that ends in {', '.join(OUTPUTS)}")
         model = read_model(self.model, self.model_format)
         identity = {
             "model": model.digest,

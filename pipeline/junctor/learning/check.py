@@ -14,7 +14,7 @@ from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.learning.expectation import Floats
 from junctor.learning.holdout import HoldoutComparison, compared, mean, mixed
-from junctor.learning.rows import HeldOut
+from junctor.learning.pieces import HeldOut
 from junctor.model.answers import OK
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions

@@ -62,7 +62,7 @@ class Checkpoint:
 
     path: of the file.
     identity: what the fit depends on; values of JSON.
-    overwrite: whether the state of another fit is given up.
+    overwrite: whether the state of another fit, or a damaged file, is given up.
     Raises RunError for the state of another fit, and for a damaged file.
     """
 
@@ -70,7 +70,12 @@ class Checkpoint:
         self.path = path
         self._identity = {"format_version": FORMAT_VERSION, **json.loads(json.dumps(identity))}
         self._written = 0.0
-        self.state = None if overwrite else self._read()
+        try:
+            self.state = self._read()
+        except RunError:
+            if not overwrite:
+                raise
+            self.state = None
 
     def keep(self, state: LearnState) -> None:
         """Write the state, unless that was done a moment ago."""

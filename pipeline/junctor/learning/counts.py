@@ -15,9 +15,11 @@ from junctor.evidence.mapping import MappingSource
 from junctor.formats import read_network
 from junctor.learning.expectation import Floats
 from junctor.learning.observations import values_of
-from junctor.learning.rows import RowOptions, open_rows, read_rows
+from junctor.learning.pieces import read_rows
+from junctor.learning.rows import RowOptions, open_rows
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import DeviceChoice
+from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
 from junctor.runtime.files import aside
 from junctor.runtime.machine import compute_options
@@ -66,24 +68,26 @@ def expected_counts(
     """
     network = network if isinstance(network, Network) else read_network(network)
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing), mapping)
-    counts, _ = count_rows(network, table, rows, compute_options(memory, threads, device, device_memory))
+    resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
+    counts, _ = count_rows(network, table, rows, resources)
     return counts_table(network, counts)
 
 
 def count_rows(
-    network: Network, table: Any, rows: RowOptions, compute: ComputeOptions, progress: Progress | None = None
+    network: Network, table: Any, rows: RowOptions, resources: Resources, progress: Progress | None = None
 ) -> tuple[Floats, dict[str, int]]:
     """Return the expected counts of the entries of all tables, and the rows of each status.
 
     network: Bayesian; whole tables of noisy nodes are counted.
     table: a path, or a table in memory.
     rows: how they are read.
-    compute: devices, threads and memory.
+    resources: devices, threads and memory, and workers that read and prepare the rows, if there are any.
     progress: told of the rows.
     """
-    check_device(compute.device)
+    check_device(resources.compute.device)
     whole = network.expanded
-    observations, reading = read_rows(open_rows(table, network, rows), whole, compute, progress=progress)
+    source = open_rows(table, network, rows, resources)
+    observations, reading = read_rows(source, whole, resources, progress=progress)
     statuses = {"ok": observations.rows, "impossible": len(observations.impossible), "invalid": reading.invalid}
     return observations.expect(values_of(whole)).counts, statuses
 

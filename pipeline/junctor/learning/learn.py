@@ -35,14 +35,16 @@ from junctor.learning.learned import Learned, LearnedCells
 from junctor.learning.observations import Observations
 from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
+from junctor.learning.pieces import HeldOut, RowReading, read_rows
 from junctor.learning.priors import STRENGTH, pseudo_counts
 from junctor.learning.report.page import write_fit_page
 from junctor.learning.restarts import best_of_starts
-from junctor.learning.rows import HeldOut, RowOptions, RowReading, open_rows, read_rows, with_new_states
+from junctor.learning.rows import RowOptions, open_rows, with_new_states
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
+from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory, compute_options
 from junctor.runtime.progress import Progress
@@ -173,8 +175,8 @@ def learn(
     rows = RowOptions(weight, case_id, ignore_extra, strict, several(missing), mapping)
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
-    compute = compute_options(memory, threads, device, device_memory)
-    return learn_rows(network, table, options, rows, compute, watch, extras=extras)
+    resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
+    return learn_rows(network, table, options, rows, resources, watch, extras=extras)
 
 
 def learn_rows(
@@ -182,7 +184,7 @@ def learn_rows(
     table: Any,
     options: LearnOptions,
     rows: RowOptions,
-    compute: ComputeOptions,
+    resources: Resources,
     watch: Callable[[int, Iteration], None] | None = None,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
@@ -194,26 +196,27 @@ def learn_rows(
     table: a path, or a table in memory.
     options: what is fitted, and how.
     rows: how they are read.
-    compute: threads and memory, and the device of expected counts.
+    resources: threads, memory, the device of expected counts, and workers that read and prepare the rows, if there are
+        any.
     watch: told of each iteration, with the number of its start.
     progress: told of the rows while they are read.
     checkpoint: where the state is kept after each iteration, and taken from.
     extras: what is found out besides.
     """
     extras = extras or Extras()
-    check_device(compute.device)
+    check_device(resources.compute.device)
     fixed = named_variables(network, options.fix, "--fix")
     # Before rows are read: what cannot be fitted needs no minutes to be seen.
     parameters = NetworkParameters(network, fixed, tied_variables(network, options.tie))
     if options.new_states:
-        network = with_new_states(network, open_rows(table, network, rows), fixed)
+        network = with_new_states(network, open_rows(table, network, rows, resources), fixed, resources)
         parameters = replace(parameters, network=network)
     parameters = _smoothed(parameters, options)
     given, network, pseudo = network, parameters.network, pseudo_counts(options.prior, parameters)
-    source = open_rows(table, network, rows)
-    observations, reading = read_rows(source, network, compute, options.holdout, options.seed, progress)
+    source = open_rows(table, network, rows, resources)
+    observations, reading = read_rows(source, network, resources, options.holdout, options.seed, progress)
     _refuse(observations, reading, options)
-    allowed = allowed_memory(compute)
+    compute, allowed = resources.compute, allowed_memory(resources.compute)
     if extras.errors and observations.components:
         refuse_errors(parameters, allowed)
     latent = tuple(v.name for i, v in enumerate(network.public) if i not in source.columns)

@@ -1,45 +1,33 @@
-"""Rows to learn from: files and tables in memory, weights, rows held out, states that the network lacks.
+"""Rows to learn from, opened: files and tables in memory, and states that the network lacks.
 
-Main functions: `open_rows` and `read_rows`.
+Main function: `open_rows`; `junctor.learning.pieces` reads them.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
-from junctor.evidence.columns import encode_numbers
-from junctor.evidence.encode import EncodedPartition, Encoder, as_arrow
+from junctor.evidence.encode import Encoder, as_arrow
 from junctor.evidence.layout import read_layout
 from junctor.evidence.mapping import MappingSource, read_mapping
+from junctor.evidence.pipes import spooled
 from junctor.evidence.read import EvidenceSource, TableSource, open_evidence
-from junctor.learning.expectation import Floats
-from junctor.learning.holdout import is_held_out
-from junctor.learning.observations import Observations, observe
+from junctor.learning.pieces import read_new_states
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
-from junctor.model.options import ComputeOptions
-from junctor.runtime.machine import usable_cores
-from junctor.runtime.progress import Progress, Silence
+from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
-# Rows and cells that are encoded at a time, enough for several threads.
-MOST_ROWS, MOST_CELLS = 1 << 18, 1 << 25
 # Rows of a table in memory that are encoded at a time.
 PIECE_ROWS = 1 << 16
 # Share of a distribution that a new state gets before the rows say more.
 NEW_STATE_SHARE = 1e-3
-# Invalid rows whose reasons are kept.
-MOST_REASONS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,45 +43,21 @@ class RowOptions:
     format: str | None = None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class HeldOut:
-    """Rows that are kept for a check: a batch, and the weight of each."""
+def open_rows(table: Any, network: Network, options: RowOptions, resources: Resources) -> EvidenceSource:
+    """Open rows of evidence; raises EvidenceError.
 
-    batch: EvidenceBatch
-    weights: Floats
-
-
-@dataclass(eq=False, slots=True)
-class RowReading:
-    """What came of reading rows.
-
-    rows: all of them.
-    invalid: those that cannot be read.
-    reasons: row -> why it is invalid, of the first ones.
-    held_out: rows that are kept for a check.
-    is_complete: whether the others observe every variable of the file, as a state.
-    read: rows with a weight that are neither invalid nor held out; impossible ones are among them.
-    observed, soft: variable -> cells of these rows with a state, with a likelihood; those that have any.
+    table: the path of a file, folder or glob, or a table in memory.
+    network: that names refer to.
+    options: how they are read.
+    resources: whose workers may open them, too.
     """
-
-    rows: int = 0
-    invalid: int = 0
-    read: int = 0
-    observed: Counter[int] = field(default_factory=Counter)
-    soft: Counter[int] = field(default_factory=Counter)
-    reasons: dict[int, str] = field(default_factory=dict)
-    held_out: list[HeldOut] = field(default_factory=list)
-    is_complete: bool = True
-
-
-def open_rows(table: Any, network: Network, options: RowOptions) -> EvidenceSource:
-    """Open rows of evidence: the path of a file, folder or glob, or a table in memory; raises EvidenceError."""
     if options.weight is not None and options.weight in network.index:
         raise EvidenceError(f"the column of weights {options.weight!r} has the name of a variable: rename it")
     keep = () if options.weight is None else (options.weight,)
     if isinstance(table, str | os.PathLike | RemotePath):
         return open_evidence(
-            table,
+            # Workers of a scheduler are in folders of their own.
+            table if resources.scheduler is None else spooled(table).absolute(),
             network,
             case_id=options.case_id,
             ignore_extra=options.ignore_extra,
@@ -127,10 +91,12 @@ class _MemoryTable:
         self.path: AnyPath = location("table")
         self.partition = 0
         self.schema: pa.Schema = table.schema
+        # Workers do not see it.
+        self.groups = None
         self._table = table
 
     def batches(
-        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         # A record batch without columns would lose its number of rows.
         for first in range(0, self._table.num_rows, PIECE_ROWS):
@@ -142,105 +108,19 @@ class _MemoryTable:
         return Place(None, row + 1)
 
 
-def read_rows(
-    source: EvidenceSource,
-    network: Network,
-    compute: ComputeOptions,
-    held_out: float = 0.0,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[Observations, RowReading]:
-    """Read all rows, and prepare those that are learned from.
-
-    source: opened rows.
-    network: whose zeros say which rows are impossible.
-    compute: threads and memory; nothing that is returned depends on them.
-    held_out: share of the rows that are kept for a check; which ones, a hash of their number and `seed` tells.
-    progress: told of the rows.
-    Raises EvidenceError for weights that are none.
-    """
-    progress = progress or Silence()
-    reading, waiting = RowReading(), deque[Floats]()
-    progress.stage("reading")
-
-    rows_at_a_time = max(1, min(MOST_ROWS, MOST_CELLS // len(network.variables)))
-
-    def batches() -> Iterator[EvidenceBatch]:
-        for partition in source.partitions(rows_at_a_time, compute.threads or usable_cores()):
-            batch, weights = partition.batch, _weights(partition)
-            invalid = np.array(sorted(batch.invalid), dtype=np.int64)
-            weights[invalid] = 0.0
-            numbers = partition.first_row + np.arange(batch.rows)
-            chosen = is_held_out(numbers, held_out, seed)
-            chosen[invalid] = False
-            if chosen.any():
-                rows = np.flatnonzero(chosen)
-                reading.held_out.append(HeldOut(_taken(batch, rows), weights[rows]))
-                weights[rows] = 0.0
-            _note(reading, partition, weights, len(network.public))
-            progress.advance(batch.rows)
-            waiting.append(weights)
-            yield batch
-
-    def popped() -> Iterator[Floats]:
-        # A batch comes before its weights.
-        while waiting:
-            yield waiting.popleft()
-
-    return observe(network, batches(), popped(), compute), reading
-
-
-def _note(reading: RowReading, partition: EncodedPartition, weights: Floats, variables: int) -> None:
-    batch = partition.batch
-    reading.rows += batch.rows
-    reading.invalid += len(batch.invalid)
-    for row, reason in batch.invalid.items():
-        if len(reading.reasons) < MOST_REASONS:
-            reading.reasons[partition.first_row + row] = reason
-    counted = weights > 0
-    here = int(np.count_nonzero(counted))
-    states = {v: int(np.count_nonzero((column != UNOBSERVED) & counted)) for v, column in batch.states.items()}
-    reading.read += here
-    reading.observed.update(states)
-    reading.soft.update({v: int(np.count_nonzero(counted[soft.rows])) for v, soft in batch.likelihoods.items()})
-    is_full = len(batch.states) == variables and not batch.likelihoods
-    reading.is_complete &= is_full and all(cells == here for cells in states.values())
-
-
-def _weights(partition: EncodedPartition) -> Floats:
-    if partition.kept is None:
-        return np.ones(partition.batch.rows)
-    name = partition.kept.column_names[0]
-    numbers, bad = encode_numbers(partition.kept.column(0).combine_chunks())
-    weights: Floats = np.array(numbers, dtype=np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if wrong.size:
-        row = int(wrong[0])
-        found = dict(bad).get(row, f"found {'nothing' if math.isnan(weights[row]) else weights[row]}")
-        reason = f"row {partition.first_row + row + 1}: column {name!r}: {found.removesuffix(', expected a number')}"
-        raise EvidenceError(f"{reason}, expected a weight of 0 or more")
-    return weights
-
-
-def _taken(batch: EvidenceBatch, rows: npt.NDArray[np.int64]) -> EvidenceBatch:
-    """Return some rows of a batch, ascending, none of them invalid."""
-    states = {variable: column[rows] for variable, column in batch.states.items()}
-    soft = {variable: SoftEvidence(*each.among(rows)) for variable, each in batch.likelihoods.items()}
-    return EvidenceBatch(len(rows), states, {variable: each for variable, each in soft.items() if each.rows.size})
-
-
-def with_new_states(network: Network, source: EvidenceSource, fixed: frozenset[int]) -> Network:
+def with_new_states(network: Network, source: EvidenceSource, fixed: frozenset[int], resources: Resources) -> Network:
     """Return the network with the states that rows name and it lacks, after its own.
 
     network: Bayesian.
     source: opened rows; all are read.
     fixed: variables whose tables cannot grow.
+    resources: this process, or workers that read the rows.
     A new state gets a small share of each distribution; rows of a table for a new state of a parent are uniform.
     Raises InputError where a table cannot grow, or grows too large, and for evidence without names of states.
     """
     if not isinstance(source, TableSource):
         raise InputError("UAI evidence names no states, so that there are no new ones")
-    added = source.unknown_states()
+    added = read_new_states(source, resources)
     if not added:
         return network
     for number, factor in enumerate(network.factors):

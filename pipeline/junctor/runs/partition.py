@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -23,7 +22,7 @@ from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
 from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
-from junctor.runtime.dask_cluster import Resources, threads_here
+from junctor.runtime.dask_cluster import Resources, refuse_other_version, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
@@ -557,9 +556,7 @@ def sampler_for(
 
 def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
     """Raise RunError if this process has another version than the run, or does not see its directory."""
-    here, needed = version("junctor"), task.spec.junctor_version
-    if here != needed:
-        raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
+    refuse_other_version(task.spec.junctor_version)
     if not task.home.network.exists():
         raise RunError(
             f"{task.home.network} is not there for this worker: the run directory was removed (run the same command "

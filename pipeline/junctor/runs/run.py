@@ -40,8 +40,8 @@ from junctor.runs.partition import (
 )
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
-from junctor.runtime.dask_cluster import Resources, check_certificates, check_scheduler, distribute, threads_for
-from junctor.runtime.devices import check_device, count_gpus, has_gpu
+from junctor.runtime.dask_cluster import Resources, check_resources, distribute, threads_for
+from junctor.runtime.devices import count_gpus, has_gpu
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import (
@@ -160,15 +160,6 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         manifest = finalise(job, work, time.monotonic() - started, progress)
         check(job, manifest, conclude(job, manifest, progress))
         return manifest
-
-
-def check_resources(resources: Resources) -> None:
-    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work."""
-    if resources.scheduler is not None:
-        check_scheduler(resources.scheduler, resources.insecure_scheduler)
-        check_certificates(resources.scheduler)
-    else:
-        check_device(resources.compute.device)
 
 
 def ingest_model(job: Workload, progress: Progress) -> AnySpec:

@@ -17,7 +17,6 @@ from junctor.runs.partition import StageTimings
 from junctor.runs.run import (
     Manifest,
     RunStats,
-    check_resources,
     claim,
     ingest_inputs,
     plan,
@@ -27,7 +26,7 @@ from junctor.runs.run import (
 )
 from junctor.runs.storage import Directory
 from junctor.runs.workload import Workload
-from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.dask_cluster import Resources, check_resources
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath

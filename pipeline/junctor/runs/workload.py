@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -33,6 +33,16 @@ if TYPE_CHECKING:
     from junctor.engine.forecast import RunForecast
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
+
+
+def refuse_places(places: Iterable[str], recorded: bool) -> None:
+    """Raise InputError for URLs that cannot be used; arguments as of `Workload.check_places`."""
+    for path in map(location, places):
+        if recorded and isinstance(path, RemotePath) and path.has_credentials:
+            raise InputError(
+                f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
+                "environment or a profile, or use --no-prefect"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +128,7 @@ class Workload(ABC):
 
         recorded: whether others keep a record of the places, in which there must be no credentials.
         """
-        for path in map(location, self.places):
-            if recorded and isinstance(path, RemotePath) and path.has_credentials:
-                raise InputError(
-                    f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
-                    "environment or a profile, or use --no-prefect"
-                )
+        refuse_places(self.places, recorded)
 
     @property
     def label(self) -> str:

@@ -1,6 +1,6 @@
 """Tasks over processes and clusters, by Dask: a bounded number in flight, and none lost when a worker dies.
 
-Main function: `distribute`, called by runs; main class: Resources.
+Main functions: `distribute`, called by runs, and `distribute_in_order`, by learning; main class: Resources.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import multiprocessing
 import queue
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from junctor.model.errors import DeviceError, JunctorError, RunError
 from junctor.model.options import ComputeOptions
-from junctor.runtime.devices import count_gpus
+from junctor.runtime.devices import check_device, count_gpus
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_memory, usable_cores
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ Result = TypeVar("Result")
 # Tasks in flight for each worker: enough that none waits for its next one, few enough that a scheduler with ten
 # thousand remaining partitions stays small.
 WINDOW = 4
+# The same where results are wanted in order: what is large in tasks or results waits for its turn.
+ORDERED_WINDOW = 3
 # Least threads of a worker with a GPU: it reads and propagates a partition each, and writes others at the same time.
 GPU_WORKER_THREADS = 4
 # Retries of a task after an unexpected exception, such as one of a network drive.
@@ -107,19 +110,81 @@ def distribute(
     # Other exceptions of a task are tried again `RETRIES` times; the task of a worker that dies goes to another one.
     if not tasks:
         return
+    remaining = _Remaining(tasks)
     if resources.scheduler is not None:
-        yield from _on_scheduler(function, tasks, resources, resources.scheduler)
+        yield from _on_scheduler(function, remaining, resources, resources.scheduler)
         return
     allowed, gpus = allowed_memory(resources.compute), resources.compute.device == "gpu"
     workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
     if gpus:
         workers = min(workers, count_gpus())
     if workers > 1:
-        yield from _on_this_machine(function, tasks, workers, allowed // workers, gpus)
+        yield from _on_this_machine(function, remaining, workers, allowed // workers, gpus)
     elif here is not None:
         yield from here(tasks, allowed)
     else:
         yield from (function(task, allowed) for task in tasks)
+
+
+def distribute_in_order(
+    function: Callable[[Task, int], Result], tasks: Iterable[Task], resources: Resources
+) -> Generator[Result, None, None]:
+    """Yield `function(task, memory)` for every task, in their order, by workers.
+
+    function: answers a task with at most `memory` bytes; picklable, as tasks and results are.
+    tasks: made as they are needed, `ORDERED_WINDOW` a worker ahead of the next result.
+    resources: `workers` of this machine, or a scheduler.
+    Raises RunError if no worker survives, the first JunctorError of a task, and what making the tasks raises, after the
+    results before it.
+    """
+    remaining = _Remaining(tasks, in_order=True)
+    if resources.scheduler is not None:
+        yield from _on_scheduler(function, remaining, resources, resources.scheduler)
+    else:
+        workers = resources.workers or 1
+        yield from _on_this_machine(function, remaining, workers, allowed_memory(resources.compute) // workers, False)
+
+
+class _Remaining(Generic[Task]):
+    """Tasks without a result that was yielded.
+
+    tasks: all of them.
+    in_order: whether results are yielded in their order, otherwise as they come.
+    begun: number -> task, of those that were handed out.
+    failure: what making the next task raised, to be raised after the results of those before it.
+    """
+
+    def __init__(self, tasks: Iterable[Task], in_order: bool = False) -> None:
+        self.in_order = in_order
+        self.begun: dict[int, Task] = {}
+        self.failure: Exception | None = None
+        self._others = enumerate(tasks)
+
+    @property
+    def window(self) -> int:
+        """Tasks handed out at a time, for each worker."""
+        return ORDERED_WINDOW if self.in_order else WINDOW
+
+    def handed_out(self) -> Iterator[tuple[int, Task]]:
+        """Yield numbers and tasks: those begun, which another cluster lost, then the others."""
+        yield from list(self.begun.items())
+        while self.failure is None:
+            try:
+                number, task = next(self._others)
+            except StopIteration:
+                return
+            except Exception as error:
+                self.failure = error
+                return
+            self.begun[number] = task
+            yield number, task
+
+
+def refuse_other_version(needed: str) -> None:
+    """Raise RunError if this process, a worker, has another version of Junctor than its client."""
+    here = version("junctor")
+    if here != needed:
+        raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
 
 
 def threads_for(resources: Resources, workers: int) -> int | None:
@@ -137,6 +202,15 @@ def threads_here() -> int:
         return int(get_worker().state.nthreads)
     except ValueError:
         return 1
+
+
+def check_resources(resources: Resources) -> None:
+    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work."""
+    if resources.scheduler is not None:
+        check_scheduler(resources.scheduler, resources.insecure_scheduler)
+        check_certificates(resources.scheduler)
+    else:
+        check_device(resources.compute.device)
 
 
 def check_scheduler(address: str, insecure: bool = False) -> None:
@@ -183,20 +257,15 @@ def _is_loopback(host: str) -> bool:
 
 
 def _on_this_machine(
-    function: Callable[[Task, int], Result], tasks: Sequence[Task], workers: int, memory: int, gpus: bool
+    function: Callable[[Task, int], Result], remaining: _Remaining[Task], workers: int, memory: int, gpus: bool
 ) -> Iterator[Result]:
-    remaining = dict(enumerate(tasks))
     lost_at: object = None
     for attempt in range(1 + REBUILDS):
         if attempt:
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
             with silent_dask(), local_client(workers, gpus) as client:
-                ways = workers * _worker_threads(workers, gpus)
-                # A copy: finished tasks leave `remaining`, the list of a new attempt.
-                for i, result in _windowed(client, function, dict(remaining), memory, ways):
-                    del remaining[i]
-                    yield result
+                yield from _windowed(client, function, remaining, memory, workers * _worker_threads(workers, gpus))
                 return
         except WorkersLostError as lost:
             lost_at = lost.task
@@ -204,14 +273,13 @@ def _on_this_machine(
 
 
 def _on_scheduler(
-    function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources, address: str
+    function: Callable[[Task, int], Result], remaining: _Remaining[Task], resources: Resources, address: str
 ) -> Iterator[Result]:
     with silent_dask(), _scheduler_client(resources, address) as client:
         workers = workers_of(client)
         memory = memory_of_each(workers.values(), resources)
         try:
-            for _, result in _windowed(client, function, dict(enumerate(tasks)), memory, len(workers)):
-                yield result
+            yield from _windowed(client, function, remaining, memory, len(workers))
         except WorkersLostError as lost:
             raise RunError(_lost(lost.task, f"every worker of {address}")) from lost
 
@@ -355,26 +423,38 @@ def _keyboard_is_ours() -> Iterator[None]:
 
 
 def _windowed(
-    client: Client, function: Callable[[Task, int], Result], tasks: Mapping[int, Task], memory: int, workers: int
-) -> Iterator[tuple[int, Result]]:
-    waiting = iter(tasks)
+    client: Client, function: Callable[[Task, int], Result], remaining: _Remaining[Task], memory: int, workers: int
+) -> Iterator[Result]:
+    waiting = remaining.handed_out()
     finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
     under_way: dict[str, int] = {}
 
     def submit(count: int) -> None:
-        for i in islice(waiting, count):
-            future = client.submit(_guarded, function, tasks[i], memory, pure=False, retries=RETRIES)
+        for i, task in islice(waiting, count):
+            future = client.submit(_guarded, function, task, memory, pure=False, retries=RETRIES)
             under_way[future.key] = i
             future.add_done_callback(finished.put)
 
-    submit(WINDOW * workers)
+    submit(remaining.window * workers)
+    found: dict[int, Result | JunctorError] = {}
     while under_way:
         future = next_finished(client, finished)
         i = under_way.pop(future.key)
-        result = result_of(future, tasks[i])
+        found[i] = _outcome_of(future, remaining.begun[i])
         future.release()
-        submit(1)
-        yield i, result
+        while found:
+            turn = next(iter(remaining.begun)) if remaining.in_order else i
+            if turn not in found:
+                break
+            outcome = found.pop(turn)
+            if isinstance(outcome, JunctorError):
+                raise outcome
+            del remaining.begun[turn]
+            # Not before: a slow task would let the results behind it pile up.
+            submit(1)
+            yield outcome
+    if remaining.failure is not None:
+        raise remaining.failure
 
 
 def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -> Result | JunctorError:
@@ -387,18 +467,23 @@ def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -
 
 def result_of(future: Future, task: object) -> Any:
     """Return the result of a future; raises WorkersLostError if `task` killed its workers, RunError without Dask."""
+    outcome = _outcome_of(future, task)
+    if isinstance(outcome, JunctorError):
+        raise outcome
+    return outcome
+
+
+def _outcome_of(future: Future, task: object) -> Any:
+    """Return the result of a future, or its error if that is a user's; raises what `result_of` does otherwise."""
     from distributed import CancelledError
     from distributed.scheduler import KilledWorker, NoValidWorkerError
 
     try:
-        result = future.result()
+        return future.result()
     except (KilledWorker, NoValidWorkerError) as error:
         raise WorkersLostError(task) from error
     except CancelledError as error:
         raise RunError("the Dask scheduler went away; run the same command again to go on") from error
-    if isinstance(result, JunctorError):
-        raise result
-    return result
 
 
 def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
