@@ -222,8 +222,12 @@ def test_fits_and_sequences_are_deployed(
         (("viterbi", "model.json", "words.parquet"), "junctor-decode-sequences/model-words-viterbi"),
         (("run", ASIA, "patients.csv"), "junctor-score-batch/asia-patients"),
         (("--paused", "learn.bif", "run"), "junctor-score-batch/learn-run"),
+        (
+            ("learn-chain", "model.json", "words.parquet", "--prior", "emission=1"),
+            "junctor-learn-chain/model-words-learn-chain",
+        ),
     ):
-        done = server.junctor_here("deploy", *words, "-o", "out")
+        done = server.junctor_here("deploy", *words, "-o", "out.json")
         assert f"deployed {full}" in done.stdout, done.stderr
 
 
