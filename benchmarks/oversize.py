@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> None:
             from junctor_kernels.gpu.blocks import CudaBlockDevice
 
             devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
-            gpu = DeviceGroup(chunks, precision, *devices, slots=slots)
+            gpu = DeviceGroup(chunks, algebra, *devices, slots=slots)
             program = ChunkedGpuProgram(chunks, network_of(sizes), algebra, gpu)
             print(
                 f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "

@@ -14,7 +14,7 @@ LADDERS: dict[str, tuple[Algebra, ...]] = {
 }
 # Formats that kernels of blocks on a GPU have, and those that chunks on a GPU have.
 GPU_FORMATS = ("single", "double", "log")
-GPU_CHUNK_FORMATS = ("single", "double")
+GPU_CHUNK_FORMATS = ("single", "double", "log", "max", "max-single")
 
 
 def ladder_of(query: Query) -> tuple[Algebra, ...]:

@@ -114,7 +114,7 @@ def program_of(
     from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 
     try:
-        gpu = DeviceGroup(chunks, algebra.name, *devices, slots=chunking.slots)
+        gpu = DeviceGroup(chunks, algebra, *devices, slots=chunking.slots)
     # Other programs may have taken some of the device since the plan was cut.
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
