@@ -17,6 +17,14 @@ GPU_FORMATS = ("single", "double", "log")
 GPU_CHUNK_FORMATS = ("single", "double", "log", "max", "max-single")
 
 
+def chunk_ladder_of(query: Query) -> tuple[Algebra, ...]:
+    """Return the number formats of rows in chunks, the first one of all rows first."""
+    if query.kind == "posteriors":
+        return ladder_of(query)
+    # Single precision settles most variables, and leaves to logarithms what rounding may have moved.
+    return (reference.MAX_LOG,) if query.precision == "log" else (reference.MAX_SINGLE, reference.MAX_LOG)
+
+
 def ladder_of(query: Query) -> tuple[Algebra, ...]:
     """Return the number formats of a query, the first one of all rows first."""
     return (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
