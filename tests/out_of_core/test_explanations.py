@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,15 @@ from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
 from junctor.engine import explanations as engine_explanations
 from junctor.engine.engine import Engine
-from junctor.engine.routes import Router
+from junctor.engine.routes import Backend, Router
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import explanations
+from junctor.out_of_core.cluster.workers import WorkerPool
 from junctor.out_of_core.explanations import decisions, log_probability
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.compile import compile_plan
@@ -184,22 +187,37 @@ def test_what_single_precision_loses(step: float) -> None:
 
 
 def test_what_does_not_add_up_is_decided_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were no rounding: equally probable states that exclude each other count as settled."""
-    monkeypatch.setattr(engine_explanations, "rounding_of", lambda *_: -1e-9)
-    real = explanations.read_max_marginals
+    """As if rounding were no reason for doubt: states that exclude each other count as settled."""
+    real, seen = explanations.read_max_marginals, list[float]()
 
     def read(outcome: Any, block: Any, rounding: float) -> Any:
         found = real(outcome, block, rounding)
-        return (
-            found if found.open or rounding > 0 else type(found)(found.log_value, found.settled | {1: 0}, {}, rounding)
-        )
+        seen.append(rounding)
+        if rounding == engine_explanations.EVERYTHING:
+            return found
+        return replace(found, settled=found.settled | found.open | {1: 0}, open={})
 
     monkeypatch.setattr(engine_explanations, "read_max_marginals", read)
     network = markov((("a", "b"), [[0, 1], [1, 0]]), (("b", "c"), [[1, 0], [0, 1]]))
     with in_chunks(0) as algebras:
         answers = Engine(network, MPE).answer(EvidenceBatch(1))
     check(network, EvidenceBatch(1), answers)
-    assert algebras[:2] == ["max-single", "max"]
+    # The one in the middle, then the others.
+    assert algebras == ["max-single", "max", "max"]
+    assert seen[2:] == [engine_explanations.EVERYTHING] * 2
+
+
+@pytest.mark.parametrize("query", [MPE, Query("mpe", precision="log"), Query(precision="log")], ids=str)
+def test_tasks_go_to_gpus(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process, or of workers; without opening one."""
+    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
+    network, batch = grid(6, 6, seed=1), EvidenceBatch(1)
+    for workers, backend in ((None, Backend.CHUNKED_GPU), (WorkerPool(2, None, 1 << 30), Backend.CHUNKED_WORKERS)):
+        options = ComputeOptions(memory=1 << 32, device="gpu", device_memory=1 << 28)
+        (route,) = Engine(network, query, options, workers=workers).routes(batch)
+        assert (route.backend, route.on_gpu) == (backend, True)
+        assert route.chunks is not None
+        assert len(route.chunks.chunks.plan.marginals) == 36
 
 
 def test_impossible_rows() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,8 @@ MAX_LOG = Algebra("max", np.dtype(np.float64), np.add, np.maximum, _maximum, 0.0
 MAX_SINGLE = Algebra("max-single", np.dtype(np.float32), np.multiply, np.maximum, _maximum, 1.0, 0.0, _unchanged)
 # Names of formats of numbers, by the bytes of one.
 NUMBERS = {algebra.dtype.itemsize: algebra.name for algebra in (DOUBLE, SINGLE)}
+# The same in double precision, of algebras in single precision.
+WIDER = {"single": DOUBLE, "max-single": replace(MAX_SINGLE, name="max-double", dtype=np.dtype(np.float64))}
 ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE, LOG, MAX_LOG, MAX_SINGLE)}
 
 

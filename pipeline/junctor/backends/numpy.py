@@ -184,7 +184,7 @@ class Program:
         self._means: dict[tuple[int, tuple[int, ...]], float] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
-        self._wide = algebra if algebra.logs else reference.DOUBLE
+        self._wide = reference.WIDER.get(algebra.name, algebra)
         for step in plan.steps:
             self._bind(step, network)
         self._narrow()
