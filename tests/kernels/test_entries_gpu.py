@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation.entries import ALGEBRAS, emulated, reduced
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.entries import launches_of
@@ -86,11 +86,15 @@ def test_every_kind_of_launch(kept: int, eliminated: int, algebra: str) -> None:
 
 @given(st.integers(1, 1 << 16), st.integers(1, 1 << 18), st.booleans())
 @settings(max_examples=200)
+@example(64, 18432, False)
+@example(32, 1 << 15, True)
 def test_every_launch_leaves_fewer_terms(kept: int, eliminated: int, near: bool) -> None:
     strides = Strides((1,), (kept,)) if near else Strides((eliminated,), (1,))
     launches = launches_of(Contraction((kept,), (eliminated,), (strides,)))
     terms = [eliminated * kept, *(launch.entries for launch in launches)]
     assert launches[-1].entries == kept
+    # Partial sums have room for so many.
+    assert all(launch.entries <= entries_gpu.PARTIAL_ENTRIES for launch in launches[:-1])
     assert math.prod(launch.near_terms * launch.far_terms for launch in launches) == eliminated
     # A single one may be a copy, where there is nothing to sum.
     assert len(launches) == 1 or all(one > other for one, other in itertools.pairwise(terms))
@@ -114,6 +118,18 @@ def test_results_are_scaled_and_added_up(algebra: str) -> None:
     sums = semiring.gather(semiring.combine(table, semiring.dtype.type(0.5)).reshape(3, 5).T, None)
     np.testing.assert_allclose(out, semiring.join(np.ones(3, semiring.dtype), sums), rtol=1e-15)
     assert entries_gpu.extremes_of(extremes, semiring)[0] == out.max()
+
+
+def test_sums_of_two_logarithms() -> None:
+    apart = np.concatenate([np.linspace(0, 45, 4000), [0, 1e-300, 1e-17, 39.9999, 40, 41, 745, 1e300, np.inf, np.inf]])
+    one = np.random.default_rng(3).normal(size=apart.size)
+    one[-1] = -np.inf
+    with np.errstate(invalid="ignore"):
+        table, out = np.where(np.isneginf(one), one, one - apart), one.copy()
+    (launch,) = launches_of(contraction([0], [], [[0]], {0: apart.size}))
+    for adds, to in ((table, out), (one, table.copy())):
+        emulated(launch, [adds], to, "log", adds=True)
+        np.testing.assert_allclose(to, np.logaddexp(one, table), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("algebra", ["single", "double"])

@@ -178,8 +178,8 @@ def launches_of(what: Contraction) -> tuple[EntryLaunch, ...]:
         return (_launch(False, kept, eliminated, operands),)
     most = PARTIAL_ENTRIES // entries
     if terms < EACH_PARTIAL * most:
-        # Always fewer than there are.
-        most = BLOCK_TERMS if terms > BLOCK_TERMS else terms // EACH_PARTIAL
+        # Always fewer than there are, and no more than there is room for.
+        most = min(most, BLOCK_TERMS) if terms > BLOCK_TERMS else terms // EACH_PARTIAL
     left, more = cut_axes(eliminated, most)
     if _entries(more) == 1:
         return (_launch(False, kept, eliminated, operands),)
