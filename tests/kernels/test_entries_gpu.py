@@ -217,6 +217,13 @@ def test_offsets_do_not_grow_with_the_tables() -> None:
     assert sum(each.nbytes for each in total) < 2**22
 
 
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_no_operands_are_a_product_of_none(algebra: str) -> None:
+    what = Contraction((5,), (3,), ())
+    wanted = reference.reduce(what, [], ALGEBRAS[algebra])[:, 0]
+    np.testing.assert_allclose(reduced(what, [], algebra)[0], wanted, rtol=ROUNDING[algebra])
+
+
 def test_too_many_operands_are_an_error() -> None:
     with pytest.raises(OverflowError, match="takes 16"):
         launches_of(contraction([0], [], [[0]] * 17, {0: 2}))

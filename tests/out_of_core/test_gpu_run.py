@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from helpers import strategies
+from helpers.chunk_plans import ENDLESS, least_working
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from junctor.backends.blocks import block_of
 from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.constants import GPU
+from junctor.engine.patterns import patterns_of
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
@@ -103,6 +107,30 @@ def check(
 def test_small_grids(devices: Devices, working: int, algebra: Algebra) -> None:
     network = grid(3, 4, seed=1)
     check(network, cut(network, working), algebra, devices(1))
+
+
+@ALL
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), working=st.sampled_from([0, 3, 50]))
+def test_networks_with_anything_in_them(devices: Devices, algebra: Algebra, data: st.DataObject, working: int) -> None:
+    """Mixed cardinalities, zeros, ties, evidence and likelihoods, in the smallest chunks."""
+    network = data.draw(strategies.networks(max_variables=6, max_joint=256))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
+    (group,) = patterns_of(batch).exact(np.arange(1))
+    plan = compile_plan(shape_of(network), group.pattern, rows=1)
+    chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
+    block = block_of(batch, np.arange(1), group.pattern, network.cardinalities)
+    wanted = ChunkedProgram(chunks, network, algebra).run(block)
+    gpu = DeviceGroup(chunks, algebra, *devices(1))
+    found = ChunkedGpuProgram(chunks, network, algebra, gpu).run(block)
+    if found.doubtful or wanted.doubtful:
+        # The next number format answers.
+        assert not algebra.logs
+        return
+    tolerance = 1e-5 if algebra.dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(found.log_value, wanted.log_value, rtol=tolerance, atol=tolerance)
+    for variable, posterior in wanted.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[variable], posterior, atol=tolerance)
 
 
 @ALL

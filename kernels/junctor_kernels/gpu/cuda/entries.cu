@@ -412,6 +412,9 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
 #pragma unroll 2
             for (int n = 0; n < what.near_terms; n++) {
                 real product[EACH];
+                // A variable of no table.
+                if (!count)
+                    for (int v = 0; v < EACH; v++) product[v] = NEUTRAL;
 #pragma unroll
                 for (int k = 0; k < count; k++) {
                     const real *row = here[k] + what.operand[k].near[n];
