@@ -331,11 +331,16 @@ class Engine:
         return route.backend
 
     def _route(
-        self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, resources: _Resources
+        self,
+        group: PatternGroup,
+        batch: EvidenceBatch,
+        budget: Budget,
+        resources: _Resources,
+        uses: int | None = None,
     ) -> tuple[Route, Budget]:
         """Return how a group is answered, and the budget that leaves; raises BudgetError where it is refused."""
         kept = self._fixed()
-        route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept)
+        route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept, uses)
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
@@ -453,7 +458,8 @@ class Engine:
 
         def route_of(batch: EvidenceBatch) -> Route:
             (group,) = patterns_of(batch).exact(np.arange(1))
-            return self._route(group, batch, budget, resources)[0]
+            # No other row has this pattern.
+            return self._route(group, batch, budget, resources, uses=1)[0]
 
         def propagate(route: Route, batch: EvidenceBatch, algebra: Algebra) -> tuple[EvidenceBlock, BlockOutcome]:
             chunks = self._chunks_in(algebra, route, budget, resources)
@@ -466,7 +472,6 @@ class Engine:
             everything = tuple(range(len(self.network.variables)))
             answers = unanswered(self.query, everything, self.network.cardinalities, 1, {}, fresh(0))
             self._execute(route, np.arange(1), batch, answers, budget, resources)
-            # The pattern will hardly come again.
             self._programs.pop(self.router.key(route.group.pattern, route.uses), None)
             return {v: int(states[0]) for v, states in answers.states.items()}
 

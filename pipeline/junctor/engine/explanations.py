@@ -92,7 +92,8 @@ class ChunkExplainer:
                 more = read_max_marginals(outcome, here, rounding)
                 known, still_open = more.settled, more.open
             else:
-                decided = decisions(self.plan(route), still_open, traced(self.plan(route)))
+                plan = self.plan(route)
+                decided = decisions(plan, still_open, traced(plan))
                 known = known | decided
                 still_open = {v: state for v, state in still_open.items() if v not in decided}
             is_decided = not is_decided

@@ -448,6 +448,7 @@ class Router:
         compiled: bool,
         gpu: GpuRoom | None,
         kept: MutableMapping[PlanKey, int],
+        uses: int | None = None,
     ) -> Route:
         """Return how a group of rows of a batch is answered.
 
@@ -455,8 +456,9 @@ class Router:
         compiled: whether compiled code is loaded.
         gpu: that answers rows, if one does.
         kept: fixed bytes of the programs in memory, the oldest first; changed to those that the route leaves there.
+        uses: rows that the plan is made for, if not those of the run that are like these.
         """
-        uses = self.uses(group, batch)
+        uses = self.uses(group, batch) if uses is None else uses
         whole = budget
         if group.unique is not None:
             left = self._left_by_unique(group.unique, group, uses, budget, gpu)
