@@ -218,7 +218,7 @@ def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_g
     if on_gpu:
         from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-        gpu = DeviceGroup(way.chunks, algebra.name, CudaBlockDevice(0, task), slots=way.slots)
+        gpu = DeviceGroup(way.chunks, algebra, CudaBlockDevice(0, task), slots=way.slots)
         return fewest_seconds(ChunkedGpuProgram(way.chunks, network, algebra, gpu, folder), time.perf_counter)
     program = ChunkedProgram(way.chunks, network, algebra, way.scratch, folder, entry_threads=way.threads)
     return fewest_seconds(program, time.process_time)

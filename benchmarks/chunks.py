@@ -133,7 +133,7 @@ def main() -> None:
     )
     least = math.nan if on_gpu else bound(chunks, itemsize, [rates(algebra, options.threads)])
     show("one process", one, least)
-    gpu = GpuTasks(algebra.name, slot_bytes(chunks, itemsize, single_steps), options.device_memory) if on_gpu else None
+    gpu = GpuTasks(algebra, slot_bytes(chunks, itemsize, single_steps), options.device_memory) if on_gpu else None
     found = [over(workers, bound_plan, gpu, options, one) for workers in options.workers]
     print(f"log Z {expected.log_value[0]:.6f}")
     # Small passes are done by the client, on its CPU.
@@ -175,9 +175,7 @@ def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argpar
     """Return what runs a plan in this process, on its first GPU or on the CPU."""
     if options.device == "cpu":
         return ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
-    return ChunkedGpuProgram(
-        chunks, network, algebra, DeviceGroup(chunks, algebra.name, open_gpu(options.device_memory))
-    )
+    return ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, open_gpu(options.device_memory)))
 
 
 def over(

@@ -1,11 +1,13 @@
 """Tables larger than a device: grids whose messages travel in chunks, and a clique that no memory would hold.
 
-    python benchmarks/oversize.py prepare ROWSxCOLUMNS ... --device-memory 8GiB [--gpus 4] --output plans.pickle
+    python benchmarks/oversize.py prepare WHAT ... --device-memory 8GiB [--gpus 4] --output plans.pickle
     python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2]
 
-`prepare` needs no GPU, `run` no compiled CPU code. The bound is what the slowest of four takes alone, of the device
-that has most: bytes over the bus in either direction, bytes from other devices, and bytes that the kernels read and
-write, each at the rate of a copy in the same run.
+WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
+`--query mpe` max-marginals are measured, and how many variables these leave open. `prepare` needs no GPU, `run` no
+compiled CPU code. The bound is what the slowest of four takes alone, of the device that has most: bytes over the bus in
+either direction, bytes from other devices, and bytes that the kernels read and write, each at the rate of a copy in the
+same run.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from junctor.backends.numpy import EvidenceBlock
+from junctor.backends.number_formats import chunk_ladder_of
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import local_cost_models
 from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.query import Query
+from junctor.out_of_core.explanations import log_probability, read_max_marginals, rounding_of
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram, GpuRun
 from junctor.out_of_core.memory_splits import MemoryLimits
@@ -40,8 +45,8 @@ from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
 
-ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
 COPY_BYTES = 1 << 30
 # A GPU that is elsewhere: prices are those of the one that was measured.
 NOT_HERE = MeasuredDevice("NVIDIA H100 80GB HBM3", {})
@@ -55,25 +60,29 @@ def complete(variables: int, seed: int = 0) -> Network:
     return build_network("complete", "markov", [DraftVariable(name, ["0", "1"], place) for name in names], tables)
 
 
-def network_of(sizes: tuple[int, ...]) -> Network:
-    """Return a grid of two sizes, or a complete graph of one."""
-    return grid(*sizes) if len(sizes) == 2 else complete(*sizes)
+def network_of(text: str) -> Network:
+    """Return a grid, "28x28" or with cardinalities "24x24:2-4", or a complete graph, "36"."""
+    form, _, states = text.partition(":")
+    sizes = [int(size) for size in form.split("x")]
+    if len(sizes) == 1:
+        return complete(*sizes)
+    least, _, most = (states or "2").partition("-")
+    return grid(*sizes, states=(int(least), int(most or least)))
 
 
 def prepare(arguments: argparse.Namespace) -> None:
     """Plan all problems for a device."""
-    algebra = ALGEBRAS[arguments.precision]
+    algebra = chunk_ladder_of(Query(arguments.query, precision=arguments.precision))[0]
     on_gpu = parse_bytes(arguments.device_memory)
     limits = MemoryLimits(parse_bytes(arguments.memory), on_gpu, 0, Path(), on_gpu=True)
     costs, plans = local_cost_models(own=False).gpu(NOT_HERE), []
     for text in arguments.sizes:
-        sizes = tuple(int(size) for size in text.split("x"))
-        problem = Problem(shape_of(network_of(sizes)), Pattern(frozenset(), frozenset()))
+        problem = Problem(shape_of(network_of(text)), Pattern(frozenset(), frozenset()))
         started = time.perf_counter()
         chunking = cut(problem, algebra, limits, costs, gpus=arguments.gpus)
         describe(text, chunking.chunks, algebra.dtype.itemsize, time.perf_counter() - started)
         print(f"  forecast {chunking.seconds:.2f} s")
-        plans.append((text, sizes, arguments.precision, on_gpu, chunking.chunks, chunking.slots))
+        plans.append((text, algebra.name, on_gpu, chunking.chunks, chunking.slots))
     Path(arguments.output).write_bytes(pickle.dumps(plans))
 
 
@@ -145,10 +154,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(
             "measured bytes/s: in {:.3g}, from another device {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates)
         )
-    for name, sizes, precision, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
-        algebra = ALGEBRAS[precision]
+    for text, name, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
+        algebra, network = reference.ALGEBRAS[name], network_of(text)
         itemsize = algebra.dtype.itemsize
-        describe(name, chunks, itemsize, 0.0)
+        describe(f"{text} ({name})", chunks, itemsize, 0.0)
         started = time.perf_counter()
         gpu = None
         program: SingleCaseProgram
@@ -156,16 +165,30 @@ def run(arguments: argparse.Namespace) -> None:
             from junctor_kernels.gpu.blocks import CudaBlockDevice
 
             devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
-            gpu = DeviceGroup(chunks, precision, *devices, slots=slots)
-            program = ChunkedGpuProgram(chunks, network_of(sizes), algebra, gpu)
+            gpu = DeviceGroup(chunks, algebra, *devices, slots=slots)
+            program = ChunkedGpuProgram(chunks, network, algebra, gpu)
             print(
                 f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "
                 f"prepared in {time.perf_counter() - started:.2f} s"
             )
         else:
-            program = ChunkedProgram(chunks, network_of(sizes), algebra, entry_threads=arguments.threads)
+            program = ChunkedProgram(chunks, network, algebra, entry_threads=arguments.threads)
         for _ in range(arguments.repeat):
-            timed(program, chunks, gpu, rates, itemsize, arguments.slowest)
+            outcome = timed(program, chunks, gpu, rates, itemsize, arguments.slowest)
+        if algebra.join is np.maximum:
+            show_explanation(chunks, network, algebra, outcome)
+
+
+def show_explanation(chunks: ChunkPlan, network: Network, algebra: Algebra, outcome: BlockOutcome) -> None:
+    """Print how many variables max-marginals settle, and what the explanation itself has if these are all."""
+    block, value = EvidenceBlock(1, {}, {}), float(outcome.log_value[0])
+    rounding = rounding_of(chunks.plan, network, block, value, algebra)
+    found = read_max_marginals(outcome, block, rounding)
+    own = log_probability(network, found.settled | found.open, block)
+    print(
+        f"  {len(found.settled)} variables settled by more than {rounding:.1e}, {len(found.open)} open; "
+        f"the best states of all have ln P {own:.10f}"
+    )
 
 
 def timed(
@@ -175,7 +198,7 @@ def timed(
     rates: tuple[float, ...] | None,
     itemsize: int,
     slowest: int,
-) -> None:
+) -> BlockOutcome:
     """Propagate once, with the time of every pass."""
     with (watched_gpu if rates else watched_cpu)() as ends:
         started = time.perf_counter()
@@ -201,6 +224,7 @@ def timed(
             bounds = [entries * itemsize / rate for entries, rate in zip(ways[n], rates, strict=True)]
             text += ", bounds {:.4f}, {:.4f}, {:.4f}, {:.4f}".format(*bounds)
         print(text)
+    return outcome
 
 
 @contextmanager
@@ -252,10 +276,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     planning = commands.add_parser("prepare")
-    planning.add_argument("sizes", nargs="+", help="ROWSxCOLUMNS of a grid, or the variables of a complete graph")
+    planning.add_argument("sizes", nargs="+", metavar="WHAT", help="28x28, 24x24:2-4, or variables of a complete graph")
+    planning.add_argument("--query", choices=["posteriors", "mpe"], default="posteriors")
     planning.add_argument("--device-memory", default="8GiB")
     planning.add_argument("--memory", default="100GiB")
-    planning.add_argument("--precision", choices=list(ALGEBRAS), default="single")
+    planning.add_argument("--precision", choices=["single", "double", "log"], default="single")
     planning.add_argument("--gpus", type=int, default=1)
     planning.add_argument("--output", required=True)
     planning.set_defaults(command=prepare)

@@ -345,6 +345,11 @@ def _chunks(_: Path, precision: str) -> Outputs:
     return answered("run", *lattice(8), "--precision", precision, "--device-memory", "4KiB")
 
 
+@job("chunks-mpe")
+def _chunks_mpe(_: Path) -> Outputs:
+    return answered("run", *lattice(8), "--query", "mpe", "--device-memory", "4KiB", folder="mpe")
+
+
 @job("chunks-sizes")
 def _chunk_sizes(_: Path) -> Outputs:
     network = grid(6, 6, (2, 3), seed=3)
@@ -367,7 +372,7 @@ def _spilled(folder: Path) -> Outputs:
     return {**found, "left": [path.name for path in spill.iterdir()]}
 
 
-@each_precision("chunks-gpu", ("double", "single"), slow=True)
+@each_precision("chunks-gpu", ("double", "single", "log"), slow=True)
 def _chunks_gpu(_: Path, precision: str) -> Outputs:
     return {f"{count} devices": stand_in.chunks_on_gpus(grid(3, 4, seed=1), precision, count) for count in (1, 2)}
 

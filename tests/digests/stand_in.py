@@ -160,7 +160,7 @@ def chunks_on_gpus(network: Network, precision: str, count: int, room: int | Non
         found = [cupy.Device(ROOM, n) for n in range(count)]
         for device in found if room is not None else []:
             device.room = beside + (room or 0)
-        program = ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra.name, *found))
+        program = ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, *found))
         return table_of(network, program.run(EvidenceBlock(1, {}, {})))
 
 
@@ -174,7 +174,7 @@ def chunks_over_workers(network: Network, precision: str) -> pa.Table:
 def chunks_over_gpu_workers(network: Network, precision: str) -> pa.Table:
     """Return the posteriors of one row over workers, each with a device."""
     chunks, algebra = cut(network), ALGEBRAS[precision]
-    device = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), ROOM)
+    device = GpuTasks(algebra, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), ROOM)
     with chunk_gpus(), workers() as client:
         run = ClusterRun(client, BoundPlan(chunks, network, algebra, as_summed=True), gpu=device)
         found = table_of(network, run.outcome(EvidenceBlock(1, {}, {})))

@@ -15,7 +15,7 @@ from junctor_kernels.tables import reference
 from emulation.build import built
 
 HERE = Path(__file__).parent
-ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
+ALGEBRAS = reference.ALGEBRAS
 
 
 def library(algebra: str) -> ctypes.CDLL:
@@ -34,12 +34,13 @@ def emulated(
     tables: list[Any],
     out: Any,
     algebra: str,
-    scale: float = 1.0,
+    scale: float | None = None,
     lead: Any = None,
     adds: bool = False,
 ) -> Any:
-    """Run a launch; returns the extremes as the kernel leaves them."""
-    extremes = np.zeros(2, dtype=np.uint32 if algebra == "single" else np.uint64)
+    """Run a launch; returns the extremes as the kernel leaves them. scale: neutral if not given."""
+    extremes = np.zeros(2, dtype=f"u{ALGEBRAS[algebra].dtype.itemsize}")
+    scale = ALGEBRAS[algebra].one if scale is None else scale
     operands = [
         (
             *(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)),

@@ -9,6 +9,7 @@ import pytest
 from junctor.engine.routes import Router
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor_kernels.tables import reference
@@ -49,7 +50,9 @@ def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterato
     def chunk_route(
         router: Router, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
     ) -> ChunkRoute:
-        plan = router.plan(pattern, uses)
+        # Of explanations there are max-marginals in chunks, which have the plans of posteriors.
+        explains = router.query.kind == "mpe"
+        plan = compile_plan(router.shape, pattern, rows=uses) if explains else router.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)

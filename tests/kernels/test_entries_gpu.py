@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation.entries import ALGEBRAS, emulated, reduced
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.entries import launches_of
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, Strides, contraction
+
+ROUNDING = {name: 1e-5 if algebra.dtype == np.float32 else 1e-13 for name, algebra in ALGEBRAS.items()}
 
 
 @st.composite
@@ -26,45 +28,73 @@ def contractions(draw: st.DrawFn) -> tuple[Any, list[Any]]:
     scopes = [draw(st.lists(st.sampled_from(labels), unique=True)) for _ in range(draw(st.integers(0, 5)))]
     # Every axis that is summed over belongs to some operand.
     scopes.append([*eliminated, *draw(st.lists(st.sampled_from(kept), unique=True))] if kept else eliminated)
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    rng, zeros = np.random.default_rng(draw(st.integers(0, 99))), draw(st.sampled_from([0.0, 0.3, 1.0]))
     tables = [rng.random(int(np.prod([sizes[v] for v in scope]))) for scope in scopes]
+    for table in tables:
+        table[rng.random(table.size) < zeros] = 0
     return contraction(kept, eliminated, scopes, sizes), tables
 
 
-@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("algebra", ALGEBRAS)
 @settings(max_examples=15)
 @given(drawn=contractions())
 def test_agrees_with_the_reference(algebra: str, drawn: tuple[Any, list[Any]]) -> None:
-    what, tables = drawn
-    tables = [table.astype(ALGEBRAS[algebra].dtype) for table in tables]
+    what, numbers = drawn
+    tables = entries_of(numbers, algebra)
     wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
     found, extremes = reduced(what, tables, algebra)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5 if algebra == "single" else 1e-13)
-    bits = found.view(extremes.dtype)
-    above = bits[found > 0]
-    assert extremes[0] == bits.max()
-    assert ~extremes[1] == (above.min() if above.size else ~np.zeros_like(extremes[1]))
+    np.testing.assert_allclose(found, wanted, rtol=ROUNDING[algebra], atol=ROUNDING[algebra])
+    largest, least = entries_gpu.extremes_of(extremes, ALGEBRAS[algebra])
+    assert largest == found.max()
+    above = found[found > 0] if not ALGEBRAS[algebra].logs else np.ones(1)
+    assert least == above.min(initial=np.inf if above.size else 1)
 
 
+def entries_of(numbers: list[Any], algebra: str) -> list[Any]:
+    """The entries of tables for some numbers."""
+    with np.errstate(divide="ignore"):
+        return [
+            (np.log(table) if ALGEBRAS[algebra].logs else table).astype(ALGEBRAS[algebra].dtype) for table in numbers
+        ]
+
+
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_words_are_in_the_order_of_entries(algebra: str) -> None:
+    what = ALGEBRAS[algebra]
+    entries = np.array([0, 1e-30, 0.5, 1, 3e7, np.inf], what.dtype)
+    if what.logs:
+        entries = np.array([-np.inf, -1e300, -3.5, -0.0, 1e-300, 2, 1e300, np.inf])
+    words = entries_gpu.ranks_of(entries, what)
+    assert (np.diff(words.astype(object)) > 0).all()
+    found, least = entries_gpu.extremes_of(np.stack([words, ~words], axis=-1), what)
+    np.testing.assert_array_equal(found, entries)
+    np.testing.assert_array_equal(least, np.ones(len(entries)) if what.logs else np.where(entries > 0, entries, 0))
+
+
+@pytest.mark.parametrize("algebra", ["double", "log", "max"])
 @pytest.mark.parametrize(("kept", "eliminated"), [(0, 17), (2, 16), (14, 6), (16, 1), (3, 4), (17, 0)])
-def test_every_kind_of_launch(kept: int, eliminated: int) -> None:
+def test_every_kind_of_launch(kept: int, eliminated: int, algebra: str) -> None:
     labels = list(range(kept + eliminated))
     rng = np.random.default_rng(1)
     order = rng.permutation(labels).tolist()
     scopes = [order, order[: len(order) // 2]]
     what = contraction(labels[:kept], labels[kept:], scopes, dict.fromkeys(labels, 2))
-    tables = [rng.random(2 ** len(scope)) for scope in scopes]
-    wanted = reference.reduce(what, [table[:, None] for table in tables], reference.DOUBLE)[:, 0]
-    np.testing.assert_allclose(reduced(what, tables, "double")[0], wanted, rtol=1e-13)
+    tables = entries_of([rng.random(2 ** len(scope)) for scope in scopes], algebra)
+    wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
+    np.testing.assert_allclose(reduced(what, tables, algebra)[0], wanted, rtol=1e-13, atol=1e-13)
 
 
 @given(st.integers(1, 1 << 16), st.integers(1, 1 << 18), st.booleans())
 @settings(max_examples=200)
+@example(64, 18432, False)
+@example(32, 1 << 15, True)
 def test_every_launch_leaves_fewer_terms(kept: int, eliminated: int, near: bool) -> None:
     strides = Strides((1,), (kept,)) if near else Strides((eliminated,), (1,))
     launches = launches_of(Contraction((kept,), (eliminated,), (strides,)))
     terms = [eliminated * kept, *(launch.entries for launch in launches)]
     assert launches[-1].entries == kept
+    # Partial sums have room for so many.
+    assert all(launch.entries <= entries_gpu.PARTIAL_ENTRIES for launch in launches[:-1])
     assert math.prod(launch.near_terms * launch.far_terms for launch in launches) == eliminated
     # A single one may be a copy, where there is nothing to sum.
     assert len(launches) == 1 or all(one > other for one, other in itertools.pairwise(terms))
@@ -78,13 +108,28 @@ def test_some_terms_are_kept_where_entries_and_terms_are_of_middling_number(monk
     np.testing.assert_allclose(reduced(what, [table], "double")[0], table.reshape(96, 441).sum(axis=0), rtol=1e-13)
 
 
-def test_results_are_scaled_and_added_up() -> None:
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_results_are_scaled_and_added_up(algebra: str) -> None:
     what = contraction([0], [1], [[0, 1]], {0: 3, 1: 5})
     (launch,) = launches_of(what)
-    table, out = np.arange(15.0), np.ones(3)
-    extremes = emulated(launch, [table], out, "double", scale=0.5, adds=True)
-    np.testing.assert_array_equal(out, 1 + 0.5 * table.reshape(3, 5).sum(axis=1))
-    assert extremes.view(np.float64)[0] == out.max()
+    semiring = ALGEBRAS[algebra]
+    table, out = np.arange(15, dtype=semiring.dtype), np.ones(3, semiring.dtype)
+    extremes = emulated(launch, [table], out, algebra, scale=0.5, adds=True)
+    sums = semiring.gather(semiring.combine(table, semiring.dtype.type(0.5)).reshape(3, 5).T, None)
+    np.testing.assert_allclose(out, semiring.join(np.ones(3, semiring.dtype), sums), rtol=1e-15)
+    assert entries_gpu.extremes_of(extremes, semiring)[0] == out.max()
+
+
+def test_sums_of_two_logarithms() -> None:
+    apart = np.concatenate([np.linspace(0, 45, 4000), [0, 1e-300, 1e-17, 39.9999, 40, 41, 745, 1e300, np.inf, np.inf]])
+    one = np.random.default_rng(3).normal(size=apart.size)
+    one[-1] = -np.inf
+    with np.errstate(invalid="ignore"):
+        table, out = np.where(np.isneginf(one), one, one - apart), one.copy()
+    (launch,) = launches_of(contraction([0], [], [[0]], {0: apart.size}))
+    for adds, to in ((table, out), (one, table.copy())):
+        emulated(launch, [adds], to, "log", adds=True)
+        np.testing.assert_allclose(to, np.logaddexp(one, table), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("algebra", ["single", "double"])
@@ -98,9 +143,22 @@ def test_tables_are_read_by_the_power_of_two_of_their_lead(algebra: str, entries
         word = np.array([lead], dtype)
         emulated(launch, [table], out, algebra, lead=word)
         assert not np.isinf(out).any()
-        np.testing.assert_array_equal(out, np.ldexp(table, entries_gpu.shift_of(word[0])))
+        np.testing.assert_array_equal(out, np.ldexp(table, entries_gpu.shift_of(word[0], ALGEBRAS[algebra])))
         if 1e-30 < lead < 1e30:
-            assert 0.5 <= lead * 2.0 ** entries_gpu.shift_of(word[0]) < 1
+            assert 0.5 <= lead * 2.0 ** entries_gpu.shift_of(word[0], ALGEBRAS[algebra]) < 1
+
+
+@pytest.mark.parametrize("algebra", ["log", "max"])
+@pytest.mark.parametrize("entries", [3, 4])
+def test_logarithms_are_read_less_their_lead(algebra: str, entries: int) -> None:
+    (launch,) = launches_of(contraction([0], [], [[0]], {0: entries}))
+    table, out = np.append(np.arange(1.0, entries), -np.inf), np.empty(entries)
+    for lead in (-np.inf, -1e300, -700.5, -0.0, 3.0, 1e300, np.inf, np.nan):
+        word = entries_gpu.ranks_of(np.array([lead]), ALGEBRAS[algebra])
+        emulated(launch, [table], out, algebra, lead=word)
+        np.testing.assert_array_equal(out, table + entries_gpu.shift_of(lead, ALGEBRAS[algebra]))
+    emulated(launch, [table], out, algebra, lead=np.zeros(1, np.uint64))
+    np.testing.assert_array_equal(out, table)
 
 
 # Sizes of kept axes, of eliminated ones, and their strides in the operands.
@@ -114,7 +172,7 @@ QUADS = {
 }
 
 
-@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("algebra", ALGEBRAS)
 @pytest.mark.parametrize("name", QUADS)
 def test_four_neighbouring_entries_at_once(name: str, algebra: str) -> None:
     kept, eliminated, strides, kinds = QUADS[name]
@@ -123,13 +181,14 @@ def test_four_neighbouring_entries_at_once(name: str, algebra: str) -> None:
     assert launch.name.startswith("reduce_quads")
     if kinds:
         assert [each[0] for each in launch.quads] == [getattr(entries_gpu, kind) for kind in kinds]
-    rng, dtype = np.random.default_rng(2), ALGEBRAS[algebra].dtype
-    tables = [rng.random(1 << 18).astype(dtype) for _ in strides]
+    rng = np.random.default_rng(2)
+    tables = entries_of([rng.random(1 << 18) for _ in strides], algebra)
     wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
     found, extremes = reduced(what, tables, algebra)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5 if algebra == "single" else 1e-13)
-    assert extremes[0] == found.max().view(extremes.dtype)
-    assert ~extremes[1] == found.min().view(extremes.dtype)
+    np.testing.assert_allclose(found, wanted, rtol=ROUNDING[algebra], atol=ROUNDING[algebra])
+    largest, least = entries_gpu.extremes_of(extremes, ALGEBRAS[algebra])
+    assert largest == found.max()
+    assert least == (1 if ALGEBRAS[algebra].logs else found.min())
 
 
 def test_threads_take_what_lies_side_by_side() -> None:
@@ -156,6 +215,13 @@ def test_offsets_do_not_grow_with_the_tables() -> None:
     total = launches_of(contraction([], range(28), [range(28)], dict.fromkeys(range(28), 2)))
     assert [each.over_entries for each in total] == [True, True, False]
     assert sum(each.nbytes for each in total) < 2**22
+
+
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_no_operands_are_a_product_of_none(algebra: str) -> None:
+    what = Contraction((5,), (3,), ())
+    wanted = reference.reduce(what, [], ALGEBRAS[algebra])[:, 0]
+    np.testing.assert_allclose(reduced(what, [], algebra)[0], wanted, rtol=ROUNDING[algebra])
 
 
 def test_too_many_operands_are_an_error() -> None:

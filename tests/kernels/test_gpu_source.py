@@ -17,6 +17,7 @@ SINGLE = [pytest.param(each, "single", marks=[pytest.mark.slow] if each != "sm_9
 
 
 DOUBLE, LOG = (pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebra in ("double", "log"))
+MAXIMA = [pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebra in ("max", "max-single")]
 
 
 @pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG])
@@ -24,7 +25,7 @@ def test_kernels_compile(architecture: str, algebra: str) -> None:
     compiles(gpu.source(algebra), architecture)
 
 
-@pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE])
+@pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG, *MAXIMA])
 def test_kernels_over_entries_compile(architecture: str, algebra: str) -> None:
     compiles(entries_gpu.source(algebra), architecture)
 

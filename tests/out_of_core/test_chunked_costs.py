@@ -388,7 +388,7 @@ def test_the_number_of_slots_changes_no_number(emulated: Any) -> None:
     chunks = chunk_plan(planned(2, 3), 8, ENDLESS, 0)
     found = []
     for slots in (1, 4):
-        gpu = DeviceGroup(chunks, "single", emulated, slots=slots)
+        gpu = DeviceGroup(chunks, reference.SINGLE, emulated, slots=slots)
         assert len(gpu.slots) == slots
         found.append(ChunkedGpuProgram(chunks, network, reference.SINGLE, gpu).run(EvidenceBlock(1, {}, {})))
     assert len({each.log_value.tobytes() for each in found}) == 1

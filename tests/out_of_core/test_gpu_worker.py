@@ -35,6 +35,7 @@ from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
+from junctor.placement import placement as chunk_places
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
@@ -95,7 +96,7 @@ def cut(network: Network, working: int) -> ChunkPlan:
 
 
 def over_workers(client: Any, network: Network, chunks: ChunkPlan, algebra: Algebra, room: int) -> ClusterRun:
-    gpu = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), room)
+    gpu = GpuTasks(algebra, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), room)
     return ClusterRun(client, BoundPlan(chunks, network, algebra, as_summed=True), gpu=gpu)
 
 
@@ -106,14 +107,25 @@ def assert_same(found: BlockOutcome, expected: BlockOutcome) -> None:
         assert found.posteriors[variable].tobytes() == posterior.tobytes()
 
 
-@pytest.mark.parametrize(("algebra", "seed"), [(reference.SINGLE, 1), (reference.DOUBLE, 2)], ids=["single", "double"])
+@pytest.mark.parametrize(
+    ("algebra", "spread"),
+    [
+        (reference.SINGLE, 0),
+        (reference.DOUBLE, 1 << 26),
+        (reference.LOG, 0),
+        (reference.LOG, 1 << 26),
+        (reference.MAX_LOG, 0),
+    ],
+)
 def test_the_bytes_of_one_process(
-    client: Any, device: Any, algebra: Algebra, seed: int, monkeypatch: pytest.MonkeyPatch
+    client: Any, device: Any, algebra: Algebra, spread: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, block = grid(3, 4, seed=seed), EvidenceBlock(1, {}, {})
+    """Also where results are added up on the host."""
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", spread)
+    network, block = grid(3, 4, seed=3), EvidenceBlock(1, {}, {})
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
-    one = DeviceGroup(chunks, algebra.name, device(ROOM))
+    one = DeviceGroup(chunks, algebra, device(ROOM))
     expected = ChunkedGpuProgram(chunks, network, algebra, one).run(block)
     run = over_workers(client, network, chunks, algebra, ROOM)
     reached: list[Any] = []
@@ -124,7 +136,7 @@ def test_the_bytes_of_one_process(
     # The workers' files, and those that they have mapped.
     assert len(reached) > len(sharing.own_files) > 0
     plain = ChunkedProgram(chunks, network, algebra).run(block)
-    tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
+    tolerance = 1e-5 if algebra.dtype == np.float32 else 1e-12
     for variable, posterior in plain.posteriors.items():
         np.testing.assert_allclose(expected.posteriors[variable], posterior, atol=tolerance)
     del run
@@ -164,7 +176,8 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)
-    one, other = (GpuTasks(name, slot_bytes(chunks, 8, single_steps), ROOM) for name in ("single", "double"))
+    both = (reference.SINGLE, reference.DOUBLE)
+    one, other = (GpuTasks(algebra, slot_bytes(chunks, 8, single_steps), ROOM) for algebra in both)
     gpu = worker_gpu.worker_gpu(one)
     slot = gpu.free.get()
     part = gpu.keep(slot, slot.address, 10)

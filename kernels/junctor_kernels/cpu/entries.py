@@ -51,7 +51,6 @@ THREADED = 1 << 20
 PREPARED = 1 << 13
 # Bytes of cached walks.
 REMEMBERED_BYTES = 1 << 23
-ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SINGLE, reference.LOG)}
 
 
 def reduce(what: Contraction, operands: Sequence[Array], algebra: Algebra, threads: int = 1) -> Array:
@@ -64,8 +63,7 @@ def reduce(what: Contraction, operands: Sequence[Array], algebra: Algebra, threa
     """
     cases = max((operand.shape[1] for operand in operands), default=1)
     operations = what.kept_entries * what.eliminated_entries * cases * len(operands)
-    # The algebra "max" has no compiled loops here.
-    if operations < PREPARED or algebra.name not in ALGEBRAS:
+    if operations < PREPARED:
         return reference.reduce(what, operands, algebra)
     # An axis of one case would become the innermost one, and vectors would gather neighbouring entries one by one.
     axis = (cases,) if cases > 1 else ()
@@ -95,18 +93,18 @@ def reduce_entries(
     threads: int = 1,
     accumulate: bool = False,
 ) -> Array:
-    """Contract operands into `out` and return it: sums of products, or logarithms of sums of exponentials of sums.
+    """Contract operands into `out` and return it: sums or maxima of products, or of exponentials of sums.
 
     sizes: of all axes, the kept ones first.
     kept: number of kept axes.
     operands: tables, each C-contiguous, with a stride in entries for every axis, 0 along axes that it does not have.
     out: C-contiguous, of all kept entries.
-    algebra: "double", "single" or "log"; all tables have its dtype.
+    algebra: its name; all tables have its dtype.
     threads: number of threads; results do not depend on it.
     accumulate: whether results are added to `out`.
     Raises ValueError where a table has another dtype or is not contiguous.
     """
-    semiring = ALGEBRAS[algebra]
+    semiring = reference.ALGEBRAS[algebra]
     for table in (out, *(table for table, _ in operands)):
         if table.dtype != semiring.dtype or not table.flags.c_contiguous:
             raise ValueError(f"expected contiguous tables of {semiring.dtype}, found {table.dtype} {table.strides}")
@@ -226,14 +224,15 @@ def _slowest(task: _Task) -> Iterator[tuple[tuple[int, ...], _Task]]:
 def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: bool) -> None:
     walk, panels = _WALKS.walk(task.sizes, task.kept, task.strides, task.algebra.dtype.itemsize, task.threads)
     places = np.array([table.ctypes.data for table in tables], dtype=np.int64)
-    logs = True if task.algebra is reference.LOG else None
+    logs = True if task.algebra.logs else None
+    maxima = True if task.algebra.join is np.maximum else None
 
     # Whole panels for each thread, so that no sum depends on the number of threads.
     def work(first: int, last: int) -> None:
         room = np.empty(int(walk.copies.sum()) + BYTES, dtype=np.uint8)
         begin = room.ctypes.data + -room.ctypes.data % BYTES
         copies = begin + np.cumsum(walk.copies) - walk.copies
-        reduce_panels(walk, first, last, places, copies, out, logs, accumulate)
+        reduce_panels(walk, first, last, places, copies, out, logs, maxima, accumulate)
 
     threads = max(1, min(task.threads, panels, task.entries * task.terms * len(tables) // THREADED))
     ends = [panels * n // threads for n in range(threads + 1)]

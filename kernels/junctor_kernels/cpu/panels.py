@@ -69,7 +69,15 @@ class PanelWalk(NamedTuple):
 
 @jit
 def reduce_panels(
-    walk: PanelWalk, first: int, last: int, tables: Any, copies: Any, out: Any, logs: bool | None, again: bool
+    walk: PanelWalk,
+    first: int,
+    last: int,
+    tables: Any,
+    copies: Any,
+    out: Any,
+    logs: bool | None,
+    maxima: bool | None,
+    again: bool,
 ) -> None:
     """Contract panels [first, last) into `out`, flat.
 
@@ -79,6 +87,7 @@ def reduce_panels(
     copies: int64 [operands], addresses for copies of them, multiples of BYTES.
     out: flat, all kept entries.
     logs: None for sums of products, True for logarithms of sums of exponentials of sums (resolved at compile time).
+    maxima: None for sums, True for maxima in their place (likewise).
     again: whether results are added to `out`.
     """
     count, width = tables.size, BYTES // out.itemsize
@@ -102,7 +111,9 @@ def reduce_panels(
                 base[k] = copies[k]
         for v in range(0, vectors, 4):
             _find_vectors(walk, v, base, at)
-            if logs is None:
+            if maxima is not None:
+                total = _maximum(at, walk.far_read, walk.near_read, out.dtype.type(0), logs)
+            elif logs is None:
                 total = _sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
             else:
                 total = _log_sum(at, walk.far_read, walk.near_read, held_terms.ctypes.data, out.dtype.type(0))
@@ -118,7 +129,7 @@ def reduce_panels(
             # Not a slice: the text of its error would be compiled, too, for seconds.
             for e in range(skipped, part * within):
                 before[e] = out[place + e]
-            _join(sums, before, logs)
+            _join(sums, before, logs, maxima)
         for e in range(skipped, part * within):
             out[place + e] = sums[e]
 
@@ -214,6 +225,19 @@ def _sum(at: Any, far: Any, near: Any, number: Any) -> Any:
 
 
 @inlined
+def _maximum(at: Any, far: Any, near: Any, number: Any, logs: bool | None) -> Any:
+    if logs is None:
+        t0 = t1 = t2 = t3 = spread(number)
+    else:
+        t0 = t1 = t2 = t3 = spread(-np.inf)
+    for h in range(far.shape[1]):
+        for i in range(near.shape[1]):
+            x0, x1, x2, x3 = _term(at, far, near, h, i, number, logs)
+            t0, t1, t2, t3 = larger(x0, t0), larger(x1, t1), larger(x2, t2), larger(x3, t3)
+    return t0, t1, t2, t3
+
+
+@inlined
 def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
     """Return four vectors of logarithms of sums; held: address of a buffer for the fast part, four vectors a term."""
     m0 = m1 = m2 = m3 = spread(-np.inf)
@@ -263,11 +287,13 @@ def _log(total: Any, largest: Any) -> Any:
 
 
 @part
-def _join(sums: Any, before: Any, logs: bool | None) -> None:
+def _join(sums: Any, before: Any, logs: bool | None, maxima: bool | None) -> None:
     width = BYTES // sums.itemsize
     for first in range(0, sums.size, width):
         one, other = load(sums, first), load(before, first)
-        if logs is None:
+        if maxima is not None:
+            store(sums, first, larger(other, one))
+        elif logs is None:
             store(sums, first, add(other, one))
         else:
             # Log-sum-exp of the old and the new result.

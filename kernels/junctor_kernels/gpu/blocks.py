@@ -100,7 +100,10 @@ _HERE = (
     *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE"),
 )
 # The files of the source in their order; log space has no warps over cases.
-_FILES = ("numbers.cu", "common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu", "scores.cu")
+_FILES = (
+    *("numbers.cu", "common.cu", "algebra.cu", "scales.cu", "tables.cu"),
+    *("many.cu", "few.cu", "answers.cu", "scores.cu"),
+)
 
 
 def source(algebra: str) -> str:

@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.gpu.device import KernelModule, cuda_source
+from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, contraction
+from junctor_kernels.tables.reference import Algebra
 
 # Threads of a block, entries that each of them takes, and so entries of a block.
 THREADS, EACH = 256, 4
@@ -65,17 +67,23 @@ OUT, TABLES = FIELDS.index("out"), [len(FIELDS) + k * len(OPERAND_FIELDS) for k 
 SCALE, OUT_PANELS = OPERAND_FIELDS.index("scale"), FIELDS.index("out_panels")
 EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
 
+# The sign of a number in double precision.
+SIGN = np.uint64(1 << 63)
+
 Integers = npt.NDArray[Any]
 # Size, and the stride in every operand.
 Axis = tuple[int, ...]
 
 
 def source(algebra: str) -> str:
-    """Return the CUDA C++ source of the kernels in "single" or "double"."""
+    """Return the CUDA C++ source of the kernels in an algebra, by its name."""
     constants = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
     constants |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
     constants |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
-    return cuda_source(("numbers.cu", "entries.cu"), constants, double=algebra == "double")
+    what = reference.ALGEBRAS[algebra]
+    before = "\n".join(["#define LOGS"] * what.logs + ["#define MAXIMA"] * (what.join is np.maximum))
+    double = what.dtype.itemsize == 8
+    return cuda_source(("numbers.cu", "algebra.cu", "entries.cu"), constants, double, before)
 
 
 KERNELS = KernelModule(source)
@@ -170,8 +178,8 @@ def launches_of(what: Contraction) -> tuple[EntryLaunch, ...]:
         return (_launch(False, kept, eliminated, operands),)
     most = PARTIAL_ENTRIES // entries
     if terms < EACH_PARTIAL * most:
-        # Always fewer than there are.
-        most = BLOCK_TERMS if terms > BLOCK_TERMS else terms // EACH_PARTIAL
+        # Always fewer than there are, and no more than there is room for.
+        most = min(most, BLOCK_TERMS) if terms > BLOCK_TERMS else terms // EACH_PARTIAL
     left, more = cut_axes(eliminated, most)
     if _entries(more) == 1:
         return (_launch(False, kept, eliminated, operands),)
@@ -386,12 +394,44 @@ def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.N
     return result
 
 
-def shift_of(largest: np.floating[Any]) -> int:
-    """Return the exponent of the power of two that readers multiply with. largest: entry of the first task."""
-    if not 0 < largest < np.inf:
+def shift_of(largest: float, algebra: Algebra) -> float:
+    """Return the exponent of the power of two that readers multiply with, or what they add to logarithms.
+
+    largest: entry of the first task.
+    algebra: of the table.
+    """
+    if not algebra.zero < largest < np.inf:
         return 0
+    if algebra.logs:
+        return -float(largest)
     # Two to the power of more would be beyond the format, or below what it holds exactly.
-    return -min(math.frexp(float(largest))[1], 1 - int(np.finfo(largest.dtype).minexp) - 1)
+    return -min(math.frexp(float(largest))[1], 1 - int(np.finfo(algebra.dtype).minexp) - 1)
+
+
+def scale_of(shift: float, algebra: Algebra) -> int:
+    """Return the bits of what entries are combined with for a shift as of `shift_of`."""
+    return bits_of(shift if algebra.logs else 2.0**shift)
+
+
+def ranks_of(entries: Integers, algebra: Algebra) -> Integers:
+    """Return the words that kernels compare instead of entries, in their order."""
+    words = np.ascontiguousarray(entries).view(f"u{algebra.dtype.itemsize}")
+    if not algebra.logs:
+        return words
+    return np.where(words >> 63 != 0, ~words, words | SIGN)
+
+
+def extremes_of(words: Integers, algebra: Algebra) -> tuple[Integers, Integers]:
+    """Return the largest entries, and the smallest above zero, 1 where there is none (and of logarithms).
+
+    words: [..., 2], as kernels leave them.
+    algebra: of the tables.
+    """
+    largest, least = np.ascontiguousarray(words[..., 0]), np.ascontiguousarray(~words[..., 1])
+    if algebra.logs:
+        entries = np.where(largest >> 63 != 0, largest & ~SIGN, ~largest).view(algebra.dtype)
+        return entries, np.ones_like(entries)
+    return largest.view(algebra.dtype), np.where(words[..., 1] > 0, least.view(algebra.dtype), 1)
 
 
 def bits_of(number: float) -> int:

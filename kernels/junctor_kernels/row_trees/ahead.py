@@ -63,7 +63,7 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
     wanted = np.zeros(1, np.bool_)
     return [
         (blocks.propagate, (code, work)),
-        (reduce_panels, (walk, 0, 0, ints(1), ints(1), floats(1), None, False)),
+        (reduce_panels, (walk, 0, 0, ints(1), ints(1), floats(1), None, None, False)),
         (together.answer_lanes, (factors, ints(2), soft, 0, wanted, ints(1), tree, memory, results)),
         (together.lay_out, (factors, ints(2), tree, memory, ints(1))),
     ]

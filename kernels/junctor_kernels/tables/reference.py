@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,10 @@ SCRATCH_ARRAYS = 4
 class Algebra:
     """A commutative semiring on tables, in one number format.
 
-    name: "double", "single", "log" or "max".
+    name: "double", "single", "log", "max" (of logarithms) or "max-single" (of numbers).
     dtype: of the tables.
     combine: product of entries.
+    join: sum of two entries.
     gather: sum of terms over the first axis, into an array where one is given.
     one, zero: neutral elements of product and sum.
     repeat: sum of so many equal terms.
@@ -40,15 +41,21 @@ class Algebra:
     name: str
     dtype: np.dtype[Any]
     combine: np.ufunc
+    join: np.ufunc
     gather: Callable[[Array, Array | None], Array]
     one: float
     zero: float
     repeat: Callable[[Array, int], Array]
 
     @property
+    def logs(self) -> bool:
+        """Whether entries are logarithms, which lose nothing to underflow."""
+        return self.combine is np.add
+
+    @property
     def tiny(self) -> float:
         """The smallest normal number; 0 on logarithms, where nothing underflows."""
-        return 0.0 if self.combine is np.add else TINY[self.dtype]
+        return 0.0 if self.logs else TINY[self.dtype]
 
 
 # Looked up by type: NumPy's own record takes longer to find than a small table to scale.
@@ -97,10 +104,16 @@ def _unchanged(table: Array, _count: int) -> Array:
     return table
 
 
-DOUBLE = Algebra("double", np.dtype(np.float64), np.multiply, _sum, 1.0, 0.0, _times)
-SINGLE = Algebra("single", np.dtype(np.float32), np.multiply, _sum, 1.0, 0.0, _times)
-LOG = Algebra("log", np.dtype(np.float64), np.add, _log_sum, 0.0, -np.inf, _plus_log)
-MAX_LOG = Algebra("max", np.dtype(np.float64), np.add, _maximum, 0.0, -np.inf, _unchanged)
+DOUBLE = Algebra("double", np.dtype(np.float64), np.multiply, np.add, _sum, 1.0, 0.0, _times)
+SINGLE = Algebra("single", np.dtype(np.float32), np.multiply, np.add, _sum, 1.0, 0.0, _times)
+LOG = Algebra("log", np.dtype(np.float64), np.add, np.logaddexp, _log_sum, 0.0, -np.inf, _plus_log)
+MAX_LOG = Algebra("max", np.dtype(np.float64), np.add, np.maximum, _maximum, 0.0, -np.inf, _unchanged)
+MAX_SINGLE = Algebra("max-single", np.dtype(np.float32), np.multiply, np.maximum, _maximum, 1.0, 0.0, _unchanged)
+# Names of formats of numbers, by the bytes of one.
+NUMBERS = {algebra.dtype.itemsize: algebra.name for algebra in (DOUBLE, SINGLE)}
+# The same in double precision, of algebras in single precision.
+WIDER = {"single": DOUBLE, "max-single": replace(MAX_SINGLE, name="max-double", dtype=np.dtype(np.float64))}
+ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE, LOG, MAX_LOG, MAX_SINGLE)}
 
 
 def reduce(
@@ -209,7 +222,7 @@ def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> R
     """
     # Divided by a power of two, numbers are not rounded.
     largest = table.max(axis=0)
-    if algebra.combine is np.add:
+    if algebra.logs:
         shift = np.where(np.isneginf(largest), 0, largest)
         table -= shift
         return Rescaled(table, shift.astype(np.float64), np.ones(1), np.ones(1))

@@ -59,6 +59,6 @@ def reduce(table: Array, view: View, sums: Array, algebra: Algebra) -> None:
 def ratio(new: Array, old: Array, algebra: Algebra) -> Array:
     """Return new / old for each separator entry, with 0 / 0 = 0 (Jensen, Lauritzen and Olesen 1990)."""
     out = np.full_like(new, algebra.zero)
-    change = np.subtract if algebra.combine is np.add else np.divide
+    change = np.subtract if algebra.logs else np.divide
     change(new, old, out=out, where=old > algebra.zero)
     return out

@@ -72,7 +72,7 @@ class CompiledProgram:
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
         self._observed_rows = {variable: self._rows[variable] for variable in sorted(self._plan.pattern.sliced)}
-        self._propagate = compiled.propagate_logs if program.algebra.combine is np.add else compiled.propagate
+        self._propagate = compiled.propagate_logs if program.algebra.logs else compiled.propagate
         self._layout: _BlockLayout = like._layout if like else _BlockLayout.of(Lowering(program, cases, self._rows))
         lowering = self._layout
         self._posteriors = dict(lowering.posteriors)

@@ -14,7 +14,15 @@ LADDERS: dict[str, tuple[Algebra, ...]] = {
 }
 # Formats that kernels of blocks on a GPU have, and those that chunks on a GPU have.
 GPU_FORMATS = ("single", "double", "log")
-GPU_CHUNK_FORMATS = ("single", "double")
+GPU_CHUNK_FORMATS = ("single", "double", "log", "max", "max-single")
+
+
+def chunk_ladder_of(query: Query) -> tuple[Algebra, ...]:
+    """Return the number formats of rows in chunks, the first one of all rows first."""
+    if query.kind == "posteriors":
+        return ladder_of(query)
+    # Single precision settles most variables, and leaves to logarithms what rounding may have moved.
+    return (reference.MAX_LOG,) if query.precision == "log" else (reference.MAX_SINGLE, reference.MAX_LOG)
 
 
 def ladder_of(query: Query) -> tuple[Algebra, ...]:

@@ -45,7 +45,7 @@ HowToLower = Callable[..., Contraction]
 # wider number format, in the end log space.
 
 # Largest share of the probability that a row may lose to underflow before it is computed in a wider format.
-LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
+LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8, "max-single": 1e-8}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -184,7 +184,7 @@ class Program:
         self._means: dict[tuple[int, tuple[int, ...]], float] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
-        self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
+        self._wide = reference.WIDER.get(algebra.name, algebra)
         for step in plan.steps:
             self._bind(step, network)
         self._narrow()
@@ -314,7 +314,7 @@ class Program:
         lifts, lift = [self.lifts.get(operand, 0) for operand in lowered.operands], self.lifts.get(step.out, 0)
         scaled = reference.rescale(table, algebra, lift, sum(lifts))
         scale = sum((value.log_scale for value in operands), scaled.log_scale)
-        if algebra.combine is np.add:
+        if algebra.logs:
             return ScaledTable(table, scale, np.zeros(1), np.zeros(1), scaled.least)
         here = lost_here(operands, lowered.contraction.eliminated_entries, scaled, algebra, lifts, lift)
         lost, still_open = self._losses(lowered, operands, here)
@@ -364,7 +364,7 @@ class Program:
         """Return the logarithm of a total, a table of one entry."""
         number = total.table[0].astype(np.float64)
         with np.errstate(divide="ignore"):
-            logarithm: Floats = number if self.algebra.combine is np.add else np.log(number)
+            logarithm: Floats = number if self.algebra.logs else np.log(number)
         return total.log_scale + logarithm
 
     def bounds_of(self, table: int) -> Floats:
@@ -376,7 +376,7 @@ class Program:
 
     def normalised(self, table: Table) -> Table:
         """Return a table [entries, cases] as probabilities that sum to 1 in each case; nan for impossible ones."""
-        if self.algebra.combine is np.add:
+        if self.algebra.logs:
             with np.errstate(invalid="ignore"):
                 table = np.exp(table)
         with np.errstate(invalid="ignore"):
@@ -425,7 +425,7 @@ class Program:
         # At most the largest sum over the eliminated axes of any one other operand, times the number of terms for each
         # of its entries. Fixed operands are summed; messages, whose losses are meant, count as ones.
         terms = math.prod(self._sizes[v] for v in step.eliminated)
-        if self.algebra.combine is np.add:
+        if self.algebra.logs:
             return float(terms)
         best = 1.0
         for operand in step.operands:
@@ -505,7 +505,7 @@ def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDA
     log_value: float64 [cases], log P(e).
     algebra: of the computation.
     """
-    if algebra.combine is np.add:
+    if algebra.logs:
         return np.zeros(log_value.shape, dtype=np.bool_)
     # Not `share > tolerance`: a bound of 0/0 must be doubtful too.
     return ~(share <= LOSS_TOLERANCE[algebra.name]) | ~np.isfinite(log_value)

@@ -163,8 +163,7 @@ class PlanMemory:
             raise budget.refuse(
                 self.least,
                 f"propagation of one case at a time (largest clique {clique} entries, largest stored table {table})",
-                "allow more memory, ask for fewer targets, or give evidence on more variables (explanations are not "
-                "computed in chunks)",
+                "allow more memory, ask for fewer targets, or give evidence on more variables",
             )
         # Half of what is left for each: compiled code first, then NumPy's scratch.
         spare = free - self.least

@@ -40,7 +40,7 @@ def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
     with np.errstate(divide="ignore", under="ignore"):
         log_scale = np.log(largest)
         # Logarithms lose nothing to underflow: bounds are 0, and the smallest entry counts as 1.
-        if algebra.combine is np.add:
+        if algebra.logs:
             table = np.log(numbers)
             table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
             return ScaledTable(table, log_scale, np.zeros(1), np.zeros(1), np.ones(log_scale.shape))

@@ -177,7 +177,7 @@ def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
         # The program takes what the device says that it has: so one device stands for smaller ones.
         device.room = OFFSET_BYTES + slots * slot + room
         if device.room <= whole:
-            gpu = DeviceGroup(case.chunks, case.algebra.name, device, slots=slots)
+            gpu = DeviceGroup(case.chunks, case.algebra, device, slots=slots)
             program = ChunkedGpuProgram(case.chunks, case.network, case.algebra, gpu)
             work = gpu_chunk_work(case.chunks, itemsize, slots, room)
             setting = f"{slots} slots, {share} of the tables beside them"

@@ -41,9 +41,9 @@ def _device(router: Router, routes: Sequence[Route]) -> str:
     if wanted != "auto":
         asked = refused or where.lower() == wanted
         return f"{wanted.upper()}: asked for" if asked else f"{where}: a GPU does not do this"
-    if not router.takes_gpu:
-        return "CPU: no GPU here that could do this"
-    return "GPU: one is here, and the rows are worth it" if where == "GPU" else "CPU: the rows are not worth a GPU"
+    if where == "GPU":
+        return "GPU: one is here, and the rows are worth it"
+    return "CPU: the rows are not worth a GPU" if router.takes_gpu else "CPU: no GPU here that could do this"
 
 
 def _patterns(routes: Sequence[Route]) -> str:

@@ -129,7 +129,7 @@ def _workers_like(router: Router, workers: int) -> WorkerPool:
     """Return workers like the processes that a run on this machine would start."""
     from junctor.out_of_core.cluster.workers import WorkerPool
 
-    return WorkerPool(workers, None, router.gpu_room().bytes) if router.takes_gpu else WorkerPool(workers)
+    return WorkerPool(workers, None, router.gpu_room().bytes) if router.sees_gpu else WorkerPool(workers)
 
 
 def _variables(network: Network) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
     routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
     seconds = sum(route.seconds for route in routes)
     # Rows in chunks may be left to the CPU where workers with GPUs were asked about.
-    on_gpu = router.takes_gpu and any(route.chunks is None or route.on_gpu for route in routes)
+    on_gpu = any(router.takes_gpu if route.chunks is None else route.on_gpu for route in routes)
     refusals = [str(route.refused) for route in routes if route.refused is not None]
     return {
         "rows": batch.rows,
@@ -211,7 +211,7 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
         "operations": sum(route.operations for route in routes),
         "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
         "forecast_for": "gpu" if on_gpu else "cpu",
-        "measured_on": (router.costs if on_gpu else router.cpu_costs).device.name,
+        "measured_on": (router.gpu_costs if on_gpu else router.cpu_costs).device.name,
         "needed_bytes": max((route.memory.needed for route in routes), default=0),
         "planned_bytes": max((route.memory.projected for route in routes), default=0),
         # What this process takes, which has read and planned as a run does, and propagated nothing.

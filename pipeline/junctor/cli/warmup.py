@@ -66,6 +66,7 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
     for sampler in samplers:
         yield f"sampling, {sampler}", partial(_sample, network, sampler, device)
+    yield "contractions over entries", _contract
     yield "learning of networks", partial(_count, impossible, device)
     yield "learning of hidden Markov models", _learn
     yield "choice of trees", partial(_choose, network)
@@ -102,6 +103,18 @@ def _answer(
         states[variable] = column
     options = ComputeOptions(memory=memory, threads=1, device=device)
     Engine(network, query, options, expected_rows=to_come).answer(EvidenceBatch(rows, states))
+
+
+def _contract() -> None:
+    """Contract a table in every algebra, as rows in chunks do."""
+    import numpy as np
+    from junctor_kernels.cpu import entries
+    from junctor_kernels.tables.axes import contraction
+    from junctor_kernels.tables.reference import ALGEBRAS
+
+    what = contraction(range(8), range(8, 14), [range(14)], dict.fromkeys(range(14), 2))
+    for algebra in ALGEBRAS.values():
+        entries.reduce(what, [np.ones((1 << 14, 1), algebra.dtype)], algebra)
 
 
 def _sample(network: Network, sampler: Sampler, device: Device) -> None:

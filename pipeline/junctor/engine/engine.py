@@ -13,9 +13,11 @@ import numpy.typing as npt
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.blocks import answer_rows
+from junctor.backends.blocks import answer_rows, write, write_tables
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.row_trees import TreeRows
+from junctor.engine.explanations import ChunkExplainer
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
 from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of, spread_scores
@@ -32,9 +34,11 @@ from junctor.model.answers import (
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
+from junctor.out_of_core.explanations import as_outcome
 from junctor.out_of_core.memory_splits import ChunkRoute
-from junctor.out_of_core.programs import SingleCaseProgram, answer_case_by_case, program_of
+from junctor.out_of_core.programs import SingleCaseProgram, answer_case_by_case, case_by_case, program_of
 from junctor.planning.budget import Budget
+from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh
 from junctor.runtime.devices import open_gpu, open_other_gpus
 
@@ -327,11 +331,16 @@ class Engine:
         return route.backend
 
     def _route(
-        self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, resources: _Resources
+        self,
+        group: PatternGroup,
+        batch: EvidenceBatch,
+        budget: Budget,
+        resources: _Resources,
+        uses: int | None = None,
     ) -> tuple[Route, Budget]:
         """Return how a group is answered, and the budget that leaves; raises BudgetError where it is refused."""
         kept = self._fixed()
-        route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept)
+        route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept, uses)
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
@@ -357,7 +366,8 @@ class Engine:
         self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         if route.chunks is not None:
-            self._answer_in_chunks(route, rows, batch, answers, budget.free, resources)
+            answer = self._explain_in_chunks if self.query.kind == "mpe" else self._answer_in_chunks
+            answer(route, rows, batch, answers, budget, resources)
         elif route.backend is Backend.ROW_TREES:
             self._answer_trees([replace(route.group, rows=rows)], batch, answers, budget, resources)
         elif route.backend is Backend.JOINT_TABLE:
@@ -388,12 +398,12 @@ class Engine:
         return program
 
     def _answer_in_chunks(
-        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int, resources: _Resources
+        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
         for row_engine in self.router.store.row_engines.values():
             row_engine.allow(0)
-        chunks = route.chunks
+        chunks, free = route.chunks, budget.free
         # Rows that lose digits in one number format come back, and are cut anew: entries of the next one are wider.
         for algebra in self.router.ladder:
             if algebra is not self.router.ladder[0]:
@@ -409,6 +419,76 @@ class Engine:
             if not rows.size:
                 return
             chunks = None
+
+    def _explain_in_chunks(
+        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
+    ) -> None:
+        """Write the explanations of rows whose plan exceeds the memory."""
+        explainer = self._chunk_explainer(budget, resources)
+        chunks = route.chunks
+        for algebra in self.router.chunk_ladder:
+            if algebra is not self.router.chunk_ladder[0]:
+                answers.climbed[algebra.name] += len(rows)
+                chunks = self._chunks_in(algebra, route, budget, resources)
+            assert chunks is not None
+            logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
+            program = self._chunk_program(chunks, algebra, self._chunk_device(chunks, resources))
+            found = list(case_by_case(program, chunks.chunks.plan, batch, rows))
+            # Its memory goes first: what is left open of a row is answered in one piece.
+            del program
+            left = rows[:0]
+            for part, block, outcome in found:
+                explained: tuple[dict[int, int], float] | None = None
+                if np.isneginf(outcome.log_value[0]) and not outcome.doubtful[0]:
+                    explained = dict.fromkeys(range(len(self.network.variables)), 0), -np.inf
+                elif not outcome.doubtful[0]:
+                    explained = explainer.explain(chunks.chunks.plan, block, outcome, algebra)
+                if explained is None:
+                    left = np.append(left, part)
+                    continue
+                whole = as_outcome(*explained)
+                write_tables(whole, block, part, answers)
+                write(whole, part, answers)
+            rows = self._answer_impossible(left, batch, answers, budget.free)
+            if not rows.size:
+                return
+
+    def _chunk_explainer(self, budget: Budget, resources: _Resources) -> ChunkExplainer:
+        """Return what finds explanations of rows in chunks."""
+
+        def route_of(batch: EvidenceBatch) -> Route:
+            (group,) = patterns_of(batch).exact(np.arange(1))
+            # No other row has this pattern.
+            return self._route(group, batch, budget, resources, uses=1)[0]
+
+        def propagate(route: Route, batch: EvidenceBatch, algebra: Algebra) -> tuple[EvidenceBlock, BlockOutcome]:
+            chunks = self._chunks_in(algebra, route, budget, resources)
+            program = self._chunk_program(chunks, algebra, self._chunk_device(chunks, resources))
+            ((_, block, outcome),) = case_by_case(program, chunks.chunks.plan, batch, np.arange(1))
+            return block, outcome
+
+        def in_one_piece(route: Route, batch: EvidenceBatch) -> dict[int, int]:
+            # Of all variables, whatever the targets are.
+            everything = tuple(range(len(self.network.variables)))
+            answers = unanswered(self.query, everything, self.network.cardinalities, 1, {}, fresh(0))
+            self._execute(route, np.arange(1), batch, answers, budget, resources)
+            self._programs.pop(self.router.key(route.group.pattern, route.uses), None)
+            return {v: int(states[0]) for v, states in answers.states.items()}
+
+        def plan_of(route: Route) -> Plan:
+            return self.router.plan(route.group.pattern, route.uses)
+
+        return ChunkExplainer(self.network, route_of, propagate, in_one_piece, plan_of)
+
+    def _chunks_in(self, algebra: Algebra, route: Route, budget: Budget, resources: _Resources) -> ChunkRoute:
+        """Return how rows of a route in chunks go through in an algebra."""
+        return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, budget.free, resources.gpu)
+
+    def _chunk_device(self, chunks: ChunkRoute, resources: _Resources) -> BlockDevice | None:
+        """Return the GPU for tasks of rows in chunks, opened where only they use it."""
+        if resources.device is None and self.router.explains_on_gpu and chunks.limits.on_gpu and not chunks.workers:
+            return self._open_gpu()
+        return resources.device
 
     def _answer_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
         """Answer the impossible ones among rows in doubt, and return the others."""

@@ -21,7 +21,7 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.joint_table import JointTable, has_joint_table
-from junctor.backends.number_formats import GPU_CHUNK_FORMATS, ladder_of
+from junctor.backends.number_formats import GPU_CHUNK_FORMATS, chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
 from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
@@ -237,6 +237,7 @@ class Router:
         self.targets = tuple(network.index[name] for name in answered_names(network, query))
         self.shape: Shape = shape_of(network)
         self.ladder = ladder_of(query)
+        self.chunk_ladder = chunk_ladder_of(query)
         cache = user_cache()
         keep_orders_in(KeptOrders(cache) if cache.limit else None)
 
@@ -476,6 +477,7 @@ class Router:
         compiled: bool,
         gpu: GpuRoom | None,
         kept: MutableMapping[PlanKey, int],
+        uses: int | None = None,
     ) -> Route:
         """Return how a group of rows of a batch is answered.
 
@@ -483,8 +485,9 @@ class Router:
         compiled: whether compiled code is loaded.
         gpu: that answers rows, if one does.
         kept: fixed bytes of the programs in memory, the oldest first; changed to those that the route leaves there.
+        uses: rows that the plan is made for, if not those of the run that are like these.
         """
-        uses = self.uses(group, batch)
+        uses = self.uses(group, batch) if uses is None else uses
         whole = budget
         if group.unique is not None:
             left = self._left_by_unique(group.unique, group, uses, budget, gpu)
@@ -549,9 +552,6 @@ class Router:
 
     def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:
         """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or its device."""
-        # Explanations are not answered in chunks, on any device.
-        if self.query.kind == "mpe":
-            return False
         memory = self.plan_memory(pattern, uses)
         if not memory.fits(free, self.options.device_memory):
             return True
@@ -568,7 +568,7 @@ class Router:
             raise budget.refuse(budget.free + 1, where, "wait until they are written")
         # Chunks get all memory: the plan exceeds it already.
         kept.clear()
-        algebra = self.ladder[0]
+        algebra = self.chunk_ladder[0]
         chunks = self.chosen_chunks(group.pattern, uses, algebra, budget.free, gpu)
         plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
         way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
@@ -590,6 +590,8 @@ class Router:
             return None
         if self.workers is not None:
             return None if self.workers.room is None else GpuRoom(self.workers.room, True)
+        if gpu is None and self.explains_on_gpu:
+            gpu = self.gpu_room()
         return gpu if gpu is not None and gpu.chunks else None
 
     def chosen_chunks(
@@ -656,7 +658,8 @@ class Router:
 
     def _cut(self, pattern: Pattern, rows: int, algebra: Algebra, free: int, gpu: GpuRoom | None) -> ChunkRoute:
         targets = None if self.query.targets is None else frozenset(self.targets)
-        problem = Problem(self.shape, pattern, targets)
+        # An explanation needs the states of all variables: those of the targets depend on them.
+        problem = Problem(self.shape, pattern, None if self.query.kind == "mpe" else targets)
         # Workers first: they have the memory and the cores of all machines.
         shared = self._cut_for_workers(problem, rows, algebra.dtype.itemsize, free, gpu is not None)
         if shared is not None:
@@ -668,7 +671,7 @@ class Router:
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
-        costs = self.costs if on_gpu else self.cpu_costs
+        costs = self.gpu_costs if on_gpu else self.cpu_costs
         gpus = count_gpus() if on_gpu and self.options.all_gpus else 1
         return cut(problem, algebra, limits, costs, rows, gpus)
 
@@ -688,8 +691,11 @@ class Router:
     @property
     def costs(self) -> CostModel:
         """The cost model of the device that answers, or of the one that is most like it."""
-        if not self.takes_gpu:
-            return self.cpu_costs
+        return self.gpu_costs if self.takes_gpu else self.cpu_costs
+
+    @property
+    def gpu_costs(self) -> CostModel:
+        """The cost model of the GPU at hand, or of the one that is most like it."""
         at_hand = gpu_at_hand() if self.gpu is None else (self.gpu.name, self.gpu.figures)
         return self.cost_models.gpu(MeasuredDevice(*at_hand))
 
@@ -715,10 +721,18 @@ class Router:
 
     @property
     def takes_gpu(self) -> bool:
-        """True if there is a GPU for the query."""
-        # There are no kernels for explanations.
-        if self.query.kind != "posteriors":
-            return False
+        """True if there is a GPU for blocks of rows."""
+        # There are no kernels for blocks of explanations.
+        return self.query.kind == "posteriors" and self.sees_gpu
+
+    @property
+    def explains_on_gpu(self) -> bool:
+        """True if there is a GPU for explanations, which only rows in chunks use."""
+        return self.query.kind == "mpe" and self.sees_gpu
+
+    @property
+    def sees_gpu(self) -> bool:
+        """True if there is a GPU that this process may use."""
         if self.gpu is not None or self.options.device == "gpu":
             return True
         return self.options.device == "auto" and has_gpu()
@@ -728,7 +742,7 @@ class Router:
         if self.gpu is not None:
             return GpuRoom.of(self.gpu)
         # By the figures of its kind: opening it to ask would take seconds, and `inspect` runs without one.
-        room = self.options.device_memory or int(DEVICE_SHARE * self.costs.device.figures["memory"])
+        room = self.options.device_memory or int(DEVICE_SHARE * self.gpu_costs.device.figures["memory"])
         return GpuRoom(room, True)
 
     @property

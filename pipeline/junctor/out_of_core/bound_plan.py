@@ -43,7 +43,7 @@ class TableStats:
     lost, open: bounds on losses of an entry.
     least: the smallest entry above zero.
     largest: the largest entry.
-    exponent: readers multiply by two to this power first.
+    shift: readers multiply by two to this power first; to logarithms they add it.
     """
 
     log_scale: float
@@ -51,23 +51,25 @@ class TableStats:
     open: float
     least: float
     largest: float
-    exponent: int = 0
+    shift: float = 0
 
     @property
     def excess(self) -> float:
         """What a loss elsewhere may be multiplied by when it meets this table."""
         return max(1.0, self.largest)
 
-    def as_read(self) -> TableStats:
-        """Return the statistics of the table as readers see it."""
-        return self.scaled(self.exponent)
+    def as_read(self, logs: bool) -> TableStats:
+        """Return the statistics of the table as readers see it; logs: whether its entries are logarithms."""
+        return self.shifted(self.shift, logs)
 
-    def scaled(self, exponent: int) -> TableStats:
-        """Return the statistics with all entries times two to a power."""
-        if not exponent:
-            return replace(self, exponent=0) if self.exponent else self
-        by = 2.0**exponent
-        scale = self.log_scale - exponent * math.log(2)
+    def shifted(self, shift: float, logs: bool) -> TableStats:
+        """Return the statistics with all entries times two to a power, or that much more where they are logarithms."""
+        if not shift:
+            return replace(self, shift=0) if self.shift else self
+        if logs:
+            return replace(self, log_scale=self.log_scale - shift, largest=self.largest + shift, shift=0)
+        by = 2.0**shift
+        scale = self.log_scale - shift * math.log(2)
         return TableStats(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
 
 
@@ -78,13 +80,13 @@ class PassReport:
     number: of the pass.
     max_min: table -> largest entry, and smallest above zero, of all that its tasks made.
     factors: table -> what results were multiplied with before they were stored (on logarithms: what was added).
-    pilot_exponents: table -> power of two that readers inside the pass multiplied it with, by the pilot task.
+    pilot_shifts: table -> how readers inside the pass shifted it (`TableStats.shift`), by the pilot task.
     """
 
     number: int
     max_min: Mapping[int, MaxMin]
     factors: Mapping[int, float]
-    pilot_exponents: Mapping[int, int] = field(default_factory=dict)
+    pilot_shifts: Mapping[int, float] = field(default_factory=dict)
 
 
 class BoundPlan:
@@ -104,7 +106,6 @@ class BoundPlan:
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
-        self._adds = algebra.combine is np.add
         self.results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
         self.programs = [
             PassProgram(tuple(self._lower(pass_, step) for step in pass_.steps), algebra) for pass_ in chunks.passes
@@ -128,32 +129,32 @@ class BoundPlan:
             stats[table] = _stats_of(value)
         return stats
 
-    def exponents(self, number: int, stats: Mapping[int, TableStats]) -> dict[int, int]:
-        """Return the scale exponents of the tables that a pass reads."""
-        return {table: stats[table].exponent for table in self.chunks.passes[number].loads}
+    def shifts(self, number: int, stats: Mapping[int, TableStats]) -> dict[int, float]:
+        """Return the shifts of the tables that a pass reads."""
+        return {table: stats[table].shift for table in self.chunks.passes[number].loads}
 
     def update(self, stats: dict[int, TableStats], report: PassReport) -> None:
         """Add the statistics of the tables of a pass that is done; those of what it reads have to be there."""
         pass_ = self.chunks.passes[report.number]
         # As the tasks of the pass read them: times their scale factor.
-        inside: dict[int, TableStats] = {table: stats[table].as_read() for table in pass_.loads}
+        inside: dict[int, TableStats] = {table: stats[table].as_read(self.algebra.logs) for table in pass_.loads}
         for reduce, step in zip(pass_.steps, self.programs[report.number].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
             made = self._stats_of_step(reduce, step, operands, report.max_min[out], report.factors[out])
-            inside[out] = made.scaled(report.pilot_exponents.get(out, 0))
+            inside[out] = made.shifted(report.pilot_shifts.get(out, 0), self.algebra.logs)
             stats[out] = self._scaled_for_readers(made) if out in pass_.stores else made
 
     def _scaled_for_readers(self, stats: TableStats) -> TableStats:
-        if self._adds or stats.largest == 0 or not math.isfinite(stats.largest):
-            return stats
         if self._as_summed:
-            # Devices compute the same by themselves, of the bits of the largest entry.
-            return replace(stats, exponent=shift_of(self.algebra.dtype.type(stats.largest)))
+            # Devices compute the same by themselves, of the largest entry.
+            return replace(stats, shift=shift_of(stats.largest, self.algebra))
+        if self.algebra.logs or stats.largest == 0 or not math.isfinite(stats.largest):
+            return stats
         exponent = math.frexp(stats.largest)[1]
         # Most tables need no second pass over their entries then.
         if abs(exponent) <= MAX_UNSCALED:
             return stats
-        return replace(stats, exponent=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
+        return replace(stats, shift=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
 
     def _stats_of_step(
         self, reduce: Reduce, step: PartStep, operands: Sequence[TableStats], max_min: MaxMin, factor: float
@@ -161,7 +162,7 @@ class BoundPlan:
         """Return the statistics of a result: its scale, and the bounds on losses (see `junctor.backends.numpy`)."""
         largest, least = max_min
         scale = sum([operand.log_scale for operand in operands])
-        if self._adds:
+        if self.algebra.logs:
             # Logarithms lose nothing to underflow.
             return TableStats(scale - factor, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
@@ -211,19 +212,19 @@ class BoundPlan:
     def _posterior(self, values: Array) -> Array:
         """Return a table as probabilities, from near the neutral element, so that none leaves the format."""
         largest = largest_of(values)
-        if self._adds:
+        if self.algebra.logs:
             return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
         return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
 
     def _log_of(self, number: float, stats: TableStats) -> float:
-        if self._adds:
+        if self.algebra.logs:
             return number + stats.log_scale
         return stats.log_scale + math.log(number) if number > 0 else -math.inf
 
     def _open_share(self, down: int, stats: Mapping[int, TableStats], logs: Mapping[int, float]) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
         up, total = self._leaves.edge_of[down]
-        one, other = stats[up].as_read(), stats[down].as_read()
+        one, other = stats[up].as_read(self.algebra.logs), stats[down].as_read(self.algebra.logs)
         entries = self.plan.tables[down].entries
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
         if moved == 0:

@@ -162,7 +162,7 @@ class GpuSplits:
 
     def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, gpus: int) -> None:
         self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
-        self._backend = f"chunks-gpu-{algebra.name}"
+        self._backend = f"chunks-gpu-{reference.NUMBERS[self._itemsize]}"
         # A GPU that has never been measured in chunks still gets a plan.
         self._costs = costs if self._backend in costs.coefficients else NOMINAL
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
@@ -274,7 +274,9 @@ def compiled_bytes(task: int) -> int:
 
 def backend_of(algebra: Algebra, compiled: bool) -> str:
     """Return the name in the registry of rows in chunks on a CPU, by compiled contractions or NumPy's."""
-    return f"chunks-{'' if compiled else 'plain-'}{algebra.name}"
+    # Maxima take about as long as sums of numbers as wide.
+    name = algebra.name if algebra is reference.LOG else reference.NUMBERS[algebra.dtype.itemsize]
+    return f"chunks-{'' if compiled else 'plain-'}{name}"
 
 
 def launch_bytes(plan: Plan) -> int:

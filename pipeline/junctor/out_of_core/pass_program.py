@@ -86,7 +86,7 @@ class PassProgram:
 
     def _scale(self, table: int, made: Array, factors: dict[int, float]) -> float:
         """Scale a part in place; returns its smallest entry above zero (1 on logarithms, where nothing is lost)."""
-        if self.algebra.combine is np.add:
+        if self.algebra.logs:
             if table not in factors:
                 largest = largest_of(made)
                 # A part that is all zero (-inf) has no scale: later tasks may still have entries.
@@ -105,19 +105,24 @@ class PassProgram:
         return least
 
 
-def scaled(part: Array, exponent: int) -> Array:
-    """Return a part of a table as tasks read it: contiguous [entries, 1], times two to the power `exponent`."""
-    if exponent:
-        return np.ldexp(part, exponent, order="C").reshape(-1, 1)
+def shifted(part: Array, shift: float, algebra: Algebra) -> Array:
+    """Return a part of a table as tasks read it: contiguous [entries, 1], times two to a power, or more by a logarithm.
+
+    part: in any shape.
+    shift: as of `TableStats`.
+    algebra: of the table.
+    """
+    if shift and algebra.logs:
+        return np.add(part, shift, order="C").reshape(-1, 1)
+    if shift:
+        return np.ldexp(part, int(shift), order="C").reshape(-1, 1)
     # Arrays out of network buffers need not be aligned.
     return np.require(part, requirements=["C", "A"]).reshape(-1, 1)
 
 
 def add_to(total: Array, made: Array, algebra: Algebra) -> None:
     """Add what a further task made to what others did, in place."""
-    # Of logarithms a sum of probabilities; of numbers one that rounds once.
-    add = np.logaddexp if algebra.combine is np.add else np.add
-    add(total, made, out=total)
+    algebra.join(total, made, out=total)
 
 
 def largest_of(made: Array) -> float:

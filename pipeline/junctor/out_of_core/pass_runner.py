@@ -31,8 +31,8 @@ class PassRunner(Protocol):
     def accepts(self, number: int) -> bool:
         """Return True if a pass may begin beside those in flight; what it reads is there."""
 
-    def submit(self, number: int, exponents: Mapping[int, int]) -> None:
-        """Begin a pass; exponents: table -> scale exponent, of all tables that it reads."""
+    def submit(self, number: int, shifts: Mapping[int, float]) -> None:
+        """Begin a pass; shifts: table -> its shift (`TableStats`), of all tables that it reads."""
 
     def reports(self) -> Iterator[PassReport]:
         """Yield the reports of passes that are done; waits if there is none."""
@@ -56,7 +56,7 @@ def propagate(bound: BoundPlan, block: EvidenceBlock, runner: PassRunner) -> Blo
     while order:
         # As many as the runner accepts: one for threads, several for workers.
         while (number := order.begin(runner.accepts)) is not None:
-            runner.submit(number, bound.exponents(number, stats))
+            runner.submit(number, bound.shifts(number, stats))
         for report in runner.reports():
             bound.update(stats, report)
             done += 1

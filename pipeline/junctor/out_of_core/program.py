@@ -17,7 +17,7 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.network import Network
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport
-from junctor.out_of_core.pass_program import Contract, CpuTasks, MaxMin, add_to, joined, largest_of, scaled
+from junctor.out_of_core.pass_program import Contract, CpuTasks, MaxMin, add_to, joined, largest_of, shifted
 from junctor.out_of_core.pass_runner import propagate
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import ChunkPlan, configurations
@@ -79,7 +79,7 @@ class ThreadRunner:
         """Return True if no pass waits to be reported."""
         return not self._reports
 
-    def submit(self, number: int, exponents: Mapping[int, int]) -> None:
+    def submit(self, number: int, shifts: Mapping[int, float]) -> None:
         """Do all tasks of a pass."""
         pass_ = self._bound.chunks.passes[number]
         for table in pass_.stores:
@@ -87,7 +87,7 @@ class ThreadRunner:
         sizes = self._bound.plan.shape.cardinalities
         # Tasks that differ in summed variables alone follow each other in a group, whose sum stays in one place.
         outer = [v for v in pass_.fixed if v not in pass_.summed]
-        tasks = _PassTasks(self._bound, number, self.store, exponents, self._contract)
+        tasks = _PassTasks(self._bound, number, self.store, shifts, self._contract)
         groups = configurations([sizes[v] for v in outer])
         # The pilot task chooses the scale factors: nobody works beside it.
         tasks.group(dict(zip(outer, next(groups), strict=True)))
@@ -118,12 +118,12 @@ class _PassTasks:
     """
 
     def __init__(
-        self, bound: BoundPlan, number: int, store: ChunkStore, exponents: Mapping[int, int], contract: Contract
+        self, bound: BoundPlan, number: int, store: ChunkStore, shifts: Mapping[int, float], contract: Contract
     ) -> None:
         self._pass = bound.chunks.passes[number]
         self._program = bound.programs[number]
         self._store = store
-        self._exponents = exponents
+        self._shifts = shifts
         self._contract = contract
         self._summed = [bound.plan.shape.cardinalities[v] for v in self._pass.summed]
         self.factors: dict[int, float] = {}
@@ -164,4 +164,4 @@ class _PassTasks:
         part[...] = made.reshape(part.shape)
 
     def _load(self, states: Mapping[int, int], table: int) -> Array:
-        return scaled(self._store.part(table, states), self._exponents[table])
+        return shifted(self._store.part(table, states), self._shifts[table], self._program.algebra)

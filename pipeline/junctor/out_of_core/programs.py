@@ -6,7 +6,7 @@ not fit goes into files. Everything is chosen before anything runs, and determin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -114,11 +114,21 @@ def program_of(
     from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 
     try:
-        gpu = DeviceGroup(chunks, algebra.name, *devices, slots=chunking.slots)
+        gpu = DeviceGroup(chunks, algebra, *devices, slots=chunking.slots)
     # Other programs may have taken some of the device since the plan was cut.
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
     return ChunkedGpuProgram(chunks, network, algebra, gpu, folder)
+
+
+def case_by_case(
+    program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows
+) -> Iterator[tuple[Rows, EvidenceBlock, BlockOutcome]]:
+    """Yield each of `rows` as a part of its own, with its evidence and what its propagation found."""
+    for n in range(len(rows)):
+        part = rows[n : n + 1]
+        block = block_of(batch, part, plan.pattern, plan.shape.cardinalities)
+        yield part, block, program.run(block)
 
 
 def answer_case_by_case(
@@ -127,10 +137,7 @@ def answer_case_by_case(
     """Write the answers to `rows`; returns the doubtful ones."""
     # An empty part, so that no rows give an empty result.
     doubtful: list[Rows] = [rows[:0]]
-    for n in range(len(rows)):
-        part = rows[n : n + 1]
-        block = block_of(batch, part, plan.pattern, plan.shape.cardinalities)
-        outcome = program.run(block)
+    for part, block, outcome in case_by_case(program, plan, batch, rows):
         write_tables(outcome, block, part, answers)
         write(outcome, part, answers)
         doubtful.append(part[outcome.doubtful])

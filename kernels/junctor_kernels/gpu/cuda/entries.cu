@@ -11,14 +11,15 @@
 //     relay              brings what was found about a table to another device, through memory that both reach.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
-// the first task of a pass, the same for all tasks, and whoever reads the table multiplies.
+// the first task of a pass, the same for all tasks, and whoever reads the table multiplies; of logarithms (LOGS) that entry
+// is subtracted. Maxima (MAXIMA) take the place of sums for explanations.
 //
 // Offsets are separable twice: an entry lies in a panel and at a place inside it, a term in a far and a near part. So no
-// table of offsets grows with a clique. In the source come first `#define DOUBLE` or nothing, then the constants of
-// `entries_gpu.py` as an enum, then numbers.cu.
+// table of offsets grows with a clique. In the source come first `#define DOUBLE` or nothing, `#define LOGS` and `#define
+// MAXIMA` or nothing, then the constants of `entries_gpu.py` as an enum, then numbers.cu and algebra.cu.
 
-// One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
-// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to
+// One table: where entries and terms lie in it, and what its numbers are combined with: `scale` and, where there is a
+// `lead`, what follows from the entry of that rank, or of the one two words on if it is larger and counts (`whole`). quad, second to
 // fourth: how the entries of a thread lie to each other. rows: of a small table of a chain the places of entries in it.
 struct Operand {
     const real *table;
@@ -41,10 +42,16 @@ struct Reduction {
     Operand operand[MOST_OPERANDS];
 };
 
-// What numbers of an operand are multiplied with; `entries_gpu.shift_of` is the same on the host.
+// What numbers of an operand are combined with; `entries_gpu.shift_of` is the same on the host.
 __device__ __forceinline__ real scale_of(const Operand &each) {
     word bits = each.lead ? *each.lead : 0;
     if (each.whole && each.lead[2] > bits) bits = each.lead[2];
+#ifdef LOGS
+    const real most = of_rank(bits);
+    // Neither where all are -inf nor where one is beyond the format, or not a number.
+    if (!bits || is_nothing(most) || !(most < -EMPTY_SUM)) return (real)each.scale;
+    return (real)each.scale - most;
+#else
 #ifdef DOUBLE
     const int biased = (int)(bits >> 52), half = 1022, beyond = 2047, digits = 52;
 #else
@@ -53,9 +60,10 @@ __device__ __forceinline__ real scale_of(const Operand &each) {
     if (!bits || biased == beyond) return (real)each.scale;
     const int exponent = biased - half > half ? half : biased - half;
     return (real)each.scale * number((word)(half + 1 - exponent) << digits);
+#endif
 }
 
-// The largest entry and, as its complement, the smallest above zero: bits of numbers that are not negative are in order.
+// The rank of the largest entry and, as its complement, of the smallest above zero where numbers may be lost.
 __device__ __forceinline__ void note(word *extremes, word largest, word smallest) {
     for (int offset = 16; offset; offset /= 2) {
         word other = __shfl_down_sync(~0u, largest, offset);
@@ -71,9 +79,9 @@ __device__ __forceinline__ void note(word *extremes, word largest, word smallest
 
 // What is smallest is found before it is added to others, and the largest of the sums.
 __device__ __forceinline__ real added(real sum, bool adds, real before, word &largest, word &smallest) {
-    if (sum > 0 && ~bits_of(sum) > smallest) smallest = ~bits_of(sum);
-    const real total = adds ? before + sum : sum;
-    if (bits_of(total) > largest) largest = bits_of(total);
+    if (!LOSSLESS && sum > 0 && ~rank(sum) > smallest) smallest = ~rank(sum);
+    const real total = adds ? sum_of(before, sum) : sum;
+    if (rank(total) > largest) largest = rank(total);
     return total;
 }
 
@@ -156,7 +164,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
             here[k] = what.operand[k].table + (offset[k] + place[k]);
             offset[k] = what.operand[k].panels[next];
         }
-        real sum[4] = {0, 0, 0, 0};
+        Sum sum[4];
         for (int n = 0; n < what.near_terms; n += N) {
             real number[K][N][4];
             // The largest operand, which comes from farthest away, first.
@@ -166,10 +174,10 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
             for (int m = 0; m < N; m++)
 #pragma unroll
                 for (int v = 0; v < 4; v++) {
-                    real product = number[0][m][v] * scale[0];
+                    real product = combine(number[0][m][v], scale[0]);
 #pragma unroll
-                    for (int k = 1; k < K; k++) product *= number[k][m][v] * scale[k];
-                    sum[v] += product;
+                    for (int k = 1; k < K; k++) product = combine(product, combine(number[k][m][v], scale[k]));
+                    sum[v].add(product);
                 }
         }
         // Only now, because it would take registers.
@@ -177,7 +185,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
         Quad total = {};
         if (what.adds) total = *out;
 #pragma unroll
-        for (int v = 0; v < 4; v++) total.number[v] = added(sum[v], what.adds, total.number[v], largest, smallest);
+        for (int v = 0; v < 4; v++) total.number[v] = added(sum[v].value(), what.adds, total.number[v], largest, smallest);
         *out = total;
     }
     note(what.extremes, largest, smallest);
@@ -285,12 +293,12 @@ __device__ __forceinline__ void eliminate(
 #pragma unroll
         for (int v = 0; v < 4; v++) {
             if (!IS_SAME || v == 0) factor = rows[(lies[v] << (M - 1)) + pair];
-            const real first = fma(factor.number[1], number[other][v], factor.number[0] * number[n][v]);
-            const real second = fma(factor.number[3], number[other][v], factor.number[2] * number[n][v]);
+            const real first = sum_of_products(factor.number[1], number[other][v], factor.number[0], number[n][v]);
+            const real second = sum_of_products(factor.number[3], number[other][v], factor.number[2], number[n][v]);
             number[n][v] = first, number[other][v] = second;
-            const word one = bits_of(first), two = bits_of(second);
+            const word one = rank(first), two = rank(second);
             largest = one > largest ? one : largest, largest = two > largest ? two : largest;
-            least = one - 1 < least ? one - 1 : least, least = two - 1 < least ? two - 1 : least;
+            if (!LOSSLESS) least = one - 1 < least ? one - 1 : least, least = two - 1 < least ? two - 1 : least;
         }
     }
 }
@@ -319,7 +327,7 @@ __device__ __forceinline__ void lay_out(const Reduction &what, Quad (*rows)[MOST
     for (int n = threadIdx.x; n < (int)each.rows << (M + 1); n += THREADS) {
         const int row = n >> (M + 1), pair = n >> 2 & ((1 << (M - 1)) - 1);
         const int state = first_of<STAGE>(pair) | (n >> 1 & 1) << STAGE;
-        rows[STAGE][n >> 2].number[n & 3] = __ldg(each.table + (row + each.near[2 * state + (n & 1)])) * scale;
+        rows[STAGE][n >> 2].number[n & 3] = combine(__ldg(each.table + (row + each.near[2 * state + (n & 1)])), scale);
     }
     if constexpr (STAGE + 1 < M) lay_out<M, STAGE + 1>(what, rows);
 }
@@ -354,7 +362,7 @@ template <int M> __device__ __forceinline__ void over_chain(const Reduction &wha
 #pragma unroll
         for (int n = 0; n < 1 << M; n++)
 #pragma unroll
-            for (int v = 0; v < 4; v++) number[n][v] *= scale;
+            for (int v = 0; v < 4; v++) number[n][v] = combine(number[n][v], scale);
         eliminate_from<M, 0>(number, what, panel, place, rows, largest, least);
         store_all<M>(number, (real *)target.table + (target.panels[panel] + place[M + 1]), target.quad, to, to_apart);
     }
@@ -394,14 +402,9 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
         }
     word largest = 0, smallest = 0;
     for (index_t panel = blockIdx.x / tiles; panel < panels; panel += gridDim.x / tiles) {
-        // In double precision, so that rounding does not grow with the number of terms.
-        double sum[EACH];
-#pragma unroll
-        for (int v = 0; v < EACH; v++) sum[v] = 0;
+        Total sum[EACH];
         for (index_t f = 0; f < what.far_terms; f++) {
-            real part[EACH];
-#pragma unroll
-            for (int v = 0; v < EACH; v++) part[v] = 0;
+            Sum part[EACH];
             const real *here[K ? K : MOST_OPERANDS];
 #pragma unroll
             for (int k = 0; k < count; k++)
@@ -409,25 +412,28 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
 #pragma unroll 2
             for (int n = 0; n < what.near_terms; n++) {
                 real product[EACH];
+                // A variable of no table.
+                if (!count)
+                    for (int v = 0; v < EACH; v++) product[v] = NEUTRAL;
 #pragma unroll
                 for (int k = 0; k < count; k++) {
                     const real *row = here[k] + what.operand[k].near[n];
 #pragma unroll
                     for (int v = 0; v < EACH; v++) {
-                        const real number = __ldg(row + place[k][v]) * scales[k];
-                        product[v] = k ? product[v] * number : number;
+                        const real number = combine(__ldg(row + place[k][v]), scales[k]);
+                        product[v] = k ? combine(product[v], number) : number;
                     }
                 }
 #pragma unroll
-                for (int v = 0; v < EACH; v++) part[v] += product[v];
+                for (int v = 0; v < EACH; v++) part[v].add(product[v]);
             }
 #pragma unroll
-            for (int v = 0; v < EACH; v++) sum[v] += part[v];
+            for (int v = 0; v < EACH; v++) sum[v].add(part[v]);
         }
 #pragma unroll
         for (int v = 0; v < EACH; v++)
             if (first + v * THREADS < what.panel)
-                finish(what, begin_of(what, panel) + first + v * THREADS, (real)sum[v], largest, smallest);
+                finish(what, begin_of(what, panel) + first + v * THREADS, sum[v].value(), largest, smallest);
     }
     note(what.extremes, largest, smallest);
 }
@@ -444,28 +450,30 @@ REDUCE_ENTRIES(5)
 REDUCE_ENTRIES(6)
 
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reduction what) {
-    __shared__ double parts[THREADS];
+    // Shared memory has no constructors.
+    __shared__ double room[THREADS * sizeof(Total) / sizeof(double)];
+    Total *parts = reinterpret_cast<Total *>(room);
     const index_t panel = blockIdx.x / what.panel;
     const int place = (int)(blockIdx.x % what.panel);
     const unsigned terms = (unsigned)(what.far_terms * what.near_terms), near_terms = (unsigned)what.near_terms;
-    double sum = 0;
+    Total sum;
     for (unsigned r = threadIdx.x; r < terms; r += THREADS) {
-        real product = 1;
+        real product = NEUTRAL;
         for (int k = 0; k < what.operands; k++) {
             const Operand &each = what.operand[k];
             const index_t offset = each.panels[panel] + each.places[place] + each.far[r / near_terms];
-            product *= each.table[offset + each.near[r % near_terms]] * scale_of(each);
+            product = combine(product, combine(each.table[offset + each.near[r % near_terms]], scale_of(each)));
         }
-        sum += product;
+        sum.add(product);
     }
     parts[threadIdx.x] = sum;
     for (int half = THREADS / 2; half; half /= 2) {
         __syncthreads();
-        if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+        if (threadIdx.x < half) parts[threadIdx.x].add(parts[threadIdx.x + half]);
     }
     if (threadIdx.x < 32) {
         word largest = 0, smallest = 0;
-        if (threadIdx.x == 0) finish(what, begin_of(what, panel) + place, (real)parts[0], largest, smallest);
+        if (threadIdx.x == 0) finish(what, begin_of(what, panel) + place, parts[0].value(), largest, smallest);
         note(what.extremes, largest, smallest);
     }
 }

@@ -57,6 +57,10 @@ def run_task(
 def sum_parts(context: tasks.PassContext, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> tasks.TaskOutput:
     """Add up what tasks made of the last table of a pass, in their order, as `tasks.sum_parts` does."""
     assert context.gpu is not None
+    if context.sums_on_host:
+        # As one process does it: logarithms of sums differ in the last digit between a device and its host.
+        fetched = [part.host(part.array) if isinstance(part, DevicePart) else part for part in of]
+        return tasks.sum_parts(context, here, elsewhere, *fetched)
     gpu, last = worker_gpu(context.gpu), context.program.steps[-1]
     entries = last.what.kept_entries
     with gpu.task(context, {}) as (slot, lowered):

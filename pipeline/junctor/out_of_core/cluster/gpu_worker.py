@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.device import address_of, register_host
-from junctor_kernels.gpu.entries import bits_of
+from junctor_kernels.gpu.entries import extremes_of, ranks_of, scale_of
 from junctor_kernels.tables.axes import Contraction, Strides
 
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.out_of_core.cluster.tasks import GpuTasks, PassContext
 from junctor.out_of_core.gpu.copies import device_view, enqueue
-from junctor.out_of_core.gpu.launches import UNSCALED, Scale, StepLaunch, step_launches
+from junctor.out_of_core.gpu.launches import Scale, StepLaunch, step_launches, unscaled
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StepLayout
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.planning.first_fit import aligned, first_gap
@@ -210,7 +210,7 @@ class LoweredPass:
             entries = steps[-1].what.kept_entries
             # A contraction of one operand without sums is a copy; added to what is there, a sum.
             same = Contraction((entries,), (), (Strides((1,), ()),))
-            (self._sum,) = self._step(same, [0, 0], [UNSCALED], sent)
+            (self._sum,) = self._step(same, [0, 0], [unscaled(slots.algebra)], sent)
         # Until then the arrays that are sent have to live.
         slots.cuda.synchronize_all()
         self._is_scaled = False
@@ -225,8 +225,8 @@ class LoweredPass:
 
     def _scale(self, table: int) -> Scale:
         if table in self.made:
-            return Scale(UNSCALED.bits, self._word_at(True, self.made[table]))
-        return Scale(bits_of(2.0 ** self.context.exponents[table]))
+            return Scale(unscaled(self._slots.algebra).bits, self._word_at(True, self.made[table]))
+        return Scale(scale_of(self.context.shifts[table], self._slots.algebra))
 
     def _word_at(self, pilot: bool, n: int) -> int:
         steps = self._words.shape[1]
@@ -236,10 +236,9 @@ class LoweredPass:
         """Bring the largest entries that the pilot task found, unless another task has."""
         if not pilot or self._is_scaled:
             return
-        # Bits of the entries as in memory, which kernels compare as integers.
         largest = np.array([pilot[out] for out in self.made], self._slots.dtype)
         with self._slots.cuda.current():
-            self._words[0, :-1, 0] = self._slots.cuda.put(largest.view(self._word))
+            self._words[0, :-1, 0] = self._slots.cuda.put(ranks_of(largest, self._slots.algebra))
         self._slots.cuda.synchronize_all()
         self._is_scaled = True
 
@@ -262,11 +261,8 @@ class LoweredPass:
         zero, 1 where there is none.
         """
         words = self._words.get()
-        first, most = np.ascontiguousarray(words[0, :-1, 0]), words.max(axis=0)
-        dtype = self._slots.dtype
-        # A zero complement means that no entry above zero was seen.
-        least = np.where(most[:, 1] > 0, (~most[:, 1]).view(dtype), 1)
-        return first.view(dtype), np.ascontiguousarray(most[:, 0]).view(dtype), least
+        first, _ = extremes_of(words[0, :-1], self._slots.algebra)
+        return first, *extremes_of(words.max(axis=0), self._slots.algebra)
 
 
 _opening = threading.Lock()

@@ -35,7 +35,7 @@ from junctor.out_of_core.pass_program import Contract, CpuTasks
 from junctor.out_of_core.program import ThreadRunner
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement.fusion import single_steps
-from junctor.placement.placement import slot_offsets
+from junctor.placement.placement import slot_offsets, sums_on_host
 from junctor.runtime import dask_cluster
 from junctor.runtime.dask_cluster import WorkersLostError
 
@@ -63,7 +63,7 @@ class ClusterRun:
     bound: the plan.
     contract: what the workers contract with, picklable; by default NumPy.
     in_flight: tasks for each worker.
-    gpu: the GPUs that they use instead, in single or double precision; bit for bit what one process finds on a GPU but
+    gpu: the GPUs that they use instead; bit for bit what one process finds on a GPU but
     for small passes, which the client does.
     room: bytes of stored tables that each worker has room for; one has more only where none has less to do.
     tables: what is stored on workers; store: what is stored in this process.
@@ -125,14 +125,14 @@ class ClusterRun:
         reads = set(self._bound.chunks.passes[number].loads)
         return not self._is_small(number) or not any(reads.intersection(jobs.loads) for jobs in self._open.values())
 
-    def submit(self, number: int, exponents: Mapping[int, int]) -> None:
+    def submit(self, number: int, shifts: Mapping[int, float]) -> None:
         """Begin a pass, or do all of it where it is small."""
         if self._is_small(number):
             for table in self._bound.chunks.passes[number].loads:
                 self._bring(table)
-            self._here.submit(number, exponents)
+            self._here.submit(number, shifts)
             return
-        context = self._context(number, exponents)
+        context = self._context(number, shifts)
         for table in context.small:
             self.store.make(table)
         self._open[number] = PassJobs(self.tables, number, context, self._functions, self.store, self._jobs)
@@ -167,10 +167,10 @@ class ClusterRun:
         """Return the report with the factors of devices: there they are largest entries of the pilot task."""
         if self._gpu is None:
             return report
-        dtype = self._bound.algebra.dtype.type
-        # The same shift as kernels compute from the bits of the largest entry.
-        exponents = {table: shift_of(dtype(largest)) for table, largest in report.factors.items()}
-        return PassReport(report.number, report.max_min, dict.fromkeys(report.factors, 1.0), exponents)
+        algebra = self._bound.algebra
+        # As kernels compute it from the largest entry.
+        shifts = {table: shift_of(largest, algebra) for table, largest in report.factors.items()}
+        return PassReport(report.number, report.max_min, dict.fromkeys(report.factors, algebra.one), shifts)
 
     def _is_small(self, number: int) -> bool:
         """Return True if a pass takes less time than sending it away."""
@@ -184,18 +184,20 @@ class ClusterRun:
             self.store.keep(table, self.tables.fetch(table))
             self.tables.drop(table)
 
-    def _context(self, number: int, exponents: Mapping[int, int]) -> PassContext:
+    def _context(self, number: int, shifts: Mapping[int, float]) -> PassContext:
         pass_, chunks = self._bound.chunks.passes[number], self._bound.chunks
         small = frozenset(t for t in pass_.stores if chunks.plan.tables[t].entries <= SMALL_TABLE)
         # Workers launch every step by itself, so each has its own place in a slot.
-        offsets, _ = slot_offsets(chunks, pass_, self._bound.algebra.dtype.itemsize, single_steps)
+        itemsize = self._bound.algebra.dtype.itemsize
+        offsets, _ = slot_offsets(chunks, pass_, itemsize, single_steps)
         return PassContext(
             program=self._bound.programs[number],
             stored=frozenset(pass_.stores) - small,
             small=small,
-            exponents=exponents,
+            shifts=shifts,
             leaves={table: self.store.tables[table] for table in pass_.loads if table in self.store.tables},
             contract=self._contract,
             gpu=self._gpu,
             offsets=offsets if self._gpu else {},
+            sums_on_host=self._gpu is not None and sums_on_host(chunks, pass_, itemsize),
         )

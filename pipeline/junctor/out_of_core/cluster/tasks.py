@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.tables.reference import Algebra
 
-from junctor.out_of_core.pass_program import Contract, MaxMin, PassProgram, add_to, largest_of, scaled
+from junctor.out_of_core.pass_program import Contract, MaxMin, PassProgram, add_to, largest_of, shifted
 from junctor.out_of_core.store import CutTable
 
 Array = npt.NDArray[np.floating[Any]]
@@ -26,12 +27,12 @@ Array = npt.NDArray[np.floating[Any]]
 class GpuTasks:
     """The GPU of each worker: the first one that it sees, divided into slots.
 
-    algebra: "single" or "double".
+    algebra: of the tables.
     slot: bytes of a slot.
     room: bytes of the device, None for a share of what is free.
     """
 
-    algebra: str
+    algebra: Algebra
     slot: int
     room: int | None = None
 
@@ -43,21 +44,23 @@ class PassContext:
     program: its steps.
     stored: tables whose parts stay on workers.
     small: tables whose parts go to the client with the report.
-    exponents: table -> scale exponent of what is read.
+    shifts: table -> shift of what is read (`TableStats`).
     leaves: factors and evidence.
     contract: the contraction of parts, on a CPU.
     gpu: where tasks go on a GPU instead.
     offsets: table -> offset in a slot there, in bytes.
+    sums_on_host: whether results are added up in the memory of the machine all the same.
     """
 
     program: PassProgram
     stored: frozenset[int]
     small: frozenset[int]
-    exponents: Mapping[int, int]
+    shifts: Mapping[int, float]
     leaves: Mapping[int, CutTable]
     contract: Contract
     gpu: GpuTasks | None = None
     offsets: Mapping[int, int] = field(default_factory=dict)
+    sums_on_host: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,7 +169,7 @@ def run_task(
         leaf = context.leaves.get(table)
         # Taken out of `slices`, so that its memory is free after its last use.
         part = leaf.part(states) if leaf else join(slices.pop(table), states)
-        return scaled(part, context.exponents[table])
+        return shifted(part, context.shifts[table], context.program.algebra)
 
     report, parts = TaskReport({}, dict(factors), {}), {}
     for table, made, least in context.program.run(load, context.contract, report.factors):

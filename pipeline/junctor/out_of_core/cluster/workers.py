@@ -172,7 +172,7 @@ class WorkerProgram:
         self._bound = BoundPlan(chunks, network, algebra, as_summed=on_gpu)
         self._contract = CpuTasks(algebra, chunking.scratch, chunking.entry_threads)
         slot = slot_bytes(chunks, algebra.dtype.itemsize, single_steps)
-        self._gpu = GpuTasks(algebra.name, slot, chunking.limits.task) if on_gpu else None
+        self._gpu = GpuTasks(algebra, slot, chunking.limits.task) if on_gpu else None
         self._room = workers.room_for_tables(chunking, algebra.dtype.itemsize)
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:

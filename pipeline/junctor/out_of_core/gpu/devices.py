@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu.entries import VECTOR, PartRuns
+from junctor_kernels.tables.reference import Algebra
 from numpy.lib.stride_tricks import as_strided
 
 from junctor.cost.constants import GPU
@@ -49,12 +50,12 @@ class TableView(NamedTuple):
 
 
 class DeviceGroup:
-    """GPUs of one process for the tasks of a cut plan in single or double precision.
+    """GPUs of one process for the tasks of a cut plan.
 
     Slots and resident tables lie in the room that all work on a device shares; other tables in pinned memory that all
     devices reach.
     chunks: the plan.
-    algebra: "single" or "double".
+    algebra: of its tables.
     slots: of each device, at most.
     shardings: which device does which tasks.
     barriers: table -> the last pass that needs what lies where the table goes.
@@ -62,10 +63,10 @@ class DeviceGroup:
     Raises MemoryError where not even one slot fits.
     """
 
-    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaBlockDevice, slots: int = SLOTS) -> None:
+    def __init__(self, chunks: ChunkPlan, algebra: Algebra, *devices: CudaBlockDevice, slots: int = SLOTS) -> None:
         self.chunks = chunks
         self._sizes = chunks.plan.shape.cardinalities
-        self.dtype = np.dtype(algebra)
+        self.algebra, self.dtype = algebra, algebra.dtype
         itemsize = self.dtype.itemsize
         slot = placement.slot_bytes(chunks, itemsize)
         self.devices = [DeviceSlots(algebra, device, slot, slots) for device in devices]

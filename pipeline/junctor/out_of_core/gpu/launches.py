@@ -15,6 +15,7 @@ import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.device import Kernel
 from junctor_kernels.gpu.entries import PartRuns, bits_of, moved, record
+from junctor_kernels.tables.reference import Algebra
 
 from junctor.out_of_core.gpu.copies import RowsCopy, copies, device_view
 from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
@@ -35,9 +36,9 @@ MOST_EXCHANGES = 1 << 13
 
 
 class Scale(NamedTuple):
-    """What an operand is multiplied with.
+    """What an operand is combined with.
 
-    bits: of the factor, where nothing is at an address.
+    bits: of the number, where nothing is at an address.
     address: of words with the largest entry, from which kernels compute the scale exponent, or 0.
     of_all: whether these are the words of all tasks, not of the pilot task alone.
     """
@@ -47,7 +48,9 @@ class Scale(NamedTuple):
     of_all: bool = False
 
 
-UNSCALED = Scale(bits_of(1.0))
+def unscaled(algebra: Algebra) -> Scale:
+    """Return what changes no entry."""
+    return Scale(bits_of(algebra.one))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -105,7 +108,7 @@ def step_launches(
     scaled: as of the first launch.
     """
     # Partial sums of terms are made in turns in either half of the room for them.
-    half = entries_gpu.PARTIAL_ENTRIES * device.dtype.itemsize
+    half, plain = entries_gpu.PARTIAL_ENTRIES * device.dtype.itemsize, unscaled(device.algebra)
     *operands, result = tables
     scales, scaled, launches = list(scales), list(scaled), []
     for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.offsets, strict=True)):
@@ -113,7 +116,7 @@ def step_launches(
         out = result if ends else device.partial + (m % 2) * half
         # The result of a chain is one more operand: all of its stages are in one launch.
         read = [*operands, out] if launch.stages else operands
-        scales += [UNSCALED] * (len(read) - len(scales))
+        scales += [plain] * (len(read) - len(scales))
         fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
         addresses = [table.address if isinstance(table, TableView) else table for table in fields.values()]
         given = zip(addresses[:-1], offsets, scales, strict=True)
@@ -124,7 +127,7 @@ def step_launches(
         moves = [(field, *move) for field, view in fields.items() if isinstance(view, TableView) for move in view.moves]
         kernel = device.kernel(launch.name)
         launches.append(StepLaunch(kernel, launch.blocks, words, in_slot, moves, scaled, ends))
-        operands, scales, scaled = [out], [UNSCALED], []
+        operands, scales, scaled = [out], [plain], []
     return launches
 
 
@@ -284,15 +287,16 @@ class Launches:
         return maker != reader and self.facts[maker].summed_on_host == table
 
     def _scale(self, n: int, device: DeviceSlots, table: int) -> Scale:
-        """Return what an operand is multiplied with."""
+        """Return what an operand is combined with."""
+        plain = unscaled(device.algebra)
         if table not in self.makers or self._is_summed_on_host(table, n):
-            return UNSCALED
+            return plain
         maker = self.makers[table]
         step = self.gpu.first_steps[maker] + self.facts[maker].made[table]
         if maker == n:
             # Inside a pass all tasks scale alike: by what the pilot task found.
-            return Scale(UNSCALED.bits, device.words_at(step))
+            return Scale(plain.bits, device.words_at(step))
         # One device has the words of all tasks itself; several gather theirs first.
         if len(self.gpu.devices) == 1:
-            return Scale(UNSCALED.bits, device.words_at(step), of_all=True)
-        return Scale(UNSCALED.bits, device.gathered_at(step))
+            return Scale(plain.bits, device.words_at(step), of_all=True)
+        return Scale(plain.bits, device.gathered_at(step))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.device import Event
-from junctor_kernels.gpu.entries import bits_of, carried, gathered, relayed, shift_of
+from junctor_kernels.gpu.entries import carried, extremes_of, gathered, relayed, scale_of, shift_of
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
@@ -29,6 +29,7 @@ from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.in_flight import PassInFlight, States
 from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunches
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
+from junctor.out_of_core.pass_program import add_to, largest_of
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import ChunkPlan, configurations, part
 
@@ -233,7 +234,7 @@ class GpuRun:
         for launch in itertools.chain.from_iterable(launches.groups):
             for place, table in launch.scaled:
                 # Launches are kept from case to case, the factors of tables that the host adds up are not.
-                launch.words[place] = bits_of(2.0 ** self._stats[table].exponent)
+                launch.words[place] = scale_of(self._stats[table].shift, self.gpu.algebra)
         return launches
 
     def _task(self, work: PassInFlight, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
@@ -435,17 +436,18 @@ class GpuRun:
         # Of results that the host adds up the words on devices know the terms only.
         of_sums, steps = self._add_up(work), work.facts.steps
         words = self.gpu.reports(work.launches, self.gpu.first_steps[work.number], len(steps))
-        largest, least = self._numbers(words.max(axis=(0, 2)))
-        pilot, _ = self._numbers(words[:, :, 0].max(axis=0))
+        algebra = self.gpu.algebra
+        largest, least = extremes_of(words.max(axis=(0, 2)), algebra)
+        pilot, _ = extremes_of(words[:, :, 0].max(axis=0), algebra)
         # What is not a number counts as beyond the format.
         largest = np.where(np.isnan(largest), np.inf, largest)
         largest[-1] = max(largest[-1], of_sums)
         made = [step.out for step in steps]
         max_min = dict(zip(made, zip(largest.tolist(), least.tolist(), strict=True), strict=True))
         # Inside a chain results stay in registers, where nothing scales them.
-        exponents = [0 if n in work.facts.inside else shift_of(entry) for n, entry in enumerate(pilot)]
-        factors = dict.fromkeys(made, 1.0)
-        self._update(PassReport(work.number, max_min, factors, dict(zip(made, exponents, strict=True))))
+        shifts = [0 if n in work.facts.inside else shift_of(entry, algebra) for n, entry in enumerate(pilot)]
+        factors = dict.fromkeys(made, algebra.one)
+        self._update(PassReport(work.number, max_min, factors, dict(zip(made, shifts, strict=True))))
         self._pending.popleft()
         self.gpu.staging.release(work.number)
         work.late.clear()
@@ -453,27 +455,21 @@ class GpuRun:
 
     def _add_up(self, work: PassInFlight) -> float:
         """Add up the results that came to the host, in order of configurations; returns the largest entry."""
-        pass_, totals, largest = work.pass_, dict[tuple[int, ...], Array](), 0.0
+        pass_, totals, largest = work.pass_, dict[tuple[int, ...], Array](), self.gpu.algebra.zero
         kept = len(pass_.fixed) - len(pass_.summed)
         # Sorted: floating-point sums depend on the order, and slots finish in any.
         for states, term in sorted(work.terms.items(), key=lambda term: term[0]):
             if states[:kept] in totals:
-                totals[states[:kept]] += term
+                add_to(totals[states[:kept]], term, self.gpu.algebra)
             else:
                 totals[states[:kept]] = term
         for states, total in totals.items():
-            largest = max(largest, float(total.max()))
+            largest = max(largest, largest_of(total))
             if pass_.out in pass_.stores:
                 target = self.store.part(pass_.out, dict(zip(pass_.fixed, states, strict=False)))
                 target[...] = total.reshape(target.shape)
         work.terms.clear()
         return largest
-
-    def _numbers(self, words: Array) -> tuple[Array, Array]:
-        """Return the largest entries of the steps, and the smallest above zero (1 where there is none)."""
-        floats = self.gpu.dtype
-        least = np.where(words[:, 1] > 0, np.ascontiguousarray(~words[:, 1]).view(floats), 1)
-        return np.ascontiguousarray(words[:, 0]).view(floats), least
 
 
 def _large_runs(host: Array) -> bool:

@@ -20,6 +20,7 @@ from junctor_kernels.gpu.chains import Chain
 from junctor_kernels.gpu.device import DeviceArray, Event, Kernel, Stream, address_of, as_struct
 from junctor_kernels.gpu.entries import EntryLaunch, PartRuns, carried, in_place, launches_of, out_panels
 from junctor_kernels.tables.axes import Contraction
+from junctor_kernels.tables.reference import Algebra
 
 from junctor.out_of_core.gpu.staging import addresses_of, packed
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
@@ -109,18 +110,18 @@ class StepLayout(NamedTuple):
 class DeviceSlots:
     """Slots on one device, prepared launches, and the words that tasks report their largest and smallest entries in.
 
-    algebra: "single" or "double".
+    algebra: of the tables.
     device: whose room is taken, from its beginning to its end.
     slot: bytes of a slot.
     slots: how many there are at the most.
     Raises MemoryError where not even one slot fits.
     """
 
-    def __init__(self, algebra: str, device: CudaBlockDevice, slot: int, slots: int) -> None:
+    def __init__(self, algebra: Algebra, device: CudaBlockDevice, slot: int, slots: int) -> None:
         self.cuda = device
         self.number = device.number
         self.algebra = algebra
-        self.dtype = np.dtype(algebra)
+        self.dtype = algebra.dtype
         self._word = np.dtype(f"u{self.dtype.itemsize}")
         self.count = min(slots, (device.room - OFFSET_BYTES) // slot)
         if self.count < 1:
@@ -164,7 +165,7 @@ class DeviceSlots:
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel, compiled when first needed."""
-        return entries_gpu.KERNELS.function(self.cuda, name, self.algebra)
+        return entries_gpu.KERNELS.function(self.cuda, name, self.algebra.name)
 
     def allot_words(self, steps: int, reports: int) -> None:
         """Allocate the words of steps.

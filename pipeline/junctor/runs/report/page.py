@@ -51,7 +51,7 @@ WAYS = {
     "chunked gpu": "a plan for each evidence pattern, in chunks on GPUs: its tables exceed their memory",
     "chunked workers": "a plan for each evidence pattern, in chunks shared by all workers",
 }
-FORMATS = {"double": "double precision", "log": "log space"}
+FORMATS = {"double": "double precision", "log": "log space", "max": "logarithms in double precision"}
 QUANTILES = (("5 % of the rows are below", 0.05), ("half are below", 0.5), ("95 % are below", 0.95))
 
 
