@@ -109,7 +109,7 @@ def block_gpu() -> Iterator[EmulatedDevice]:
         for module in (routes, steps):
             patch.setattr(module, "has_gpu", lambda: True)
         patch.setattr(engine, "open_gpu", lambda memory: device)
-        patch.setattr(steps, "check_device", lambda choice: None)
+        patch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
         yield device
 
 
@@ -127,7 +127,7 @@ def sequence_gpu() -> Iterator[None]:
         patch.setattr(hmm_gpu, "SIDE", SIDE)
         for module in ("decode_gpu", "smooth_gpu"):
             patch.setattr(f"junctor.hmm.{module}.open_device", EmulatedViterbi)
-        patch.setattr(steps, "check_device", lambda choice: None)
+        patch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
         yield
 
 

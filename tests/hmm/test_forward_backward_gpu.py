@@ -176,7 +176,7 @@ def on_emulation(monkeypatch: pytest.MonkeyPatch) -> list[EmulatedViterbi]:
         return used[-1]
 
     monkeypatch.setattr("junctor.hmm.smooth_gpu.open_device", opened)
-    monkeypatch.setattr("junctor.runs.run.check_device", lambda choice: None)
+    monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
     return used
 
 

@@ -130,7 +130,7 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return used[-1]
 
     monkeypatch.setattr("junctor.hmm.decode_gpu.open_device", opened)
-    monkeypatch.setattr("junctor.runs.run.check_device", lambda choice: None)
+    monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
     write_model(random_model(5, 3, 1), tmp_path / "m.json")
     parquet.write_table(pa.table({"s": [[0, 1, 2], [], [2, None], [1], [0, 0, 0]]}), tmp_path / "s.parquet")
     files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet")

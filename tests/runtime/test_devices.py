@@ -46,7 +46,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (routes, steps):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
-    monkeypatch.setattr(steps, "check_device", lambda choice: None)
+    monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
     monkeypatch.setattr(steps, "count_gpus", lambda: 1)
     monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 1)
 
