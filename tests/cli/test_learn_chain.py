@@ -69,6 +69,18 @@ def test_the_command_is_the_function() -> None:
     assert not Path("fitted.json.checkpoint").exists()
 
 
+def test_a_fit_that_crosses_a_threshold_is_not_written() -> None:
+    found = run("--fail-if", "invalid > 5%", "--report", "fit.html", code=7)
+    assert "invalid > 5%: found 2 of 32 rows, 6.25%; nothing is written" in found.stderr
+    assert "the page of the fit is fit.html" in found.stderr
+    assert Path("fit.html").exists()
+    assert not Path("fitted.json").exists()
+    assert "are never missed" in run("--fail-if", "missed > 0", code=3).stderr
+    assert "no column 'words'" in run("--fail-if", "missing(words) > 0", code=3).stderr
+    run("--fail-if", "invalid > 2", "--fail-if", "mean(log_likelihood) < -99")
+    assert Path("fitted.json").exists()
+
+
 def test_a_document_of_the_fit() -> None:
     found = json.loads(run("--json", "--start", "random", "--restarts", "3", "--seed", "5", "-q").stdout)
     wanted = learn(read_model("model.parquet"), words_there(), start="random", restarts=3, seed=5)

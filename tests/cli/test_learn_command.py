@@ -69,6 +69,40 @@ def test_the_file_is_what_python_learns(rows: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.checkpoint"))
 
 
+def test_a_fit_that_crosses_a_threshold_is_not_written(rows: str, tmp_path: Path) -> None:
+    out, bad = tmp_path / "fitted.bif", tmp_path / "bad.csv"
+    bad.write_text(Path(rows).read_text().replace("r9,1,", "r9,1,perhaps", 1))
+    out.write_text("of yesterday")
+    plain = json.loads(fitted(rows, tmp_path / "plain.bif", "--json").stdout)
+    mean = plain["log_likelihood"] / plain["weight"]
+    for condition, words in (
+        ("rows < 301", "rows < 301: found 300"),
+        ("missing(xray) > 10%", "missing(xray) > 10%: found "),
+        ("missing(lung) >= 300", "found 300 of 300 cells, 100%"),
+        (f"mean(log_likelihood) < {mean + 0.01}", f"found {mean:.4g}"),
+    ):
+        done = fitted(rows, out, "--fail-if", "ok < 99%", "--fail-if", condition)
+        assert (done.exit_code, words in done.stderr) == (7, True), done.output
+        assert "nothing is written: the same command without --fail-if writes the fit" in done.stderr
+        assert out.read_text() == "of yesterday"
+    done = fitted(str(bad), out, "--fail-if", "invalid > 0", "--overwrite", "--quiet")
+    assert (done.exit_code, "invalid > 0: found 1 of 300 rows, 0.333% (row 10)" in done.stderr) == (7, True)
+    conditions = ("--fail-if", "rows < 300", "--fail-if", "invalid > 0")
+    assert fitted(rows, out, *conditions, "--overwrite").exit_code == 0
+    assert out.read_bytes() == (tmp_path / "plain.bif").read_bytes()
+    for condition, words in (
+        ("drift(xray) > 0.1", "a fit has no drift"),
+        ("missed > 0", "are never missed"),
+        ("mean(log_evidence) < 0", "expected mean(log_likelihood)"),
+        ("missing(xrays) > 0", "did you mean 'xray'"),
+        ("many", "expected a threshold"),
+    ):
+        done = fitted(rows, tmp_path / "other.bif", "--fail-if", condition)
+        assert done.exit_code in (2, 3), done.output
+        assert words in done.stderr
+    assert not (tmp_path / "other.bif").exists()
+
+
 def test_lines_for_people(rows: str, tmp_path: Path) -> None:
     done = fitted(rows, tmp_path / "fitted.net", *RANDOM)
     assert done.exit_code == 0, done.output

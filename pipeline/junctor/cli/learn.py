@@ -70,6 +70,7 @@ def learn(
     holdout: fits.Holdout = None,
     errors: fits.Errors = False,
     report: fits.FitReport = None,
+    fail_if: cli.FailIf = None,
     overwrite: fits.FitOverwrite = False,
     weight: cli.Weight = None,
     case_id: cli.CaseId = None,
@@ -107,6 +108,7 @@ def learn(
     from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
     from junctor.learning.rows import RowOptions
+    from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
     from junctor.runs.workload import refuse_places
     from junctor.runtime.dask_cluster import check_resources
     from junctor.runtime.remote import location, shown
@@ -132,10 +134,12 @@ def learn(
     form = writable_format(target)
     places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
     refuse_places(filter(None, places), recorded=is_check() or deployed.get() is not None)
+    conditions = cli.thresholds(fail_if)
     if is_check():
         return
     check_resources(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
+    thresholds = fit_thresholds(conditions, [variable.name for variable in model.public])
     if form != "parquet":
         # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
         _ = model.expanded
@@ -155,6 +159,8 @@ def learn(
             found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras)
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
+    mean = found.log_likelihood / found.weight
+    refuse_crossed_fit(thresholds, found.rows, mean, report, found.cells, found.reasons)
     for warning in write_network(found.network, target):
         typer.echo(f"warning: {warning}", err=True)
     if errors and found.parameters is not None:

@@ -72,6 +72,7 @@ def learn_chain(
     holdout: fits.Holdout = None,
     errors: fits.Errors = False,
     report: fits.FitReport = None,
+    fail_if: cli.FailIf = None,
     overwrite: fits.FitOverwrite = False,
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
     column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
@@ -105,6 +106,7 @@ def learn_chain(
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions
+    from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
     from junctor.runs.workload import refuse_places
     from junctor.runtime.remote import shown
     from junctor.runtime.settings import load_settings
@@ -123,8 +125,10 @@ def learn_chain(
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
     refuse_places(filter(None, (model, sequences, output, report)), recorded=is_check() or deployed.get() is not None)
+    conditions = cli.thresholds(fail_if)
     if is_check():
         return
+    thresholds = fit_thresholds(conditions, ())
     files = {"model file": model, "sequences": sequences, "fitted model": output}
     facts = {name: shown(file) for name, file in files.items()}
     try:
@@ -137,7 +141,13 @@ def learn_chain(
                 from junctor.learning.learn import Extras
 
                 extras = Extras(errors, report, facts, lines.tell_extra)
-            learned = job.run(compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet))
+
+            def judge(learned: LearnedModel) -> None:
+                refuse_crossed_fit(thresholds, learned.statuses, learned.log_likelihood / learned.weight, report)
+
+            learned = job.run(
+                compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet), judge
+            )
     except KeyboardInterrupt as wish:
         raise interrupted(wish, "run the same command again to go on") from None
     fits.conclude_fit(learned.statuses, learned.fit.trace, learned.fit.converged)

@@ -67,6 +67,7 @@ class ChainJob:
         watch: Callable[[int, Iteration], None] | None = None,
         extras: Extras | None = None,
         begin: Callable[[Checkpoint], None] = lambda _: None,
+        judge: Callable[[LearnedModel], None] = lambda _: None,
     ) -> LearnedModel:
         """Fit, and write the model; an interrupted fit goes on where it stopped.
 
@@ -74,6 +75,7 @@ class ChainJob:
         watch: told of each iteration, with the number of its start.
         extras: what is found out besides, None for nothing; standard errors are written beside the model.
         begin: told of the checkpoint before the first iteration.
+        judge: told of the fit before it is written; what it raises leaves it unwritten.
         Raises InputError, BudgetError, DeviceError, and RunError where the state of another fit lies there.
         """
         check_device(compute.device)
@@ -98,6 +100,7 @@ class ChainJob:
             batch = encode_sequences([], model).batch
         weights = np.ones(len(batch)) if self.weight is None else source.weights(self.weight)
         learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint, extras)
+        judge(learned)
         write_model(learned.model, output)
         if learned.parameters is not None:
             write_parameters(learned.parameters, parameters_path(output))

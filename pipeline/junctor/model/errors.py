@@ -79,7 +79,7 @@ class RunError(JunctorError):
 
 
 class ThresholdError(JunctorError):
-    """A finished run that crosses a threshold of its user; the answers are kept."""
+    """A finished run or fit that crosses a threshold of its user; answers of a run are kept."""
 
     exit_code = 7
 

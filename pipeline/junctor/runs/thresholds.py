@@ -177,12 +177,20 @@ def _examples(statistics: Statistics, status: str) -> tuple[RowKey, ...]:
     return tuple(sorted(rows, key=lambda each: each.row)[:SHOWN_ROWS])
 
 
-def refuse_crossed(found: Sequence[Verdict], rows: str, page: str | None) -> None:
+def refuse_crossed(
+    found: Sequence[Verdict],
+    rows: str | None,
+    page: str | None,
+    kept: str = "the answers are kept",
+    what: str = "run",
+) -> None:
     """Raise ThresholdError for thresholds that are crossed.
 
     found: what came of all of them.
-    rows: where all rows are that have no answer.
+    rows: where all rows are that have no answer; None where that is nowhere.
     page: path of the page of the run; None without one.
+    kept: what becomes of the work.
+    what: is judged.
     """
     crossed = [verdict for verdict in found if verdict.crossed]
     if not crossed:
@@ -192,9 +200,9 @@ def refuse_crossed(found: Sequence[Verdict], rows: str, page: str | None) -> Non
         more = ", ..." if len(each.rows) == SHOWN_ROWS else ""
         examples = f" ({', '.join(map(str, each.rows))}{more})" if each.rows else ""
         texts.append(f"{each.threshold.text}: found {each.found}{examples}")
-    where = [rows] if any(each.rows for each in crossed) else []
-    where += [f"the page of the run is {page}"] if page is not None else []
-    raise ThresholdError("; ".join([*texts, "the answers are kept", *where]))
+    where = [rows] if rows is not None and any(each.rows for each in crossed) else []
+    where += [f"the page of the {what} is {page}"] if page is not None else []
+    raise ThresholdError("; ".join([*texts, kept, *where]))
 
 
 def refuse_incomplete(threshold: Threshold, parts: int, counted: int) -> None:
