@@ -151,6 +151,7 @@ class Killing(Told):
         super().advance(rows)
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_worker_that_dies_are_read_by_another(
     file: str, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
