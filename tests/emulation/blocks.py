@@ -95,7 +95,7 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 @cache
 def library(algebra: str) -> ctypes.CDLL:
     """Compile the kernels in an algebra."""
-    return built(gpu.source(algebra), (HERE / "blocks_launch.h").read_text(), flags=("-O2",))
+    return built(gpu.source(algebra), (HERE / "blocks_launch.h").read_text(), flags=("-O1",))
 
 
 @cache
