@@ -115,7 +115,7 @@ def test_any_number_of_workers_and_one_that_is_killed(
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(chunk_jobs.JobsInFlight, "add", kill)
-    asked = ["--workers", "3", "--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--no-prefect"]
+    asked = ["--workers", "2", "--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--no-prefect"]
     result = CliRunner().invoke(app, ["run", "grid.uai", "evidence.csv", "-o", "three", *asked])
     assert result.exit_code == 0, result.output
     assert killed
