@@ -284,7 +284,6 @@ def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: p
     assert left == 0
 
 
-@pytest.mark.slow
 def test_tasks_that_always_kill(client: Any, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"workers of the cluster died of task \d+ of pass \d+, more than once"):
         propagate(client, cut(60), NETWORK, DOUBLE, case(), Dying(tmp_path, 1, times=9))
