@@ -40,7 +40,7 @@ from junctor.runs.partition import (
 )
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
-from junctor.runtime.dask_cluster import Resources, check_resources, distribute, threads_for
+from junctor.runtime.dask_cluster import Resources, check_resources, distribute, largest_worker, threads_for
 from junctor.runtime.devices import count_gpus, has_gpu
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
@@ -48,7 +48,6 @@ from junctor.runtime.machine import (
     allowed_disk,
     allowed_memory,
     peak_memory,
-    peak_memory_of_children,
     spill_folder,
     usable_cores,
 )
@@ -281,9 +280,8 @@ def propagate(
             progress.advance(part.rows)
             total += stages
             made.append(part)
-    # Other children of this process do not count: until they start, they have the memory of this one.
     apart = resources.scheduler is None and min(workers, len(pending)) > 1
-    of_worker = peak_memory_of_children() if apart else 0
+    of_worker = largest_worker() if apart else 0
     return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker)
 
 
