@@ -144,18 +144,11 @@ Threads = Annotated[
         min=1, help="Threads of each process; its share of the cores if not given.", rich_help_panel=RESOURCES
     ),
 ]
-Device = Annotated[
-    DeviceChoice | None,
-    typer.Option(
-        help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
-    ),
-]
-LearningDevice = Annotated[
-    DeviceChoice,
-    typer.Option(
-        help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
-    ),
-]
+_DEVICE = typer.Option(
+    help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
+)
+Device = Annotated[DeviceChoice | None, _DEVICE]
+LearningDevice = Annotated[DeviceChoice, _DEVICE]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
