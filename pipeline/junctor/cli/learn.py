@@ -10,7 +10,7 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
-from junctor.cli.deployed import deployed, is_check
+from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import Start
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def learn(
     target = location(output)
     form = writable_format(target)
     places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
-    refuse_places(filter(None, places), recorded=is_check() or deployed.get() is not None)
+    refuse_places(filter(None, places), recorded=is_recorded())
     conditions = cli.thresholds(fail_if)
     if is_check():
         return

@@ -10,7 +10,7 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
-from junctor.cli.deployed import deployed, is_check
+from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import ChainStart
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def learn_chain(
     )
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
-    refuse_places(filter(None, (model, sequences, output, report)), recorded=is_check() or deployed.get() is not None)
+    refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
     conditions = cli.thresholds(fail_if)
     if is_check():
         return
