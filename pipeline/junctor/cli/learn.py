@@ -12,6 +12,7 @@ from junctor.cli import fits
 from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import Start
+from junctor.learning.extras import Extras
 
 if TYPE_CHECKING:
     from junctor.learning.learned import Learned
@@ -105,7 +106,7 @@ def learn(
     from junctor.formats import read_network, writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint
     from junctor.learning.em import FitOptions
-    from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
+    from junctor.learning.learn import LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
     from junctor.learning.rows import RowOptions
     from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit

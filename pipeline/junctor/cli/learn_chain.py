@@ -12,6 +12,7 @@ from junctor.cli import fits
 from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import ChainStart
+from junctor.learning.extras import Extras
 
 if TYPE_CHECKING:
     from junctor.hmm.learned import LearnedModel
@@ -135,12 +136,7 @@ def learn_chain(
         with ExitStack() as beginning:
             beginning.enter_context(progress_display(quiet))
             lines = fits.FitLines(restarts, quiet, beginning.close)
-            extras = None
-            if errors or report is not None:
-                # Loads pictures.
-                from junctor.learning.learn import Extras
-
-                extras = Extras(errors, report, facts, lines.tell_extra)
+            extras = Extras(errors, report, facts, lines.tell_extra)
 
             def judge(learned: LearnedModel) -> None:
                 refuse_crossed_fit(thresholds, learned.statuses, learned.log_likelihood / learned.weight, report)

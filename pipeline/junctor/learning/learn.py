@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from junctor.learning.choices import (
 from junctor.learning.em import FitOptions, Iteration, log_dirichlet
 from junctor.learning.errors import parameter_errors, refuse_errors
 from junctor.learning.expectation import Expectation, Floats
+from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult
 from junctor.learning.learned import Learned, LearnedCells
 from junctor.learning.observations import Observations
@@ -83,23 +84,6 @@ class LearnOptions:
     def __post_init__(self) -> None:
         one_of("start", self.start, Start)
         check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What is found out besides the fitted network; the fit does not depend on it.
-
-    errors: whether standard errors of all parameters are.
-    page: path of a page on the fit, None for none.
-    facts: further lines of the page, such as paths.
-    watch: told how far standard errors and the check are: what is counted, how many are done, of how many, and a
-        forecast of the seconds left, if there is one.
-    """
-
-    errors: bool = False
-    page: AnyPath | str | os.PathLike[str] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    watch: Callable[[str, int, int, float | None], None] = lambda *_: None
 
 
 def learn(
