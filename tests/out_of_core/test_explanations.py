@@ -86,7 +86,7 @@ def check(network: Network, batch: EvidenceBatch, answers: Answers) -> None:
 def test_explanations_are_as_probable_as_any(
     precision: Precision, question: tuple[Network, EvidenceBatch], working: int, free: int, disk: bool
 ) -> None:
-    """With what is left open in chunks again, or in one piece."""
+    """With what is ambiguous in chunks again, or in one piece."""
     network, batch = question
     with in_chunks(working, free, disk):
         answers = Engine(network, Query("mpe", precision=precision)).answer(batch)
@@ -128,8 +128,8 @@ def test_parts_that_are_independent_are_decided_together() -> None:
     assert answers.log_value[0] == pytest.approx(24 * np.log(2))
 
 
-def test_open_variables_apart_need_no_other_propagation() -> None:
-    """Given the others, which are settled."""
+def test_ambiguous_variables_apart_need_no_other_propagation() -> None:
+    """Given the others, which are unambiguous."""
     hub = [(("hub", f"leaf{i}"), [[3, 3], [1, 2]]) for i in range(6)]
     network = markov((("hub",), [3, 1]), *hub)
     with in_chunks(4) as algebras:
@@ -187,7 +187,7 @@ def test_what_single_precision_loses(step: float) -> None:
 
 
 def test_what_does_not_add_up_is_decided_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if rounding were no reason for doubt: states that exclude each other count as settled."""
+    """As if rounding were no reason for doubt: states that exclude each other count as unambiguous."""
     real, seen = explanations.read_max_marginals, list[float]()
 
     def read(outcome: Any, block: Any, rounding: float) -> Any:
@@ -195,7 +195,7 @@ def test_what_does_not_add_up_is_decided_step_by_step(monkeypatch: pytest.Monkey
         seen.append(rounding)
         if rounding == engine_explanations.EVERYTHING:
             return found
-        return replace(found, settled=found.settled | found.open | {1: 0}, open={})
+        return replace(found, unambiguous=found.unambiguous | found.ambiguous | {1: 0}, ambiguous={})
 
     monkeypatch.setattr(engine_explanations, "read_max_marginals", read)
     network = markov((("a", "b"), [[0, 1], [1, 0]]), (("b", "c"), [[1, 0], [0, 1]]))
