@@ -434,7 +434,7 @@ class Engine:
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             program = self._chunk_program(chunks, algebra, self._chunk_device(chunks, resources))
             found = list(case_by_case(program, chunks.chunks.plan, batch, rows))
-            # Its memory goes first: what is left open of a row is answered in one piece.
+            # Its memory goes first: what is ambiguous of a row is answered in one piece.
             del program
             left = rows[:0]
             for part, block, outcome in found:

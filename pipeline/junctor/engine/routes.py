@@ -289,8 +289,8 @@ class Router:
 
         Some of the rows tell, because to tell all of them apart takes as long as a GPU takes to answer them.
         """
-        some = sampled_patterns(batch, self.threads)
-        if some is None or self._are_few(batch):
+        some = None if self._are_few(batch) else sampled_patterns(batch, self.threads)
+        if some is None:
             return None
         rows = valid_rows(batch)
         groups = self._choice(some, batch, rows.size).groups()
