@@ -35,7 +35,7 @@ def columns_of_lists(lists: pa.Array) -> list[pa.Array]:
     kind = np.dtype(np.float32 if number == pa.float32() else np.float64)
     start = lists.offset * size + values.offset
     numbers = np.frombuffer(values.buffers()[1] or b"", kind, start + rows * size)[start:].reshape(rows, size)
-    validity, columns = _validity(_nulls(lists)), pa.py_buffer(np.ascontiguousarray(numbers.T))
+    validity, columns = _validity(nulls_of(lists)), pa.py_buffer(np.ascontiguousarray(numbers.T))
     width = rows * kind.itemsize
     pieces = [columns.slice(place * width, width) for place in range(size)]
     return [pa.Array.from_buffers(number, rows, [validity, piece]) for piece in pieces]
@@ -90,11 +90,11 @@ def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:
     data = column.buffers()[1]
     end = column.offset + len(column)
     values = np.frombuffer(data or b"", np.dtype(str(column.type)), end)[column.offset :]
-    nulls = _nulls(column)
+    nulls = nulls_of(column)
     return values if nulls is None else np.where(nulls, values.dtype.type(null), values)
 
 
-def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
+def nulls_of(column: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return where a column is null, bool [rows]; None for nowhere."""
     if not column.null_count:
         return None
