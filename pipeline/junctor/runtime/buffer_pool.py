@@ -32,16 +32,16 @@ class BufferPool:
         """Return `size` bytes, not cleared; at most `spare` bytes stay idle beside them.
 
         allocate: makes a buffer. Buffers of another size or another `allocate` are released.
-        ahead: buffers for later calls that another thread makes from the first call on.
+        ahead: buffers for later calls that another thread makes from the first call of this kind on.
         """
         if not size:
             return fresh(0)
-        is_first = self._kind is None
-        if self._kind != (size, allocate):
+        is_new = self._kind != (size, allocate)
+        if is_new:
             # Buffers still lent return to the old deque, and are freed with it.
             self._kind, self._idle = (size, allocate), deque()
         memory = self._idle.pop() if self._idle else memoryview(allocate(size))  # type: ignore[arg-type]
-        if is_first and (ahead := min(ahead, spare // size)) > 0:
+        if is_new and (ahead := min(ahead, spare // size)) > 0:
             threading.Thread(target=_fill, args=(self._idle, ahead, size, allocate), name="junctor-memory").start()
         while len(self._idle) * size > spare:
             self._idle.popleft()
