@@ -167,16 +167,12 @@ class Engine:
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         most = batch.rows if self._scores is None else min(batch.rows, slice_rows(self.network, self.query))
-        # To pin memory takes longer than to answer a batch, and the first plan is not made yet.
-        ahead = self.router.expected_rows // max(1, batch.rows) - 1 if device is not None else 0
-        memory, device = self._answer_memory(
-            self._pool, self._size(most), reserved, device, 0 if self._scores else ahead
-        )
+        memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
         if self._scores is None:
             answers = self.blank(batch, memory)
         else:
             size = self._scores.size(batch.rows)
-            scored, device = self._answer_memory(self._score_pool, size, reserved, device, ahead)
+            scored, device = self._answer_memory(self._score_pool, size, reserved, device)
             answers = self._scores.blank(batch, scored)
         held = answers.nbytes if self._scores is None else self.router.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
@@ -522,7 +518,7 @@ class Engine:
         return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, rows)
 
     def _answer_memory(
-        self, pool: BufferPool, size: int, reserved: int, device: BlockDevice | None, ahead: int
+        self, pool: BufferPool, size: int, reserved: int, device: BlockDevice | None
     ) -> tuple[npt.NDArray[Any], BlockDevice | None]:
         """Return memory for answers, and the GPU that can write to it.
 
@@ -530,11 +526,10 @@ class Engine:
         size: bytes.
         reserved: bytes of earlier answers.
         device: that is to write them, if one is.
-        ahead: batches to come, for which memory is taken in another thread.
         """
         if device is not None:
             try:
-                return pool.lend(size, device.host, reserved, ahead), device
+                return pool.lend(size, device.host, reserved), device
             except MemoryError as error:
                 # The host may have no more memory to pin, while it has some to use.
                 logger.warning("the CPU takes over a batch: %s", error)
