@@ -18,13 +18,13 @@ whether the fitted network has the same bytes.
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pyarrow as pa
 from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
@@ -168,9 +168,9 @@ def with_workers(network: Network, path: Path, workers: int, threads: int | None
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Return the seconds of CPU of this process, and of those that it started and that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time(), children.ru_utime + children.ru_stime
+    """Return the seconds of CPU of this process, and of those that fork workers for it and of workers that ended."""
+    servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    return time.process_time(), sum(sum(server.cpu_times()[:4]) for server in servers)
 
 
 def main() -> None:
