@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -246,6 +248,18 @@ def test_workers_are_forked_with_the_environment_of_now(monkeypatch: pytest.Monk
     assert len(found) == 1
     assert found != {os.getpid()}
     assert largest_worker() > 64 << 20
+
+
+def test_without_a_socket_workers_are_no_forks(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    code = (
+        "from junctor.runtime.dask_cluster import _start_fork_server as start\n"
+        "import os; before = dict(os.environ); print(start(True), start(False), os.environ == before)"
+    )
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("False False True", "")
 
 
 @pytest.mark.parametrize("given", ["nothing", "no file", "no certificate"])

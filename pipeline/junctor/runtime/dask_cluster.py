@@ -237,8 +237,8 @@ def check_resources(resources: Resources) -> None:
         check_certificates(resources.scheduler)
         return
     check_device(resources.compute.device)
-    if (resources.workers or 0) > 1 and _are_forked(gpus=resources.compute.device == "gpu"):
-        _start_fork_server()
+    if (resources.workers or 0) > 1:
+        _start_fork_server(gpus=resources.compute.device == "gpu")
 
 
 def check_scheduler(address: str, insecure: bool = False) -> None:
@@ -358,8 +358,7 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
     Others who work on the machine reach its ports, too, and whoever can connect can run code: both sides of a
     connection have to show a certificate that is made here and that only these processes have.
     """
-    if forked := _are_forked(gpus):
-        _start_fork_server()
+    forked = _start_fork_server(gpus)
     with silent_dask():
         import dask
         from distributed import Client, Security, utils
@@ -393,13 +392,14 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
                 _close(cluster)
 
 
-def _are_forked(gpus: bool) -> bool:
+def _start_fork_server(gpus: bool) -> bool:
+    """Start the process that workers are forked from, if it does not run; it imports while this process goes on.
+
+    gpus: whether workers have one each. Returns False where workers are no forks.
+    """
     # CUDA does not survive a fork, nor do frameworks of macOS.
-    return not gpus and sys.platform == "linux"
-
-
-def _start_fork_server() -> None:
-    """Start the process that workers are forked from, if it does not run; it imports while this process goes on."""
+    if gpus or sys.platform != "linux":
+        return False
     forkserver.set_forkserver_preload(_WORKER_IMPORTS)
     # Libraries read these when they are imported.
     before = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
@@ -407,10 +407,15 @@ def _start_fork_server() -> None:
     try:
         with _keyboard_is_ours():
             forkserver.ensure_running()
+    except OSError as error:
+        # Its socket lies in the folder of temporary files, whose path may be too long for one.
+        logger.debug("workers are not forked: %s", error)
+        return False
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
+    return True
 
 
 def largest_worker() -> int:
