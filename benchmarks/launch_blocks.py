@@ -28,7 +28,7 @@ from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
 from junctor.backends.blocks import block_of
 from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
-from junctor.backends.lowering import Lowering
+from junctor.backends.lowered_plans import LoweredPlan
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
 from junctor.calibration import blocks as tuning
@@ -37,7 +37,6 @@ from junctor.calibration.harness import save
 from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.evidence.batch import EvidenceBatch
 from junctor.runtime.threads import in_threads
-from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 
 # Bytes of evidence and answers on their way.
@@ -130,9 +129,7 @@ def show_tiles(measured: Sequence[Measured]) -> None:
 class InBlocks(gpu.GpuProgram):
     """A program with so many blocks, lowered once."""
 
-    def __init__(
-        self, program: Program, rows: int, device: Any, blocks: int, known: list[tuple[Lowering, Bytecode]]
-    ) -> None:
+    def __init__(self, program: Program, rows: int, device: Any, blocks: int, known: list[LoweredPlan]) -> None:
         self._wanted, self._known = blocks, known
         super().__init__(program, rows, device, HOST_BYTES)
 
@@ -142,7 +139,7 @@ class InBlocks(gpu.GpuProgram):
     def tile_shapes(self) -> Shapes:
         return TILE_SHAPES
 
-    def _lower(self, places: Any) -> tuple[Lowering, Bytecode]:
+    def _lower(self, places: Any) -> LoweredPlan:
         if not self._known:
             self._known.append(super()._lower(places))
         return self._known[0]
@@ -187,7 +184,7 @@ def compare_blocks(cases: Sequence[CalibrationCase], sizes: Sequence[int]) -> No
 
 
 def _seconds_of_ways(case: CalibrationCase, rows: int, device: Any, ways: Sequence[tuple[int, int]]) -> list[float]:
-    program, lowered = Program(case.plan, case.network, SINGLE), list[tuple[Lowering, Bytecode]]()
+    program, lowered = Program(case.plan, case.network, SINGLE), list[LoweredPlan]()
     wide = replace(case, batch=_repeated(case.batch, rows))
     answers = unwritten(case.network, rows, SINGLE, device)
     ours, found = gpu_blocks.IN_FLIGHT, []

@@ -186,11 +186,11 @@ class Timed(LaunchTuner):
 class Dry(GpuBlocks):
     """Blocks of a GPU that need not be here, with the seconds that choosing takes."""
 
-    def _schedule(self, lowering: Any, code: Any, stages: Any) -> Any:
+    def _schedule(self, plan: Any, stages: Any) -> Any:
         known = self.speeds.launch_tuner(SINGLE)
         self.timed = Timed(known.few, known.many)
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(lowering, code, stages, cases, chunks, self.timed)
+        return items_of(plan, stages, cases, chunks, self.timed)
 
 
 def planning(cases: Sequence[CalibrationCase]) -> None:

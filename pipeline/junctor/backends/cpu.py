@@ -5,46 +5,20 @@ Main class: CompiledProgram; called by the engine, one thread a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.answers import write_posteriors
-from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, BlockWorkspace, Bytecode
+from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, BlockWorkspace
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
-from junctor.backends.lowering import Lowering, NumberTables
+from junctor.backends.lowered_plans import LoweredPlan, lowered
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.model.answers import Answers, sources_of
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _BlockLayout:
-    """What a lowered plan leaves: its bytecode, where its numbers come from, and rows of the memory of a block.
-
-    Fields but `code` are those of `Lowering`.
-    """
-
-    code: Bytecode
-    numbers: NumberTables
-    slots: dict[int, int]
-    likelihoods: dict[int, int]
-    likelihood_rows: int
-    posteriors: dict[int, int]
-    posterior_rows: int
-    arena_rows: int
-
-    @classmethod
-    def of(cls, made: Lowering) -> _BlockLayout:
-        """Return what remains of a lowering."""
-        evidence = made.likelihoods, made.likelihood_rows
-        return cls(
-            made.code(), made.numbers, made.slots, *evidence, made.posteriors, made.posterior_rows, made.arena_rows
-        )
 
 
 class CompiledProgram:
@@ -73,7 +47,7 @@ class CompiledProgram:
         self._rows = {variable: row for row, variable in enumerate(variables)}
         self._observed_rows = {variable: self._rows[variable] for variable in sorted(self._plan.pattern.sliced)}
         self._propagate = compiled.propagate_logs if program.algebra.logs else compiled.propagate
-        self._layout: _BlockLayout = like._layout if like else _BlockLayout.of(Lowering(program, cases, self._rows))
+        self._layout: LoweredPlan = like._layout if like else lowered(program, cases, self._rows)
         lowering = self._layout
         self._posteriors = dict(lowering.posteriors)
         # Rows below this are written by kernels.
@@ -144,7 +118,7 @@ class CompiledProgram:
         sums.fill(0)
         return sums
 
-    def _work(self, lowering: _BlockLayout, dtype: np.dtype[Any]) -> BlockWorkspace:
+    def _work(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> BlockWorkspace:
         """Return the memory of a thread, with the bounds of shared tables filled in."""
         # Compiled code takes no empty arrays.
         cases, slots = self.cases, max(1, len(lowering.slots))

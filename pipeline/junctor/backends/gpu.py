@@ -24,7 +24,7 @@ from junctor_kernels.gpu.device import DeviceArray
 
 from junctor.backends.gpu_items import closing_of
 from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
-from junctor.backends.lowering import Lowering
+from junctor.backends.lowered_plans import LoweredPlan
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, local_cost_models
@@ -46,9 +46,9 @@ class GpuProgram(GpuBlocks):
         known = speeds or local_cost_models().gpu(MeasuredDevice(device.name, device.figures))
         super().__init__(program, rows, device.room, host, known)
         self.device = device
-        lowering = self._lowering
+        lowering = self._lowered
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
-        self._arrays = self._put(self._code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
+        self._arrays = self._put(lowering.code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self._shared_rows, self._arrays["settled"] = self._shared_posteriors()
         # Made with the first block, since the order of targets comes with the answers.
         self._targets: DeviceArray | None = None
@@ -56,7 +56,7 @@ class GpuProgram(GpuBlocks):
         self.threads = IN_FLIGHT
         self._places = self._lay_out(lowering, program.algebra.dtype)
         # Only what is on the device stays.
-        del self._lowering, self._code, self._items
+        del self._lowered, self._items
 
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0
@@ -91,7 +91,7 @@ class GpuProgram(GpuBlocks):
         sizes = self._plan.shape.cardinalities
         return sources_of(variables, sizes, self._posteriors, observed, self._shared_rows)
 
-    def _lay_out(self, lowering: Lowering, dtype: np.dtype[Any]) -> list[_Place]:
+    def _lay_out(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> list[_Place]:
         """Give every array its place in the room of the device."""
         start = 0
 
@@ -133,7 +133,7 @@ class GpuProgram(GpuBlocks):
         flat = [self._program.normalised(table).reshape(-1) for table in tables.values()]
         return rows, self.device.put(np.concatenate([*flat, np.zeros(1)]).astype(self._program.algebra.dtype))
 
-    def _constant_bounds(self, lowering: Lowering) -> npt.NDArray[np.float64]:
+    def _constant_bounds(self, lowering: LoweredPlan) -> npt.NDArray[np.float64]:
         """Return scale, lost, open and least of the tables that no case changes, in the order of their slots."""
         rows = [self._program.bounds_of(table) for table in lowering.slots if table in self._program.shared]
         return np.array(rows or [np.ones(4)])

@@ -10,7 +10,7 @@ from junctor_kernels.cpu import bytecode as layout
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu.blocks import BOUND, CONTRACT, FIND, FINISH, FIXED_TABLE, MAKE, MARGINAL, NOTHING, BlockLaunch
 
-from junctor.backends.lowering import Lowering
+from junctor.backends.lowered_plans import LoweredPlan
 from junctor.cost.features import gpu_stages
 from junctor.planning.levels import LaunchLevels
 
@@ -42,8 +42,7 @@ class Schedule(NamedTuple):
 
 
 def items_of(
-    lowering: Lowering,
-    code: layout.Bytecode,
+    plan: LoweredPlan,
     stages: LaunchLevels,
     cases: int,
     chunks: int,
@@ -53,10 +52,11 @@ def items_of(
 
     cases: how many there are for threads over entries, 0 for warps over cases; of those so many `chunks` in a block.
     """
+    code = plan.code
     contractions: list[list[int]] = [[] for _ in range(stages.count + 1)]
     rest: list[list[Item]] = [[] for _ in contractions]
     slice_rows = max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
-    for n, table in enumerate(lowering.numbers.tables):
+    for n, table in enumerate(plan.numbers.tables):
         step = code.steps[n]
         total, marginal = bool(code.results[n, 0]), int(code.results[n, 1])
         if step[layout.KIND] == layout.FIXED:
@@ -79,7 +79,7 @@ def items_of(
         rest.append([])
         contractions.append([])
     rest[-1].append(Item(FINISH))
-    fixed = [slot for table, slot in lowering.slots.items() if table not in stages.made]
+    fixed = [slot for table, slot in plan.slots.items() if table not in stages.made]
     rest[0] += [Item(FIXED_TABLE, slot, n) for n, slot in enumerate(fixed)]
     cut, work = [], np.zeros(len(gpu_stages.FEW_WORK) if cases else len(gpu_stages.MANY_WORK))
     launched = [pair for pair in zip(contractions, rest, strict=True) if any(pair)]

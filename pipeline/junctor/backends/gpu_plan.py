@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.gpu.blocks import LANE_BYTES, MOST_OPERANDS, PARTS, WARP
 from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
-from junctor.backends.lowering import Lowering
+from junctor.backends.lowered_plans import LoweredPlan, lowered
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes as TileShapes
 from junctor.cost.constants import GPU
@@ -75,10 +74,10 @@ class GpuBlocks:
         pattern = self._plan.pattern
         # Of sliced variables, and of weighted ones: a state is a fraction of its likelihoods.
         self._rows = {v: row for row, v in enumerate((*sorted(pattern.sliced), *sorted(pattern.weighted)))}
-        self._lowering, self._code = self._lower(places)
-        if not self.many and too_many_operands(self._code):
+        self._lowered = self._lower(places)
+        if not self.many and too_many_operands(self._lowered.code):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
-        self._items, self.stages, self.work = self._schedule(self._lowering, self._code, stages)
+        self._items, self.stages, self.work = self._schedule(self._lowered, stages)
 
     def seconds(self, rows: int) -> float:
         """Return about what `rows` cases take: kernels, or answers on their way where those take longer."""
@@ -87,10 +86,9 @@ class GpuBlocks:
         answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
         return max(-(-rows // self.cases) * block, answers / GPU.answer_rate)
 
-    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Bytecode]:
+    def _lower(self, places: tuple[dict[int, int], int]) -> LoweredPlan:
         """Return the arrays of the plan."""
-        lowering = Lowering(self._program, 1, self._rows, self.tile_shapes(), places)
-        return lowering, lowering.code()
+        return lowered(self._program, 1, self._rows, self.tile_shapes(), places)
 
     def tile_shapes(self) -> TileShapes:
         """Return what tiles there may be."""
@@ -98,10 +96,10 @@ class GpuBlocks:
             return ()
         return SMALL_SHAPES if self.cases <= SMALL_BLOCK else TILE_SHAPES
 
-    def _schedule(self, lowering: Lowering, code: Bytecode, stages: LaunchLevels) -> Schedule:
+    def _schedule(self, plan: LoweredPlan, stages: LaunchLevels) -> Schedule:
         """Return the items of a block and its launches."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(lowering, code, stages, cases, chunks, self.speeds.launch_tuner(self._program.algebra))
+        return items_of(plan, stages, cases, chunks, self.speeds.launch_tuner(self._program.algebra))
 
     def _overlapping(self, rows: int) -> int:
         """Return how many cases a block has at the most so that answers go out beside the next one."""

@@ -191,6 +191,11 @@ class Program:
         # Rounded tables have other means.
         self._means.clear()
 
+    @property
+    def network(self) -> Network:
+        """Where its numbers come from."""
+        return self._network
+
     @cached_property
     def support(self) -> NonzeroSupport:
         """Entries and terms that can differ from zero, whatever the evidence."""

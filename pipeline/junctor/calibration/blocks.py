@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.gpu.blocks import FIELDS, BlockDevice, LaunchList
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.backends.blocks import answer_in, block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.gpu_items import Schedule, items_of
-from junctor.backends.lowering import Lowering
+from junctor.backends.lowered_plans import LoweredPlan
 from junctor.backends.number_formats import LADDERS
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
@@ -37,7 +36,6 @@ from junctor.planning.levels import LaunchLevels
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 
-Lowered = tuple[Lowering, Bytecode]
 Counts = Mapping[str, float]
 
 # Share of the variables that is observed, whether cut out, and the seed of the choice.
@@ -206,7 +204,7 @@ class KeptProgram(GpuProgram):
     lowered: parts of the same program that are lowered already, by their tiles.
     """
 
-    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, lowered: dict[Shapes, Lowered]):
+    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, lowered: dict[Shapes, LoweredPlan]):
         # Before the base class, which lowers and schedules.
         self._few = few
         self._known = lowered
@@ -216,14 +214,14 @@ class KeptProgram(GpuProgram):
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         return self._few
 
-    def _lower(self, places: tuple[dict[int, int], int]) -> Lowered:
+    def _lower(self, places: tuple[dict[int, int], int]) -> LoweredPlan:
         shapes = self.tile_shapes()
         if shapes not in self._known:
             self._known[shapes] = super()._lower(places)
         return self._known[shapes]
 
-    def _schedule(self, lowering: Lowering, code: Bytecode, stages: LaunchLevels) -> Schedule:
-        self._all = lowering, code, stages
+    def _schedule(self, plan: LoweredPlan, stages: LaunchLevels) -> Schedule:
+        self._all = plan, stages
         return self.scheduled(self._launching)
 
     def scheduled(self, tuner: LaunchTuner) -> Schedule:
@@ -256,7 +254,7 @@ def measure_gpu(
     for algebra in algebras:
         # Bound and lowered once for all numbers of cases: only launch parameters differ.
         program = Program(case.plan, case.network, algebra)
-        lowered: dict[Shapes, Lowered] = {}
+        lowered: dict[Shapes, LoweredPlan] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
             most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
