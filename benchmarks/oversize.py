@@ -1,13 +1,14 @@
 """Tables larger than a device: grids whose messages travel in chunks, and a clique that no memory would hold.
 
     python benchmarks/oversize.py prepare WHAT ... --device-memory 8GiB [--gpus 4] --output plans.pickle
-    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2]
+    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2] [--timeline picture.svg]
 
 WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
 `--query mpe` max-marginals are measured, and how many variables these leave open. `prepare` needs no GPU, `run` no
 compiled CPU code. The bound is what the slowest of four takes alone, of the device that has most: bytes over the bus in
 either direction, bytes from other devices, and bytes that the kernels read and write, each at the rate of a copy in the
-same run.
+same run. `--timeline` records one more propagation of the last plan: what streams and the thread of the host do when,
+as a picture, as a trace beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from junctor.model.query import Query
 from junctor.out_of_core.explanations import log_probability, read_max_marginals, rounding_of
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram, GpuRun
+from junctor.out_of_core.gpu.slots import StreamMark
 from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
 from junctor.out_of_core.programs import SingleCaseProgram, cut
@@ -44,8 +46,11 @@ from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
+from junctor_kernels.gpu.device import CudaDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
+from timeline import DeviceClock, recorded, shares, write_trace
+from timeline_picture import draw
 
 COPY_BYTES = 1 << 30
 # A GPU that is elsewhere: prices are those of the one that was measured.
@@ -154,7 +159,8 @@ def run(arguments: argparse.Namespace) -> None:
         print(
             "measured bytes/s: in {:.3g}, from another device {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates)
         )
-    for text, name, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
+    plans = pickle.loads(Path(arguments.plans).read_bytes())
+    for text, name, room, chunks, slots in plans:
         algebra, network = reference.ALGEBRAS[name], network_of(text)
         itemsize = algebra.dtype.itemsize
         describe(f"{text} ({name})", chunks, itemsize, 0.0)
@@ -177,6 +183,21 @@ def run(arguments: argparse.Namespace) -> None:
             outcome = timed(program, chunks, gpu, rates, itemsize, arguments.slowest)
         if algebra.join is np.maximum:
             show_explanation(chunks, network, algebra, outcome)
+        if gpu and arguments.timeline:
+            title = f"{text}, {name}, {format_bytes(room)} of {len(devices)} x {devices[0].name}"
+            path = arguments.timeline
+            show_timeline(program, gpu, title, path if len(plans) == 1 else path.with_stem(f"{path.stem}-{text}"))
+
+
+def show_timeline(program: SingleCaseProgram, gpu: DeviceGroup, title: str, path: Path) -> None:
+    """Propagate once more, and draw what streams and the host do."""
+    with recorded(gpu) as bars:
+        started = time.perf_counter()
+        program.run(EvidenceBlock(1, {}, {}))
+        seconds = time.perf_counter() - started
+    print(f"  recorded, {seconds:.3f} s:", *shares(bars, seconds), sep="\n    ")
+    write_trace(bars, path.with_suffix(".json"))
+    draw(bars, seconds, f"{title}: {seconds:.2f} s", path)
 
 
 def show_explanation(chunks: ChunkPlan, network: Network, algebra: Algebra, outcome: BlockOutcome) -> None:
@@ -200,7 +221,7 @@ def timed(
     slowest: int,
 ) -> BlockOutcome:
     """Propagate once, with the time of every pass."""
-    with (watched_gpu if rates else watched_cpu)() as ends:
+    with watched_gpu(gpu) if gpu else watched_cpu() as ends:
         started = time.perf_counter()
         outcome = program.run(EvidenceBlock(1, {}, {}))
         seconds = time.perf_counter() - started
@@ -241,34 +262,24 @@ def watched_cpu() -> Iterator[list[float]]:
 
 
 @contextmanager
-def watched_gpu() -> Iterator[list[float]]:
+def watched_gpu(gpu: DeviceGroup) -> Iterator[list[float]]:
     """The same by events of the devices."""
-    from junctor_kernels.gpu.device import CudaDevice
-
-    event = CudaDevice.event
-    begins: dict[int, Any] = {}
-    ends: list[float] = []
-    saved: list[Any] = []
+    event, ends, saved = CudaDevice.event, list[float](), list[list[StreamMark]]()
+    clocks = {device: DeviceClock(device.cuda) for device in gpu.devices}
+    owners = {slot.number: slot.device for slot in gpu.slots}
 
     class Watched(GpuRun):
-        def run(self, dead: Any) -> None:
-            for slot in self.gpu.slots:
-                with slot.device.cuda.current():
-                    begins[slot.number] = slot.mark().event
-            super().run(dead)
-            for marks in saved:
-                elapsed = self.gpu.devices[0].cuda.elapsed
-                ends.append(max(elapsed(begins[mark.slot], mark.event) for mark in marks))
-
         def _close(self) -> None:
-            saved.append(self._pending[0].saved.values())
+            saved.append(list(self._pending[0].saved.values()))
             super()._close()
 
     with (
         patch("junctor.out_of_core.gpu.run.GpuRun", Watched),
         patch.object(CudaDevice, "event", lambda device: event(device, timing=True)),
     ):
+        began = time.perf_counter()
         yield ends
+    ends += [max(clocks[owners[mark.slot]].at(mark.event) for mark in marks) - began for marks in saved]
 
 
 def main() -> None:
@@ -291,8 +302,11 @@ def main() -> None:
     running.add_argument("--threads", type=int, default=2)
     running.add_argument("--repeat", type=int, default=2)
     running.add_argument("--slowest", type=int, default=3, help="passes that are shown")
+    running.add_argument("--timeline", type=Path, metavar="FILE", help="picture of what a GPU and the host do when")
     running.set_defaults(command=run)
     arguments = parser.parse_args()
+    if getattr(arguments, "timeline", None) and arguments.device == "cpu":
+        parser.error("--timeline shows streams of GPUs: it needs --device gpu")
     arguments.command(arguments)
 
 
