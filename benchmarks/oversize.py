@@ -2,13 +2,17 @@
 
     python benchmarks/oversize.py prepare WHAT ... --device-memory 8GiB [--gpus 4] --output plans.pickle
     python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2] [--timeline picture.svg]
+    python benchmarks/oversize.py enqueue plans.pickle [--gpus 4]
 
 WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
 `--query mpe` max-marginals are measured, and how many variables these leave open. `prepare` needs no GPU, `run` no
-compiled CPU code. The bound is what the slowest of four takes alone, of the device that has most: bytes over the bus in
-either direction, bytes from other devices, and bytes that the kernels read and write, each at the rate of a copy in the
-same run. `--timeline` records one more propagation of the last plan: what streams and the thread of the host do when,
-as a picture, as a trace beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time.
+compiled CPU code; with more `--gpus` than there are, some have several of the rooms. The bound is what the slowest of
+four takes alone, of the device that has most: bytes over the bus in either direction, bytes from other devices, and
+bytes that the kernels read and write, each at the rate of a copy in the same run.
+
+`--timeline` records one more propagation: what streams and the thread of the host do when, as a picture, as a trace
+beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time. `enqueue` counts what the host asks of
+devices, and the seconds it takes where these do nothing, the driver left out; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ import pickle
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from idle_devices import IdleDevice, idle_devices
 from junctor.backends.number_formats import chunk_ladder_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
@@ -39,6 +45,7 @@ from junctor.out_of_core.gpu.slots import StreamMark
 from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
 from junctor.out_of_core.programs import SingleCaseProgram, cut
+from junctor.out_of_core.store import ChunkStore
 from junctor.placement.fusion import touched_entries
 from junctor.placement.placement import crosses_bus
 from junctor.placement.sharding import agreement
@@ -46,6 +53,7 @@ from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
+from junctor.runtime.devices import count_gpus
 from junctor_kernels.gpu.device import CudaDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
@@ -131,7 +139,7 @@ def ceilings(gpus: int) -> tuple[float, ...]:
     memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(COPY_BYTES), 0)
     host = np.ndarray((COPY_BYTES,), np.uint8, memory)
     one, other = cupy.empty(COPY_BYTES, np.uint8), cupy.empty(COPY_BYTES, np.uint8)
-    with cupy.cuda.Device(gpus - 1):
+    with cupy.cuda.Device(min(gpus, count_gpus()) - 1):
         far = cupy.empty(COPY_BYTES, np.uint8)
 
     def rate(copy: Any, moved: int) -> float:
@@ -170,7 +178,7 @@ def run(arguments: argparse.Namespace) -> None:
         if on_gpu:
             from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-            devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
+            devices = [CudaBlockDevice(n % count_gpus(), room) for n in range(arguments.gpus)]
             gpu = DeviceGroup(chunks, algebra, *devices, slots=slots)
             program = ChunkedGpuProgram(chunks, network, algebra, gpu)
             print(
@@ -187,6 +195,25 @@ def run(arguments: argparse.Namespace) -> None:
             title = f"{text}, {name}, {format_bytes(room)} of {len(devices)} x {devices[0].name}"
             path = arguments.timeline
             show_timeline(program, gpu, title, path if len(plans) == 1 else path.with_stem(f"{path.stem}-{text}"))
+
+
+def enqueue(arguments: argparse.Namespace) -> None:
+    """Enqueue propagations for devices that do nothing; print the seconds of the host and the calls."""
+    for text, name, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
+        algebra, block = reference.ALGEBRAS[name], EvidenceBlock(1, {}, {})
+        with idle_devices() as calls:
+            gpu = DeviceGroup(chunks, algebra, *(IdleDevice(n, room) for n in range(arguments.gpus)), slots=slots)
+            program, seconds = ChunkedGpuProgram(chunks, network_of(text), algebra, gpu), list[float]()
+            bound = program._bound
+            for _ in range(arguments.repeat):
+                store = ChunkStore(chunks, algebra.dtype, None, gpu.allocate)
+                stats = bound.begin(block, store)
+                calls.clear()
+                started = time.perf_counter()
+                GpuRun(program.launches, store, stats, partial(bound.update, stats)).run(program._dead)
+                seconds.append(time.perf_counter() - started)
+        print(f"{text} ({name}), {arguments.gpus} devices that do nothing: {min(seconds):.4f} s of the host")
+        print("  " + ", ".join(f"{count:,} {name}" for name, count in sorted(calls.items())))
 
 
 def show_timeline(program: SingleCaseProgram, gpu: DeviceGroup, title: str, path: Path) -> None:
@@ -304,6 +331,11 @@ def main() -> None:
     running.add_argument("--slowest", type=int, default=3, help="passes that are shown")
     running.add_argument("--timeline", type=Path, metavar="FILE", help="picture of what a GPU and the host do when")
     running.set_defaults(command=run)
+    enqueuing = commands.add_parser("enqueue")
+    enqueuing.add_argument("plans")
+    enqueuing.add_argument("--gpus", type=int, default=1)
+    enqueuing.add_argument("--repeat", type=int, default=5)
+    enqueuing.set_defaults(command=enqueue)
     arguments = parser.parse_args()
     if getattr(arguments, "timeline", None) and arguments.device == "cpu":
         parser.error("--timeline shows streams of GPUs: it needs --device gpu")

@@ -311,6 +311,9 @@ class _Recording:
         if kernel is device.kernel("carry"):
             ends = (int(words[place]) for place in (entries.OUT, entries.TABLES[0]))
             return self.between(*ends), int(words[ENTRIES]) * device.dtype.itemsize
+        if kernel is device.kernel("exchange"):
+            kinds = {self.between(*ends) for ends in entries.exchanged_shares(words)}
+            return EXCHANGED if EXCHANGED in kinds else MOVED, entries.exchanged_bytes(words)
         # Words with what pilot tasks and devices have found.
         is_told = any(kernel is device.kernel(name) for name in ("relay", "gather"))
         return EXCHANGED if is_told else KERNELS, 0

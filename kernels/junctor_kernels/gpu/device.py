@@ -414,6 +414,9 @@ class CudaDevice:
 
     def enable_peer(self, other: CudaDevice) -> bool:
         """Let kernels and copies of this device use the memory of another one; returns False where it cannot."""
+        if self.number == other.number:
+            # The same GPU, with another room.
+            return True
         runtime = self._cupy.cuda.runtime
         if not runtime.deviceCanAccessPeer(self.number, other.number):
             return False

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.device import Kernel
-from junctor_kernels.gpu.entries import PartRuns, bits_of, moved, record
+from junctor_kernels.gpu.entries import ExchangeLaunch, PartRuns, bits_of, exchanged, moved, record
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.out_of_core.gpu.copies import RowsCopy, copies, device_view
+from junctor.cost.constants import GPU
+from junctor.out_of_core.gpu.copies import RowsCopy, common_axes, copies, device_view, enqueue_all
 from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
 from junctor.out_of_core.gpu.slots import DeviceSlots, PreparedLaunches, Slot, StepLayout, fits_in_place
 from junctor.out_of_core.memory_splits import MOST_KEPT
@@ -31,7 +32,7 @@ Array = npt.NDArray[Any]
 
 # Address of a slot as long as it may be any of them: NumPy has no arrays at 0.
 ORIGIN = ALIGNED
-# Copies of parts that are kept for the next case, of some hundred bytes each.
+# Exchanges that are kept for the next case, of some hundred bytes each.
 MOST_EXCHANGES = 1 << 13
 
 
@@ -147,6 +148,39 @@ class PassLaunches:
     generation: int
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Exchange:
+    """A part of a table that goes from the devices where that is resident to a slot at ORIGIN, or from there.
+
+    nbytes: of the part.
+    launch: that copies it; None where copies of rows are possible alone, or faster.
+    rows: these copies.
+    to_slot: direction.
+    """
+
+    nbytes: int
+    launch: ExchangeLaunch | None
+    rows: Sequence[RowsCopy]
+    to_slot: bool
+
+    def enqueue(self, slot: Slot) -> None:
+        """Enqueue it for a slot."""
+        shift, device = slot.address - ORIGIN, slot.device
+        if self.launch is None:
+            enqueue_all(device.cuda, slot.stream, self.rows, *((shift, 0) if self.to_slot else (0, shift)))
+            return
+        words = self.launch.words.copy()
+        words[self.launch.to if self.to_slot else self.launch.of] += shift
+        device.launch(device.kernel("exchange"), self.launch.blocks, words)
+
+
+def is_launched(rows: Sequence[RowsCopy], nbytes: int) -> bool:
+    """Return True if a launch takes less time than copies of rows: one large run is left to a copy engine."""
+    is_run = len(rows) == 1 and rows[0].rows == 1
+    as_copies = len(rows) * GPU.copy_call + nbytes / (GPU.link_copy_rate if is_run else GPU.link_rows_rate)
+    return GPU.launch_call + nbytes / GPU.link_rate < as_copies
+
+
 class PassFacts:
     """What a pass is on GPUs.
 
@@ -207,8 +241,8 @@ class Launches:
         ]
         # The pass that makes a table.
         self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
-        self._kept: dict[tuple[int, int], PassLaunches] = {}
-        self._exchanges: dict[tuple[Any, ...], list[RowsCopy]] = {}
+        self._kept: dict[tuple[int, DeviceSlots], PassLaunches] = {}
+        self._exchanges: dict[tuple[Any, ...], Exchange] = {}
         # All or none: with some kept, the others would be built anew for every case all the same.
         self._is_kept = len(gpu.devices) * sum(map(len, steps)) <= MOST_KEPT
 
@@ -219,19 +253,19 @@ class Launches:
         device: that they are for.
         take: returns memory of so many bytes that copies may come from.
         """
-        launches = self._kept.get((n, device.number))
+        launches = self._kept.get((n, device))
         # After offsets have been released the addresses in older records are stale.
         if launches is None or launches.generation != device.generation:
             launches = self._build(n, device, take)
             if self._is_kept:
-                self._kept[n, device.number] = launches
+                self._kept[n, device] = launches
         # Marks the offsets as used, so that `make_room` waits for this pass before it releases them.
         for prepared in launches.prepared:
             prepared.used = n
         return launches
 
-    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> list[RowsCopy]:
-        """Return the copies of the part of a resident table that a task reads or makes, for a slot at ORIGIN.
+    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> Exchange:
+        """Return how the part of a resident table that a task reads or makes comes to a slot, or from there.
 
         n: number of the pass.
         table: resident on devices.
@@ -241,16 +275,19 @@ class Launches:
         key = n, table, to_slot, *states.values()
         if key in self._exchanges:
             return self._exchanges[key]
-        gpu, rows = self.gpu, list[RowsCopy]()
+        gpu = self.gpu
         sizes = [gpu.chunks.plan.shape.cardinalities[v] for v in gpu.chunks.cuts.get(table, ()) if v not in states]
         entries = math.prod(sizes) * gpu.chunks.piece(table)
         in_slot = device_view(ORIGIN + self.facts[n].offsets[table], entries, gpu.dtype).reshape(*sizes, -1)
-        for index, piece in gpu.pieces(table, states):
-            rows += copies(in_slot[index], piece) if to_slot else copies(piece, in_slot[index])
-        # Beyond that copies are worked out anew for each case.
+        pieces = [(in_slot[index], piece) for index, piece in gpu.pieces(table, states)]
+        ends = pieces if to_slot else [(piece, part_) for part_, piece in pieces]
+        rows = [copy for target, source in ends for copy in copies(target, source)]
+        launch = _launch_of(ends) if is_launched(rows, in_slot.nbytes) else None
+        exchange = Exchange(in_slot.nbytes, launch, () if launch else rows, to_slot)
+        # Beyond that they are worked out anew for each case.
         if len(self._exchanges) < MOST_EXCHANGES:
-            self._exchanges[key] = rows
-        return rows
+            self._exchanges[key] = exchange
+        return exchange
 
     def _build(self, n: int, device: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
         facts, all_prepared = self.facts[n], list[PreparedLaunches]()
@@ -300,3 +337,13 @@ class Launches:
         if len(self.gpu.devices) == 1:
             return Scale(plain.bits, device.words_at(step), of_all=True)
         return Scale(plain.bits, device.gathered_at(step))
+
+
+def _launch_of(ends: Sequence[tuple[Array, Array]]) -> ExchangeLaunch | None:
+    """Return the launch that copies sources to targets (target, source), all of one shape; None where there is none."""
+    axes = [common_axes(target, source) for target, source in ends]
+    if any(other != axes[0] for other in axes):
+        return None
+    (width, itemsize, _), *outer = axes[0]
+    runs = [*reversed(outer), (width * itemsize, 1, 1)]
+    return exchanged(runs, [(target.ctypes.data, source.ctypes.data) for target, source in ends])

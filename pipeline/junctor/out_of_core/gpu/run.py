@@ -24,10 +24,10 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.network import Network
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport, TableStats
-from junctor.out_of_core.gpu.copies import device_view, enqueue, enqueue_all
+from junctor.out_of_core.gpu.copies import device_view, enqueue
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.in_flight import PassInFlight, States
-from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunches
+from junctor.out_of_core.gpu.launches import Launches, PassFacts, PassLaunches
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
 from junctor.out_of_core.pass_program import add_to, largest_of
 from junctor.out_of_core.store import ChunkStore
@@ -403,12 +403,10 @@ class GpuRun:
         return staged
 
     def _exchange(self, work: PassInFlight, slot: Slot, table: int, states: States, to_slot: bool) -> int:
-        """Enqueue the copies between a resident table and a slot for this chunk assignment; returns their bytes."""
-        rows_copies = self.launches.exchange(work.number, table, states, to_slot)
-        # Copies are kept as for a slot at ORIGIN and serve all slots.
-        shifts = (slot.address - ORIGIN, 0) if to_slot else (0, slot.address - ORIGIN)
-        enqueue_all(slot.device.cuda, slot.stream, rows_copies, *shifts)
-        return sum(copy.width * copy.rows for copy in rows_copies)
+        """Enqueue what brings a part of a resident table to a slot, or from there; returns its bytes."""
+        exchange = self.launches.exchange(work.number, table, states, to_slot)
+        exchange.enqueue(slot)
+        return exchange.nbytes
 
     def _copy(self, slot: Slot, table: Array, address: int, to_slot: bool) -> None:
         """Enqueue the copies of an array of the host to an address in a slot or from there."""
