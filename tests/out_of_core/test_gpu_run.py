@@ -248,6 +248,29 @@ def test_exchanges_bring_the_same_bytes_in_a_launch_as_in_copies(
         np.testing.assert_array_equal(posterior, found[1].posteriors[variable])
 
 
+@BOTH
+def test_small_results_are_made_on_the_host(
+    devices: Devices, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, block = steep(grid(3, 4, seed=9)), EvidenceBlock(1, {}, {})
+    chunks, found, made = cut(network, 64), [], []
+    for most in (chunk_gpus.CARRIED_BYTES, 0):
+        monkeypatch.setattr(chunk_gpus, "CARRIED_BYTES", most)
+        gpu = DeviceGroup(chunks, algebra, *devices(1))
+        program = ChunkedGpuProgram(chunks, network, algebra, gpu)
+        found.append(program.run(block))
+        made.append(
+            {table for kept in program.launches._kept.values() for table in kept.in_place} - gpu.resident.keys()
+        )
+    results = {table for _, table in chunks.plan.marginals}
+    # Of passes whose tasks hold nothing constant; the others are added up.
+    assert made[0] & results
+    assert not made[1] & results
+    assert found[0].log_value == found[1].log_value
+    for variable, posterior in found[0].posteriors.items():
+        np.testing.assert_array_equal(posterior, found[1].posteriors[variable])
+
+
 def test_few_large_runs_are_left_to_copies() -> None:
     def rows(count: int, width: int, apart: int = 1) -> list[RowsCopy]:
         return [RowsCopy(0, width, 0, 2 * width, width, apart)] * count

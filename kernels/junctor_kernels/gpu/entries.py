@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -441,19 +441,6 @@ def exchanged_bytes(words: npt.NDArray[np.int64]) -> int:
     return int(vectors * runs * shares * VECTOR_BYTES)
 
 
-def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.NDArray[np.int64]:
-    """Return a record in which some addresses lie further on.
-
-    words: the record; it is not changed.
-    fields: places of the addresses in it.
-    by: bytes.
-    """
-    result = words.copy()
-    for field in fields:
-        result[field] += by
-    return result
-
-
 def shift_of(largest: float, algebra: Algebra) -> float:
     """Return the exponent of the power of two that readers multiply with, or what they add to logarithms.
 
@@ -464,8 +451,13 @@ def shift_of(largest: float, algebra: Algebra) -> float:
         return 0
     if algebra.logs:
         return -float(largest)
+    return -min(math.frexp(float(largest))[1], _most_shift(algebra.dtype))
+
+
+@cache
+def _most_shift(dtype: np.dtype[Any]) -> int:
     # Two to the power of more would be beyond the format, or below what it holds exactly.
-    return -min(math.frexp(float(largest))[1], 1 - int(np.finfo(algebra.dtype).minexp) - 1)
+    return 1 - int(np.finfo(dtype).minexp) - 1
 
 
 def scale_of(shift: float, algebra: Algebra) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.device import Kernel
-from junctor_kernels.gpu.entries import ExchangeLaunch, PartRuns, bits_of, exchanged, moved, record
+from junctor_kernels.gpu.entries import ExchangeLaunch, PartRuns, bits_of, exchanged, record
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.cost.constants import GPU
@@ -61,8 +61,8 @@ class StepLaunch:
     kernel: of `entries.cu`.
     blocks: of threads.
     words: its record.
-    in_slot: fields of the record that hold an offset in a slot.
-    elsewhere: field, chunk variable, and the bytes by which a state of that moves the address in the field.
+    in_slot: fields of the record that lie in a slot, and their offsets there.
+    elsewhere: fields that lie somewhere else for each state of chunk variables.
     scaled: field for the bits of a scale factor, and the table, summed on the host, that it belongs to.
     ends: whether the launch makes the result of the step.
     """
@@ -70,8 +70,8 @@ class StepLaunch:
     kernel: Kernel
     blocks: int
     words: Array
-    in_slot: list[int]
-    elsewhere: list[tuple[int, int, int]]
+    in_slot: list[tuple[int, int]]
+    elsewhere: list[tuple[int, TableView]]
     scaled: list[tuple[int, int]]
     ends: bool
 
@@ -83,10 +83,12 @@ class StepLaunch:
         max_min_at: address of the words for the largest and the smallest entry.
         adds: whether results are added to what is there.
         """
-        # A copy: the launch serves all slots and tasks.
-        words = moved(self.words, self.in_slot, slot.address)
-        for place, v, by in self.elsewhere:
-            words[place] += states[v] * by
+        # A copy: the launch serves all slots and tasks, on workers those of several threads.
+        words, address = self.words.copy(), slot.address
+        for place, offset in self.in_slot:
+            words[place] = address + offset
+        for place, view in self.elsewhere:
+            words[place] = view.address + sum([states[v] * by for v, by in view.moves])
         # Only the last launch of a step sees its results; those before make partial sums.
         if self.ends:
             words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = max_min_at, adds
@@ -124,10 +126,10 @@ def step_launches(
         # What differs between tasks stays 0 here: `StepLaunch.enqueue` fills it in.
         words = record(launch, addresses[-1], 0, False, [(table, *parts, *scale) for table, parts, scale in given])
         words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
-        in_slot = [field for field, table in fields.items() if not isinstance(table, TableView)]
-        moves = [(field, *move) for field, view in fields.items() if isinstance(view, TableView) for move in view.moves]
+        in_slot = [(field, table) for field, table in fields.items() if not isinstance(table, TableView)]
+        elsewhere = [(field, view) for field, view in fields.items() if isinstance(view, TableView) and view.moves]
         kernel = device.kernel(launch.name)
-        launches.append(StepLaunch(kernel, launch.blocks, words, in_slot, moves, scaled, ends))
+        launches.append(StepLaunch(kernel, launch.blocks, words, in_slot, elsewhere, scaled, ends))
         operands, scales, scaled = [out], [plain], []
     return launches
 
@@ -137,12 +139,16 @@ class PassLaunches:
     """All launches of a pass on a device.
 
     groups: launches by group of fused steps.
+    loads: for each group the tables that a task waits for, or copies, before it.
+    brings: tables that the pass brings from the host for all that read them.
     in_place: tables that they use where these lie.
     prepared: what they need on the device.
     generation: of the device's offsets, when they were built.
     """
 
     groups: list[list[StepLaunch]]
+    loads: list[list[int]]
+    brings: frozenset[int]
     in_place: Mapping[int, TableView]
     prepared: list[PreparedLaunches]
     generation: int
@@ -192,6 +198,7 @@ class PassFacts:
     groups: its launches, as fused steps.
     inside: steps whose results no memory holds.
     made: table -> number of its step.
+    follows: for each group the last step of the pass whose result it reads, -1 for none.
     offsets: table -> offset of its part in a slot.
     """
 
@@ -207,6 +214,8 @@ class PassFacts:
         self.groups = fused_steps(chunks, pass_)
         self.inside = frozenset(n for group in self.groups for n in group.inside)
         self.made = {step.out: n for n, step in enumerate(steps)}
+        # For each group the last step whose result it reads.
+        self.follows = [max((self.made.get(t, -1) for t in group.operands), default=-1) for group in self.groups]
         self.offsets, _ = slot_offsets(chunks, pass_, itemsize)
 
     @property
@@ -308,16 +317,32 @@ class Launches:
             groups.append(step_launches(device, prepared, ends, scales, scaled))
         # One event behind the offsets of all steps: slots wait for it before their first launch.
         device.uploaded.record(device.upload)
-        return PassLaunches(groups, views, all_prepared, device.generation)
+        brings = frozenset(table for table in facts.pass_.loads if self.gpu.brings(table, n))
+        loads, there = list[list[int]](), set(facts.made)
+        for group in facts.groups:
+            new = dict.fromkeys(table for table in group.operands if table not in there)
+            # Leaves that are used where they lie are there from the beginning.
+            loads.append([t for t in new if t in self.makers or t in brings or t not in views])
+            # A part stays in the slot for later steps of the same task.
+            there.update(new)
+        return PassLaunches(groups, loads, brings, views, all_prepared, device.generation)
 
     def _in_place(self, n: int, device: DeviceSlots) -> dict[int, TableView]:
         """Return the tables of a pass that all of its steps can use where they lie."""
         views, facts = dict[int, TableView](), self.facts[n]
         for table, groups in facts.uses.items():
-            view = self.gpu.in_place(device, table, n)
+            view = self.gpu.in_place(device, table, n) or self._on_host(n, table)
             if view is not None and all(fits_in_place(facts.layout(group, {k: view.runs})) for group, k in groups):
                 views[table] = view
         return views
+
+    def _on_host(self, n: int, table: int) -> TableView | None:
+        """Return where a small table that goes to the host, and nobody reads here, is made there at once; or None."""
+        facts = self.facts[n]
+        if facts.pass_.fixed or table not in facts.pass_.stores or not self.gpu.crosses_bus(table, n):
+            return None
+        (group, k), *more = facts.uses[table]
+        return self.gpu.on_host(table) if not more and k == len(group.operands) else None
 
     def _is_summed_on_host(self, table: int, reader: int) -> bool:
         maker = self.makers.get(table, reader)
