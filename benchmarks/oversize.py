@@ -54,6 +54,7 @@ from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.devices import count_gpus
+from junctor.runtime.threads import in_threads
 from junctor_kernels.gpu.device import CudaDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
@@ -61,6 +62,8 @@ from timeline import DeviceClock, recorded, shares, write_trace
 from timeline_picture import draw
 
 COPY_BYTES = 1 << 30
+# Rows that each of several side by side answers.
+ROWS_EACH = 4
 # A GPU that is elsewhere: prices are those of the one that was measured.
 NOT_HERE = MeasuredDevice("NVIDIA H100 80GB HBM3", {})
 
@@ -191,8 +194,11 @@ def run(arguments: argparse.Namespace) -> None:
             outcome = timed(program, chunks, gpu, rates, itemsize, arguments.slowest)
         if algebra.join is np.maximum:
             show_explanation(chunks, network, algebra, outcome)
+        if gpu and arguments.abreast > 1:
+            show_rows(chunks, network, algebra, room, slots, arguments.abreast)
         if gpu and arguments.timeline:
-            title = f"{text}, {name}, {format_bytes(room)} of {len(devices)} x {devices[0].name}"
+            kind = f"{min(len(devices), count_gpus())} x {devices[0].name}"
+            title = f"{text}, {name}, {len(devices)} x {format_bytes(room)} of {kind}"
             path = arguments.timeline
             show_timeline(program, gpu, title, path if len(plans) == 1 else path.with_stem(f"{path.stem}-{text}"))
 
@@ -214,6 +220,23 @@ def enqueue(arguments: argparse.Namespace) -> None:
                 seconds.append(time.perf_counter() - started)
         print(f"{text} ({name}), {arguments.gpus} devices that do nothing: {min(seconds):.4f} s of the host")
         print("  " + ", ".join(f"{count:,} {name}" for name, count in sorted(calls.items())))
+
+
+def show_rows(chunks: ChunkPlan, network: Network, algebra: Algebra, room: int, slots: int, most: int) -> None:
+    """Print the seconds of a row where several go side by side, each on one of the GPUs."""
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
+
+    programs = [
+        ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, device, slots=slots))
+        for device in (CudaBlockDevice(n % count_gpus(), room) for n in range(most))
+    ]
+    for abreast in range(1, most + 1):
+        # The first rows prepare launches.
+        for rows in (most, ROWS_EACH * abreast):
+            started = time.perf_counter()
+            in_threads(lambda _, place: programs[place].run(EvidenceBlock(1, {}, {})), range(rows), abreast)
+            seconds = time.perf_counter() - started
+        print(f"  {abreast} rows side by side: {seconds / rows:.3f} s a row")
 
 
 def show_timeline(program: SingleCaseProgram, gpu: DeviceGroup, title: str, path: Path) -> None:
@@ -329,6 +352,7 @@ def main() -> None:
     running.add_argument("--threads", type=int, default=2)
     running.add_argument("--repeat", type=int, default=2)
     running.add_argument("--slowest", type=int, default=3, help="passes that are shown")
+    running.add_argument("--abreast", type=int, default=1, metavar="ROWS", help="so many rows side by side as well")
     running.add_argument("--timeline", type=Path, metavar="FILE", help="picture of what a GPU and the host do when")
     running.set_defaults(command=run)
     enqueuing = commands.add_parser("enqueue")

@@ -401,8 +401,15 @@ def shares(bars: Sequence[Bar], seconds: float) -> Iterator[str]:
         )
         texts = [_share(kind, [bar for bar in own if bar.kind == kind], seconds) for kind in kinds]
         if owner != HOST:
-            idle = seconds - covered(bar for bar in own if bar.kind != WAITS)
-            texts.append(f"nothing {idle / seconds:.0%}")
+            busy = covered(bar for bar in own if bar.kind != WAITS)
+            kernels, others = (
+                covered(bar for bar in own if (bar.kind == KERNELS) == which and bar.kind != WAITS)
+                for which in (True, False)
+            )
+            texts.append(
+                f"kernels alone {(busy - others) / seconds:.0%}, copies alone {(busy - kernels) / seconds:.0%}"
+            )
+            texts.append(f"nothing {1 - busy / seconds:.0%}")
         yield f"{owner}: {', '.join(filter(None, texts))}"
 
 

@@ -162,6 +162,10 @@ class GpuConstants(DeviceConstants):
     # microseconds in a propagation on four; 2026-11-22).
     launch_call: float = 7e-6
     copy_call: float = 2.4e-5
+    # Seconds in which the thread of a row in chunks keeps those of other rows from running, over the seconds that the
+    # host is forecast to take for it: Python's lock, and the driver's. H200, docs/performance.md ("Out of core"), by
+    # `benchmarks/oversize.py run --abreast 4`; 2026-11-23.
+    host_held: float = 1.4
     # Seconds a launch for a chunk of a streamed clique table: other code than that of tasks. Agrees with the rates of
     # docs/forecasts.md ("Stored tables"), which were measured on an H100; 2026-11-21.
     stream_launch: float = 2e-5
