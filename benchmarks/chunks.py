@@ -41,7 +41,7 @@ from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
-from junctor.runtime.dask_cluster import local_client, silent_dask
+from junctor.runtime.dask_cluster import local_client
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.machine import available_memory
 from junctor_kernels.tables.axes import contraction
@@ -189,7 +189,7 @@ def over(
         runs.append(ClusterRun(client, bound_plan, contract, options.in_flight, gpu))
         return runs[-1].outcome(EvidenceBlock(1, {}, {}))
 
-    with silent_dask(), local_client(workers, gpu is not None) as client:
+    with local_client(workers, gpu is not None) as client:
         client.wait_for_workers(workers)
         if gpu is None:
             client.run(warm, algebra, options.threads)

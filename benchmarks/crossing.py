@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from junctor.out_of_core.cluster.tasks import PartOrigin, arrived, machine, slices_of
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.runtime.dask_cluster import local_client, silent_dask
+from junctor.runtime.dask_cluster import local_client
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=parse_bytes, nargs="+", default=[1 << 20, 1 << 24, 1 << 26], help="of a slice")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    with silent_dask(), local_client(2, False) as client:
+    with local_client(2, False) as client:
         client.wait_for_workers(2)
         if len(set(client.run(machine).values()) | {None}) != 2:
             raise SystemExit("workers of this machine cannot read each other's memory files")

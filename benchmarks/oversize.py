@@ -5,7 +5,7 @@
     python benchmarks/oversize.py enqueue plans.pickle [--gpus 4]
 
 WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
-`--query mpe` max-marginals are measured, and how many variables these leave open. `prepare` needs no GPU, `run` no
+`--query mpe` max-marginals are measured, and how many variables are ambiguous. `prepare` needs no GPU, `run` no
 compiled CPU code; with more `--gpus` than there are, some have several of the rooms. The bound is what the slowest of
 four takes alone, of the device that has most: bytes over the bus in either direction, bytes from other devices, and
 bytes that the kernels read and write, each at the rate of a copy in the same run.
@@ -251,14 +251,14 @@ def show_timeline(program: SingleCaseProgram, gpu: DeviceGroup, title: str, path
 
 
 def show_explanation(chunks: ChunkPlan, network: Network, algebra: Algebra, outcome: BlockOutcome) -> None:
-    """Print how many variables max-marginals settle, and what the explanation itself has if these are all."""
+    """Print how many variables are unambiguous, and what the explanation itself has if these are all."""
     block, value = EvidenceBlock(1, {}, {}), float(outcome.log_value[0])
     rounding = rounding_of(chunks.plan, network, block, value, algebra)
     found = read_max_marginals(outcome, block, rounding)
-    own = log_probability(network, found.settled | found.open, block)
+    own = log_probability(network, found.unambiguous | found.ambiguous, block)
     print(
-        f"  {len(found.settled)} variables settled by more than {rounding:.1e}, {len(found.open)} open; "
-        f"the best states of all have ln P {own:.10f}"
+        f"  {len(found.unambiguous)} variables unambiguous by more than {rounding:.1e}, "
+        f"{len(found.ambiguous)} ambiguous; the best states of all have ln P {own:.10f}"
     )
 
 

@@ -21,7 +21,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.learning.em import FitOptions, fit
 from junctor.learning.errors import ObservedInformation
-from junctor.learning.learn import NetworkFit
+from junctor.learning.network_fit import NetworkFit
 from junctor.learning.observations import observe, values_of
 from junctor.learning.parameters import NetworkParameters
 from junctor.model.options import ComputeOptions

@@ -10,6 +10,7 @@ from helpers import strategies
 from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor.backends import row_trees
 from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
@@ -96,6 +97,31 @@ def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:
     states = sample(network, rows, seed).astype(np.int32)
     states[np.random.default_rng(seed).random(states.shape) < 0.7] = UNOBSERVED
     return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
+
+
+def answered(engine: RowEngine, network: Network, batch: EvidenceBatch) -> list[bytes]:
+    answers = blank(network, batch, range(len(network.variables)))
+    assert not engine.answer_groups(batch, [TreeRows(np.arange(batch.rows), shared=True)], answers).size
+    return [answers.log_value.tobytes(), *(table.tobytes() for table in answers.posteriors.values())]
+
+
+def test_trees_of_a_pattern_serve_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = random_network(40, seed=6)
+    batches = [EvidenceBatch(100, {v: np.zeros(100, dtype=np.int32) for v in range(n)}) for n in (3, 5)]
+    fresh = [answered(RowEngine(network, range(40), 16 * ROOM), network, batch) for batch in batches]
+    engine, planned = RowEngine(network, range(40), 16 * ROOM), []
+    real = rowplan.plan_rows
+    monkeypatch.setattr(rowplan, "plan_rows", lambda *args: planned.append(args[4]) or real(*args))
+    for _ in range(2):
+        assert [answered(engine, network, batch) for batch in batches] == fresh
+        # A tree of other rows in between, in the same memory.
+        assert np.isfinite(engine.work(range(9)).operations)
+    assert planned == [100, 100]
+    # Without room for them, trees are planned anew.
+    monkeypatch.setattr(row_trees, "KEPT_BYTES", 1)
+    tight = RowEngine(network, range(40), 16 * ROOM)
+    assert [answered(tight, network, batch) for batch in 2 * batches] == 2 * fresh
+    assert len(planned) == 6
 
 
 def test_rows_of_a_long_chain_equal_the_batch_engine() -> None:

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import oracle, strategies
-from helpers.engine_cases import TOLERANCE, check_posteriors, markov
+from helpers import strategies
+from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors, markov
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -17,7 +17,7 @@ from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, sample
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK
+from junctor.model.answers import OK
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.query import Query
@@ -52,21 +52,7 @@ def test_targets_leave_out_nothing_that_matters(question: tuple[Network, Evidenc
 @given(question=questions())
 def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
-    answers = Engine(network, Query(kind="mpe")).answer(batch)
-    for row in range(batch.rows):
-        if row in batch.invalid:
-            assert answers.status[row] == INVALID
-            continue
-        hard, soft = strategies.row_evidence(batch, row)
-        log_value, _ = oracle.enumerate_mpe(network, hard, soft)
-        if np.isneginf(log_value):
-            assert answers.status[row] == IMPOSSIBLE
-            continue
-        assert answers.status[row] == OK
-        assert answers.log_value[row] == pytest.approx(log_value, rel=1e-12, abs=1e-9)
-        found = {v: int(answers.states[v][row]) for v in range(len(network.variables))}
-        assert all(found[v] == state for v, state in hard.items())
-        assert oracle.log_joint(network, found, soft) == pytest.approx(log_value, rel=1e-12, abs=1e-9)
+    check_explanations(network, batch, Engine(network, Query(kind="mpe")).answer(batch), 1e-9)
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])

@@ -12,7 +12,7 @@ from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from junctor.engine import patterns
+from junctor.engine import patterns, routes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import (
     PatternChoice,
@@ -24,6 +24,7 @@ from junctor.engine.patterns import (
     sampled_patterns,
     serving_all,
 )
+from junctor.engine.routes import Router
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import random_network
 from junctor.model.options import ComputeOptions
@@ -192,6 +193,17 @@ def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, m
     for v in range(3, 16):
         states[v][:550] = np.where(rng.random() < 0.5, UNOBSERVED, 0)
     assert len(groups()) > 1
+
+
+def test_few_rows_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, asked = random_network(16, seed=2), list[int]()
+    batch = EvidenceBatch(40, {v: np.zeros(40, np.int32) for v in range(8)})
+    monkeypatch.setattr(routes, "sampled_patterns", lambda batch, threads: asked.append(batch.rows))
+    monkeypatch.setattr(Router, "takes_gpu", True)
+    assert Router(network, Query(), ComputeOptions(), expected_rows=40).groups(batch)
+    assert asked == []
+    assert Router(network, Query(), ComputeOptions(), expected_rows=4000).groups(batch)
+    assert asked == [40]
 
 
 def test_no_rows_and_no_columns() -> None:

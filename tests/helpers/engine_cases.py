@@ -42,6 +42,24 @@ def check_posteriors(
             np.testing.assert_allclose(answers.posteriors[variable][row], expected[variable], rtol=0, atol=tolerance)
 
 
+def check_explanations(network: Network, batch: EvidenceBatch, answers: Answers, tolerance: float) -> None:
+    """Explanations are as probable as any; their log probability is their own."""
+    for row in range(batch.rows):
+        if row in batch.invalid:
+            assert answers.status[row] == INVALID
+            continue
+        hard, soft = strategies.row_evidence(batch, row)
+        best, _ = oracle.enumerate_mpe(network, hard, soft)
+        if np.isneginf(best):
+            assert answers.status[row] == IMPOSSIBLE
+            continue
+        assert answers.status[row] == OK
+        states = [int(answers.states[v][row]) for v in range(len(network.variables))]
+        assert all(states[v] == state for v, state in hard.items())
+        assert answers.log_value[row] == pytest.approx(oracle.log_joint(network, states, soft), rel=1e-13, abs=1e-11)
+        assert answers.log_value[row] == pytest.approx(best, rel=1e-12, abs=tolerance)
+
+
 def assert_same(found: Answers, expected: Answers) -> None:
     for name in ("status", "log_value"):
         assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()

@@ -10,10 +10,11 @@ EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>&\"$"
 
 
 class Tags(HTMLParser):
-    """Tags, attributes and text of a page."""
+    """Tags, attributes and text of a page; between: what parts the text of two elements."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, between: str = " ") -> None:
         super().__init__()
+        self.between = between
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str]] = []
         self.text = ""
@@ -24,7 +25,7 @@ class Tags(HTMLParser):
         self.attributes += [(name, value or "") for name, value in attrs]
 
     def handle_data(self, data: str) -> None:
-        self.text += f"{data} "
+        self.text += data + self.between
 
 
 def check_names_are_text(text: str) -> None:

@@ -39,7 +39,7 @@ def lines_until(process: subprocess.Popen[str], word: str) -> str:
     return said
 
 
-def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def children_of(process: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
     """Return all processes that it started."""
     try:
         return psutil.Process(process.pid).children(recursive=True)
@@ -53,6 +53,14 @@ def command_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
+
+
+def parent_of(process: psutil.Process) -> int | None:
+    """Return the number of its parent process; None once it has ended."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return None
 
 
 @contextlib.contextmanager
@@ -72,6 +80,14 @@ def dask_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, process.stdout.readline().strip()
 
 
+def forks_of(process: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
+    """Return the Dask workers of this machine that Junctor started in it."""
+    children = children_of(process)
+    # A fork has the command of its parent.
+    servers = {child.pid for child in children if "forkserver" in command_of(child)}
+    return [child for child in children if parent_of(child) in servers]
+
+
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Return the Dask workers that it started; not the tracker of multiprocessing, nor a server."""
-    return [child for child in children_of(process) if "spawn_main" in command_of(child)]
+    return forks_of(process) or [child for child in children_of(process) if "spawn_main" in command_of(child)]

@@ -38,6 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         raise OSError("no more processes")
 
     monkeypatch.setattr(ahead, "_started", [])
+    monkeypatch.setattr(ahead, "_complete", set())
     monkeypatch.setattr(subprocess, "Popen", refuse)
     return commands
 
@@ -65,6 +66,18 @@ def test_types_are_those_of_a_run(precision: Precision, dtype: str) -> None:
 def test_nothing_is_started_where_all_is_there(started: list[list[str]]) -> None:
     answer("double")
     assert started == []
+
+
+def test_what_is_there_is_not_looked_for_again(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(ahead, "_is_missing", lambda function, _: bool(looked.append(function)))
+    ahead.start("float64")
+    assert looked
+    looked.clear()
+    ahead.start("float64")
+    assert not looked
+    ahead.start("float32")
+    assert looked
 
 
 def test_a_process_that_cannot_be_started_is_none(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

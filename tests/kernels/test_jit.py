@@ -17,7 +17,7 @@ from junctor_kernels.cpu.jit import jit
 
 @jit
 def inner(values):
-    total = 0.0
+    total = values.max() - 8.0
     for i in range(values.size):
         total += values[i]
     return total

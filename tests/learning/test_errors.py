@@ -19,6 +19,7 @@ from junctor.learning.errors import (
     shared_parameters,
     standard_errors,
 )
+from junctor.learning.network_fit import NetworkFit
 from junctor.learning.observations import Observations, observe, values_of
 from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import BudgetError
@@ -146,9 +147,13 @@ def test_too_many_parameters_are_refused() -> None:
         standard_errors(observe(network, []), values_of(network), allowed=100)
 
 
+def without_prior(parameters: NetworkParameters, found: Observations) -> NetworkFit:
+    return NetworkFit(parameters, np.zeros(parameters.size), found)
+
+
 def check_information(parameters: NetworkParameters, found: Observations, seed: int) -> None:
     """Compare d' I d with the second difference of the log-likelihood along random directions d."""
-    shared = shared_parameters(parameters, found)
+    shared = shared_parameters(without_prior(parameters, found))
     first = shared.first
     values, fixed = parameters.values[first], parameters.is_fixed[first]
     information = ObservedInformation(shared, values, fixed=fixed)
@@ -198,7 +203,6 @@ def test_ties_share_their_rows() -> None:
     parameters, (one, other) = tied(4)
     network = parameters.network
     found = observe(network, [gaps(network, 2000, 0.0, 1)])
-    nothing = np.zeros(parameters.size)
     # Where the values are the shares of the counts, the variance is that of a share.
     counts = parameters.pooled(parameters.counts(found.expect(parameters.values).counts, parameters.values))
     starts, lengths = parameters.distributions, parameters.lengths
@@ -207,7 +211,7 @@ def test_ties_share_their_rows() -> None:
     values = np.where(seen, counts / np.where(seen, sums, 1.0), parameters.values)
     with np.errstate(divide="ignore"):
         expected = np.sqrt(values * (1 - values) / sums)
-    found_errors = parameter_errors(parameters, found, values, nothing)
+    found_errors = parameter_errors(without_prior(parameters, found), values)
     np.testing.assert_allclose(found_errors, expected, rtol=1e-9)
     spans = [parameters.blocks[v].span for v in (one, other)]
     np.testing.assert_array_equal(found_errors[spans[0]], found_errors[spans[1]])
@@ -220,7 +224,7 @@ def test_complete_rows_need_no_derivatives(seed: int, prior: float) -> None:
     parameters = NetworkParameters(network, fixed=frozenset([1]))
     found = observe(network, [gaps(network, 200, 0.0, seed)])
     pseudo = np.where(parameters.is_fixed, 0.0, prior)
-    quick = parameter_errors(parameters, found, parameters.values, pseudo)
+    quick = parameter_errors(NetworkFit(parameters, pseudo, found), parameters.values)
     slow = standard_errors(found, parameters.values, pseudo, parameters.is_fixed)
     np.testing.assert_allclose(quick, slow, rtol=1e-6)
 
@@ -230,9 +234,8 @@ def test_errors_of_parameters_are_those_of_entries_and_tell_how_long_they_take()
     parameters = NetworkParameters(network)
     found = observe(network, [gaps(network, 500, 0.3, 1)])
     told: list[tuple[int, int, float]] = []
-    quick = parameter_errors(
-        parameters, found, parameters.values, np.zeros(parameters.size), watch=lambda *at: told.append(at)
-    )
+    model = without_prior(parameters, found)
+    quick = parameter_errors(model, parameters.values, watch=lambda *at: told.append(at))
     np.testing.assert_array_equal(quick, standard_errors(found, parameters.values))
     free = len(ObservedInformation(found, parameters.values).entries)
     assert [done for done, _, _ in told] == list(range(free + 1))
@@ -243,7 +246,7 @@ def test_errors_of_parameters_are_those_of_entries_and_tell_how_long_they_take()
 
 def test_errors_that_take_too_much_are_refused_before_the_fit() -> None:
     parameters, _ = tied(1)
-    shared = shared_parameters(parameters, observe(parameters.network, []))
+    shared = shared_parameters(without_prior(parameters, observe(parameters.network, [])))
     first = shared.first
     free = len(ObservedInformation(shared, parameters.values[first]).entries)
     needed = 4 * 8 * free**2

@@ -14,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from helpers.files import ASIA
-from helpers.signals import command_of
+from helpers.signals import forks_of
 from junctor import generate
 from junctor.evidence.delimited import DelimitedTable
 from junctor.learning import pieces
@@ -137,17 +137,12 @@ def test_a_table_in_memory_stays_here(rows: pa.Table, network: Network, caplog: 
     assert "without workers: they can only be read from the start" in caplog.text
 
 
-def own_workers() -> list[psutil.Process]:
-    """Return the worker processes of this one, without those of other schedulers."""
-    return [each for each in psutil.Process().children() if "spawn_main" in command_of(each)]
-
-
 class Killing(Told):
     """Kills a worker once there are first rows."""
 
     def advance(self, rows: int) -> None:
         if not self.rows:
-            own_workers()[-1].send_signal(signal.SIGKILL)
+            forks_of(psutil.Process())[-1].send_signal(signal.SIGKILL)
         super().advance(rows)
 
 
@@ -160,7 +155,7 @@ def test_the_rows_of_a_worker_that_dies_are_read_by_another(
     told = Killing()
     assert record_of(file, network, using(workers=2), told) == record_of(file, network, using())
     assert told.rows == ROWS
-    assert not own_workers()
+    assert not forks_of(psutil.Process())
 
 
 class Interrupting(Told):

@@ -31,7 +31,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime import dask_cluster as distribution
-from junctor.runtime.dask_cluster import local_client, silent_dask
+from junctor.runtime.dask_cluster import local_client
 from junctor_kernels.tables.axes import Contraction
 from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_SINGLE, SINGLE, Algebra
 
@@ -46,12 +46,18 @@ def client() -> Iterator[Any]:
     # Imported before, because what is not in the configuration yet would be taken out again at the end.
     import distributed  # noqa: F401
 
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        silent_dask(),
-        local_client(WORKERS, False) as it,
-    ):
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), local_client(WORKERS, False) as it:
         yield it
+
+
+def wait_for_all(client: Any) -> None:
+    """Wait until every worker is there, and until Dask knows, which gives up one that dies before."""
+    client.wait_for_workers(WORKERS, timeout=30)
+    nannies = client.cluster.workers.values()
+    deadline = time.monotonic() + 30
+    while not all(nanny.process is not None and nanny.process.status.name == "running" for nanny in nannies):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +187,7 @@ def test_small_passes_are_done_here(client: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_tables_go_where_there_is_room(client: Any) -> None:
-    client.wait_for_workers(WORKERS, timeout=30)
+    wait_for_all(client)
     # One task a pass, so that all tables would stay on the worker that made the first.
     chunks = cut(1 << 20)
     peaks: list[int] = []
@@ -232,7 +238,7 @@ def lose_one(marks: Path, kills: bool) -> None:
 
 @pytest.mark.parametrize("kills", [False, True])
 def test_slices_that_are_not_found(client: Any, tmp_path: Path, kills: bool) -> None:
-    client.wait_for_workers(WORKERS, timeout=30)
+    wait_for_all(client)
     client.run(lose_one, tmp_path, kills)
     chunks = cut(60)
     run = ClusterRun(client, BoundPlan(chunks, NETWORK, DOUBLE))
@@ -242,7 +248,7 @@ def test_slices_that_are_not_found(client: Any, tmp_path: Path, kills: bool) -> 
 
 
 def test_workers_on_several_machines(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.wait_for_workers(WORKERS, timeout=30)
+    wait_for_all(client)
     client.run(forget_shared)
     with monkeypatch.context() as patch:
         patch.setattr(chunk_stock.RemoteTables, "look_around", lambda _: None)
@@ -261,7 +267,7 @@ def files_of_others() -> int:
 
 
 def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.wait_for_workers(WORKERS, timeout=30)
+    wait_for_all(client)
     under_way: list[int] = []
     passes: list[int] = []
     waiting: list[int] = []

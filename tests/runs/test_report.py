@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import junctor
@@ -17,6 +14,7 @@ import pytest
 from helpers.browser import check_page, chromium
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA, ROOT
+from helpers.pages import EVIL, Tags, check_names_are_text, check_nothing_is_loaded
 from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import Place, RunError
 from junctor.model.network import DraftTable, DraftVariable, build_network
@@ -33,7 +31,6 @@ from junctor.runtime.dask_cluster import Resources
 from pyarrow import parquet
 
 HERE = Resources(workers=0)
-EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>&\"$"
 
 
 def make_job(folder: Path, table: pa.Table, network: str = ASIA, **changes: object) -> Job:
@@ -53,22 +50,8 @@ def rows_of(smokers: int, rows: int = 200) -> pa.Table:
     return pa.table({"case_id": [f"c{row}" for row in range(rows)], "smoke": smoke, "xray": xray})
 
 
-class Tags(HTMLParser):
-    """Tags, attributes and text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: list[tuple[str, str]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def text_of(page: Path) -> str:
+    return Tags(page.read_text(), between="").text
 
 
 def test_a_page_says_what_a_run_did(tmp_path: Path) -> None:
@@ -77,7 +60,7 @@ def test_a_page_says_what_a_run_did(tmp_path: Path) -> None:
     cells[5] = cells[9] = "perhaps"
     job = make_job(tmp_path, table.set_column(2, "xray", pa.array(cells)), fail_if=("invalid > 5%",))
     run(job, HERE)
-    text = Tags(job.directory.report.read_text()).text
+    text = text_of(job.directory.report)
     assert "200 rows, 99.0 % of them ok" in text
     assert "2 of 200 rows (1.0 %) have no answer" in text
     assert "column 'xray': unknown state …; states are yes, no" in text
@@ -117,7 +100,7 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
     assert same.lead == "Nothing drifted from A to B."
     found = junctor_cli("report", one.output, other.output)
     assert found.exit_code == 0
-    text = Tags((other.directory.path / "comparison.html").read_text()).text
+    text = text_of(other.directory.path / "comparison.html")
     assert "1 column drifts from A to B: smoke" in text
 
 
@@ -147,7 +130,7 @@ QUERIES = {
 def test_every_run_has_a_page(tmp_path: Path, query: Query, rows: int) -> None:
     job = make_job(tmp_path, rows_of(100).slice(0, rows), query=query)
     run(job, HERE)
-    text = Tags(job.directory.report.read_text()).text
+    text = text_of(job.directory.report)
     assert ("No rows" if not rows else "Every row has an answer") in text
     assert junctor_cli("report", job.output, job.output).exit_code == 0
 
@@ -155,7 +138,7 @@ def test_every_run_has_a_page(tmp_path: Path, query: Query, rows: int) -> None:
 def test_a_page_of_invalid_rows_alone(tmp_path: Path) -> None:
     job = make_job(tmp_path, pa.table({"smoke": [f"no state {row}" for row in range(20)]}))
     run(job, HERE)
-    text = Tags(job.directory.report.read_text()).text
+    text = text_of(job.directory.report)
     assert "20 of 20 rows (100 %) have no answer" in text
     assert "No log_evidence" in text
     assert "row 1, row 2, row 3" in text
@@ -204,31 +187,16 @@ def test_names_and_reasons_are_text(tmp_path: Path) -> None:
     job = evil_job(tmp_path)
     run(replace(job, fail_if=(f"drift({EVIL}0) > 0.9",)), HERE)
     text = job.directory.report.read_text()
-    assert EVIL not in text
-    assert escape(EVIL, quote=False) in text or "&lt;script&gt;alert(&#39;x&#39;)" in text
-    found = Tags(text)
-    assert not found.tags & {"script", "img", "b", "iframe", "object", "form"} - {"b"}
-    assert not [name for name, _ in found.attributes if name.startswith("on")]
-    assert "frac" in found.text
+    check_names_are_text(text)
+    assert "frac" in Tags(text).text
     junctor_cli("report", job.output, job.output)
     assert "script" not in Tags((job.directory.path / "comparison.html").read_text()).tags
-
-
-def references(text: str) -> Iterator[str]:
-    """Everything in a page that a browser may load."""
-    for name, value in Tags(text).attributes:
-        if name in {"src", "href", "xlink:href", "data", "action", "poster", "srcset"}:
-            yield value
-    yield from re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", text)
 
 
 def test_nothing_is_loaded(tmp_path: Path) -> None:
     job = make_job(tmp_path, rows_of(100))
     run(job, HERE)
-    text = job.directory.report.read_text()
-    assert "default-src 'none'" in text
-    for found in references(text):
-        assert "".join(found).startswith(("#", "data:,")), found
+    check_nothing_is_loaded(job.directory.report.read_text())
 
 
 def test_a_wide_network_has_a_small_page(tmp_path: Path) -> None:

@@ -455,7 +455,7 @@ def test_manifest_round_trip(job: Job) -> None:
         steps.read_manifest(RunDirectory(Path(job.output) / "nowhere"))
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_memory_of_the_process_is_not_that_of_the_plan(job: Job, workers: int) -> None:
     manifest = run(job, Resources(workers=workers, compute=ComputeOptions(memory=64 << 20)))
     own, of_workers = manifest.peak_bytes

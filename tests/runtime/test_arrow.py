@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.runtime.arrow import BatchTemplate, list_array, list_arrays, number_array, numbers_of, string_list_array
+from junctor.runtime import arrow_batches
+from junctor.runtime.arrow import list_array, number_array, numbers_of, string_list_array
+from junctor.runtime.arrow_batches import BatchMaker, starts_of, table_around
 from pyarrow import parquet
 
 
@@ -33,63 +36,76 @@ def test_lists_of_strings_come_back(cells: list[list[str] | None]) -> None:
 
 
 @given(data=st.data())
-def test_lists_in_one_piece_of_memory(data: st.DataObject) -> None:
+def test_batches_of_columns_in_memory(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([np.float32, np.float64]))
-    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    rows = data.draw(st.integers(0, 5))
-    memory = np.arange(rows * sum(sizes), dtype=kind)
-    null = data.draw(st.none() | st.lists(st.booleans(), min_size=rows, max_size=rows).map(np.array))
-    ends = np.cumsum([0, *sizes]) * rows
-    found = list_arrays(memory, sizes, rows, None if null is None else null.astype(np.bool_))
-    for column, size, start, end in zip(found, sizes, ends[:-1], ends[1:], strict=True):
-        column.validate(full=True)
-        expected = list_array(memory[start:end].reshape(rows, size), None if null is None else null.astype(np.bool_))
-        assert column.equals(expected)
-        assert column.type == expected.type
+    # Names, numbers (0) and lists of numbers.
+    sizes = data.draw(st.lists(st.none() | st.integers(0, 4), min_size=1, max_size=5))
+    rows = data.draw(st.integers(0, 20))
+    marks = data.draw(st.none() | st.lists(st.booleans(), min_size=rows, max_size=rows))
+    null = None if marks is None else np.array(marks, np.bool_)
+    rng, names = np.random.default_rng(0), pa.array(["a", "", "ccc"])
+    columns, expected = [], []
+    for size in sizes:
+        if size is None:
+            columns.append(rng.integers(0, 3, rows).astype(np.int32))
+            expected.append(pa.DictionaryArray.from_arrays(number_array(columns[-1], null), names))
+        else:
+            columns.append(rng.random((rows, size) if size else rows).astype(kind))
+            expected.append(list_array(columns[-1], null) if size else number_array(columns[-1], null))
+    schema = pa.schema([(f"c{i}", column.type) for i, column in enumerate(expected)])
+    maker = BatchMaker(schema, {i: names for i, size in enumerate(sizes) if size is None})
+    starts = np.array([column.ctypes.data for column in columns], np.int64)
+    gc.collect()
+    before = len(arrow_batches._held)
+    found = maker.batch(rows, starts, columns, null)
+    del maker, columns
+    found.validate(full=True)
+    assert found.equals(pa.RecordBatch.from_arrays(expected, schema=schema))
+    # As long as any part of it is there, and no longer.
+    part = found.column(len(sizes) - 1)
+    del found
+    assert part.equals(expected[-1])
+    assert len(arrow_batches._held) == before + 1
+    del part
+    assert len(arrow_batches._held) == before
 
 
 def test_a_column_is_sent_without_its_neighbours() -> None:
-    columns = list_arrays(np.zeros(100_000), [1, 99_999], 1)
-    assert len(pickle.dumps(columns[0])) < 1000
+    numbers = np.zeros(100_000)
+    schema = pa.schema([("one", pa.list_(pa.float64(), 1)), ("others", pa.list_(pa.float64(), 99_999))])
+    starts = numbers.ctypes.data + 8 * np.array([0, 1])
+    assert len(pickle.dumps(BatchMaker(schema).batch(1, starts, numbers).column(0))) < 1000
 
 
-def batch_of(numbers: np.ndarray, sizes: list[int], rows: int, first: np.ndarray) -> pa.RecordBatch:
-    columns = [number_array(first), *list_arrays(numbers, sizes, rows)]
-    return pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
+def test_columns_around_a_batch() -> None:
+    numbers = np.arange(6.0).reshape(2, 3)
+    middle = BatchMaker(pa.schema([("x", pa.float64()), ("y", pa.float64())]))
+    status = pa.field("status", pa.int8(), nullable=False)
+    schema = pa.schema([pa.field("id", pa.string()), *middle.schema, status], {b"a": b"b"})
+    batch = middle.batch(3, starts_of(numbers), numbers)
+    table = table_around(batch, [pa.array(["a", "b", "c"])], [pa.array([0, 1, 2], pa.int8())], schema)
+    assert table.schema.equals(schema, check_metadata=True)
+    assert table.to_pydict() == {"id": ["a", "b", "c"], "x": [0, 1, 2], "y": [3, 4, 5], "status": [0, 1, 2]}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7])
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_templates_are_batches_of_other_numbers(rows: int, kind: type) -> None:
-    rng, sizes = np.random.default_rng(rows), [2, 4, 6, 1]
-    empty = batch_of(np.zeros(rows * sum(sizes), kind), sizes, rows, np.zeros(rows, np.int64))
-    if kind is np.float32 and rows % 2:
-        # Four bytes of the last column are alone.
-        sizes = sizes[:-1]
-        empty = batch_of(np.zeros(rows * sum(sizes), kind), sizes, rows, np.zeros(rows, np.int64))
-    template = BatchTemplate(empty, (1, len(sizes)))
-    kept = []
-    for _ in range(3):
-        numbers, first = rng.random(rows * sum(sizes)).astype(kind), rng.integers(0, 9, rows)
-        kept.append((template.filled(first, numbers), batch_of(numbers, sizes, rows, first)))
-    for found, expected in kept:
-        found.validate(full=True)
-        assert found.equals(expected)
+def test_batches_that_outlive_their_module() -> None:
+    # Arrow releases them when the interpreter takes its modules apart, or not at all.
+    code = (
+        "import numpy as np, pyarrow as pa\nfrom junctor.runtime.arrow_batches import BatchMaker, starts_of\n"
+        "numbers = np.zeros((1, 9)); keep = BatchMaker(pa.schema([('x', pa.float64())]))\n"
+        "pa.keep = [keep.batch(9, starts_of(numbers), numbers)]; print(pa.keep[0].num_rows)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("9", "")
 
 
-def test_a_template_needs_columns_without_gaps() -> None:
-    batch = batch_of(np.zeros(4, np.float32), [1, 3], 1, np.zeros(1, np.int64))
-    with pytest.raises(ValueError, match="gaps"):
-        BatchTemplate(batch, (1, 2))
-    BatchTemplate(batch, (1, 1, 1))
-
-
-def test_a_run_does_not_import_pandas(tmp_path: Path) -> None:
+def test_a_run_imports_nothing_that_states_do_without(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"smoke": ["yes", None, "no"]}), tmp_path / "evidence.parquet")
     code = (
-        "import sys; from junctor.runs.run import run; from junctor.runs.workload import Job\n"
-        "from junctor.runtime.dask_cluster import Resources\n"
-        f"run(Job({ASIA!r}, 'evidence.parquet', 'out'), Resources(workers=0)); print('pandas' in sys.modules)"
+        "import sys; from junctor.cli import app\n"
+        "unwanted = {'pandas', 'pyarrow.compute', 'asyncio', 'scipy.linalg', 'dask', 'prefect'}\n"
+        f"try: app(['run', {ASIA!r}, 'evidence.parquet', '-o', 'out', '--no-prefect', '--quiet'])\n"
+        "except SystemExit: print(sorted(unwanted & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.splitlines()[-1] == "[]"

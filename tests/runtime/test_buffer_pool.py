@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import random_network, sample
@@ -39,6 +41,33 @@ def test_memory_is_not_lent_again_while_a_view_of_a_view_is_there() -> None:
     del table
     gc.collect()
     assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
+
+
+def test_memory_that_is_made_ahead_is_lent_next() -> None:
+    made: list[int] = []
+
+    def allocate(size: int) -> np.ndarray:
+        made.append(threading.get_ident())
+        if len(made) > 3:
+            raise MemoryError
+        return fresh(size)
+
+    lender = BufferPool()
+    # Not more than may stay idle.
+    first = lender.lend(4096, allocate, spare=3 * 4096, ahead=9)
+    _wait_for_threads()
+    others = [lender.lend(4096, allocate, spare=3 * 4096, ahead=9) for _ in range(2)]
+    assert (len(made), made.count(threading.get_ident())) == (4, 1)
+    # What another thread has no memory for is asked for again, and the error is told.
+    with pytest.raises(MemoryError):
+        lender.lend(4096, allocate, spare=3 * 4096)
+    assert len({array.ctypes.data for array in [first, *others]}) == 3
+
+
+def _wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "junctor-memory":
+            thread.join()
 
 
 def test_an_engine_writes_the_next_batch_where_answers_are_gone_and_nowhere_else() -> None:

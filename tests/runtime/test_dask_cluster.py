@@ -21,6 +21,7 @@ from junctor.runtime.dask_cluster import (
     check_scheduler,
     distribute,
     distribute_in_order,
+    largest_worker,
     local_client,
     silent_dask,
     workers_of,
@@ -212,7 +213,7 @@ def give_code() -> str:
 def test_strangers_on_this_machine_are_refused() -> None:
     from distributed import Client, Security
 
-    with silent_dask(), local_client(2, False) as client:
+    with local_client(2, False) as client:
         addresses = [client.scheduler.address, *workers_of(client)]
         assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
         assert client.submit(give_code).result() == "run"
@@ -224,6 +225,27 @@ def test_strangers_on_this_machine_are_refused() -> None:
             with pytest.raises(OSError):
                 Client(address, timeout=3, set_as_default=False, security=Security.temporary())
         assert client.submit(give_code, pure=False).result() == "run"
+
+
+def worker_of_now() -> tuple[int, int, str | None]:
+    return os.getpid(), os.getppid(), os.environ.get("JUNCTOR_TEST")
+
+
+def test_workers_are_forked_with_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for text in ("one", "other"):
+        monkeypatch.setenv("JUNCTOR_TEST", text)
+        with local_client(1, gpus=False) as client:
+            killed, server, _ = client.submit(worker_of_now).result()
+            os.kill(killed, signal.SIGKILL)
+            # The one that takes its place is forked, too.
+            worker, *found_there = client.submit(worker_of_now, pure=False).result()
+            assert worker != killed
+            assert found_there == [server, text]
+            found.add(server)
+    assert len(found) == 1
+    assert found != {os.getpid()}
+    assert largest_worker() > 64 << 20
 
 
 @pytest.mark.parametrize("given", ["nothing", "no file", "no certificate"])
@@ -262,7 +284,7 @@ def test_workers_that_never_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(distribution, "CLOSING_SECONDS", 1.0)
     monkeypatch.setattr(WorkerProcess, "kill", kill)
-    with silent_dask(), local_client(1, gpus=False) as client:
+    with local_client(1, gpus=False) as client:
         worker = client.submit(os.getpid).result()
         started = time.monotonic()
     assert time.monotonic() - started < 30

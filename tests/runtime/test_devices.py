@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,3 +170,31 @@ def test_a_plan_for_a_gpu_is_searched_for_less_long() -> None:
         made.router.plan(Pattern(frozenset(), frozenset()), 4096)
         seen.append(next(iter(made.router.store.plans))[1])
     assert seen[1] < seen[0]
+
+
+def test_a_gpu_is_opened_once_though_it_was_asked_for_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, opening = [], threading.Event()
+
+    def open_one(number: int, memory: int | None) -> object:
+        asked.append((number, memory, threading.current_thread().name))
+        opening.set()
+        time.sleep(0.05)
+        return object()
+
+    monkeypatch.setattr(devices, "check_device", lambda choice: None)
+    monkeypatch.setattr(devices, "open_one", open_one)
+    devices._first_gpu.cache_clear()
+    try:
+        devices.open_gpu_ahead(5)
+        assert opening.wait(10)
+        assert devices.open_gpu(5) is devices.open_gpu(5)
+    finally:
+        devices._first_gpu.cache_clear()
+    assert asked == [(0, 5, "junctor-gpu")]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_errors_of_opening_ahead_are_told_by_who_needs_it() -> None:
+    devices.open_gpu_ahead()
+    with pytest.raises(DeviceError, match="no NVIDIA GPU"):
+        devices.open_gpu()

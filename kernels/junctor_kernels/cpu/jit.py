@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -21,6 +24,8 @@ from numba.core.caching import (
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.environment import Environment, lookup_environment
+from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
@@ -49,11 +54,32 @@ class _ReadOnlyFiles(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Named, _InTree)
 
 
+def _environment(module: str, constants: list[Any], name: str) -> Any:
+    """Return the environment of a function in compiled code."""
+    found = lookup_environment(name)
+    if found is None:
+        there = sys.modules.get(module)
+        found = Environment({"__name__": module} if there is None else there.__dict__)
+        found.consts[:], found.env_name = constants, name
+        Environment._memo[name] = found
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads compiled code without the modules of what was compiled into it: only code with Python objects uses them."""
+
+    # A maximum of NumPy's came with all of SciPy's linear algebra, a quarter of a second.
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numba.core.environment", "_rebuild_env"):
+            return _environment
+        return super().find_class(module, name)
+
+
 class _Loader(FunctionCache):  # type: ignore[misc]
     """Compiled code of a function on disk, loaded without the compiler."""
 
     # Numba first loads the rules by which it types and compiles each built-in, a third of a second. Code that is linked
-    # needs none of them, only the functions that count references.
+    # needs none of them, only the functions that count references, where it makes arrays.
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         load = self._cache_file._load_index
@@ -67,10 +93,17 @@ class _Loader(FunctionCache):  # type: ignore[misc]
             except Exception:
                 return {}
 
-        self._cache_file._load_index = load_index
+        def load_data(name: str) -> Any:
+            with open(self._cache_file._data_path(name), "rb") as file:
+                data = file.read()
+            # Their names: what makes no arrays does without, for a thirtieth of a second.
+            if b"NRT_" in data:
+                rtsys.initialize(cpu_target.target_context)
+            return _Unpickler(io.BytesIO(data)).load()
+
+        self._cache_file._load_index, self._cache_file._load_data = load_index, load_data
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        rtsys.initialize(context)
         try:
             with self._guard_against_spurious_io_errors():
                 return self._load_overload(signature, context)
@@ -242,6 +275,10 @@ def _ended(compiler: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any
     return compile_and_end
 
 
+def _nothing() -> None:
+    pass
+
+
 def jit(function: Any, fastmath: Any = False, inline: bool = False, arrays: bool = True, part: bool = False) -> Any:
     """Return a function compiled without the interpreter lock, cached on disk where possible.
 
@@ -267,6 +304,8 @@ def jit(function: Any, fastmath: Any = False, inline: bool = False, arrays: bool
     else:
         compiled._cache = _Cache(function)
         compiled.compile = _ended(compiled.compile, compiled._cache)
+        # Numba would ask all packages of the environment for types of theirs, which no kernel has.
+        compiled._compilation_chain_init_hook = _nothing
     template = compiled.get_call_template
     # Numba would compile a function anew for every constant that it is called with.
     compiled.get_call_template = lambda args, kws: template([types.unliteral(arg) for arg in args], kws)

@@ -210,8 +210,10 @@ def _larger(builder: Any, one: Any, other: Any) -> Any:
 
 def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
     above = builder.fcmp_ordered(">", other, ir.Constant(other.type, None))
-    lower = builder.fcmp_ordered("<", other, least)
-    return builder.select(builder.and_(above, lower), other, least)
+    # First without `least`: in a loop, one number waits for the minimum before only, and not for two comparisons.
+    largest = ir.Constant(other.type.element, float("inf"))
+    candidate = builder.select(above, other, ir.Constant(other.type, [largest] * other.type.count))
+    return builder.select(builder.fcmp_ordered("<", candidate, least), candidate, least)
 
 
 load, store, spread, multiply_add = _loader(), intrinsic(_store), _spreader(), intrinsic(_multiply_add)

@@ -6,6 +6,7 @@ cliques, hidden Markov models, samples and plans out of core are made of. CuPy i
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -147,6 +148,31 @@ def register_host(array: Array) -> None:
     with _memory_errors(array.nbytes, "pinned memory"):
         runtime.hostRegister(address, array.nbytes, PORTABLE)
     weakref.finalize(array, runtime.hostUnregister, address)
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _pinned_by_driver(device: CudaDevice, size: int) -> Any:
+    """Return bytes of pinned memory, None where that fails; its device is the current one."""
+    # CuPy keeps Python's lock while the system finds the pages: half a second for a gigabyte.
+    driver, address = _driver(), ctypes.c_void_p()
+    if driver is None or driver.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(size), PORTABLE):
+        return None
+    memory = (ctypes.c_ubyte * size).from_address(address.value or 0)
+
+    def free() -> None:
+        # In whichever thread lets go of it last: the driver wants to know the device.
+        with device.current():
+            driver.cuMemFreeHost(address)
+
+    weakref.finalize(memory, free).atexit = False
+    return memory
 
 
 @contextmanager
@@ -300,7 +326,9 @@ class CudaDevice:
         """
         cuda, size = self._cupy.cuda, max(1, entries * np.dtype(dtype).itemsize)
         with self.current(), _memory_errors(size, "pinned memory"):
-            memory = cuda.alloc_pinned_memory(size) if pooled else cuda.PinnedMemoryPointer(cuda.PinnedMemory(size), 0)
+            memory = cuda.alloc_pinned_memory(size) if pooled else _pinned_by_driver(self, size)
+            if memory is None:
+                memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(size), 0)
         return np.frombuffer(memory, dtype, entries)
 
     # Streams and events.

@@ -26,6 +26,8 @@ from junctor_kernels.row_trees import plan as rowplan
 
 # The process that was started, if any: one is enough, and it is kept until this one ends.
 _started: list[subprocess.Popen[bytes]] = []
+# Numbers for whose plans nothing is missing: to look again would take longer than some calls.
+_complete: set[str] = set()
 
 
 def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
@@ -76,9 +78,10 @@ def start(dtype: str) -> None:
 
     dtype: as of `calls`.
     """
-    if _started or parent_process() is not None:
+    if _started or dtype in _complete or parent_process() is not None:
         return
     if not any(_is_missing(function, _types(arguments)) for function, arguments in calls(dtype)):
+        _complete.add(dtype)
         return
     with suppress(OSError):
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ def chunk_ladder_of(query: Query) -> tuple[Algebra, ...]:
     """Return the number formats of rows in chunks, the first one of all rows first."""
     if query.kind == "posteriors":
         return ladder_of(query)
-    # Single precision settles most variables, and leaves to logarithms what rounding may have moved.
+    # Single precision finds the states of most variables, and leaves to logarithms what rounding may have moved.
     return (reference.MAX_LOG,) if query.precision == "log" else (reference.MAX_SINGLE, reference.MAX_LOG)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,8 @@ BLOCK_BYTES = 1 << 27
 FEW_NUMBERS, FEW_NUMBERS_ROWS = 512, 32
 # Cells of evidence that are brought together for compiled code.
 CELLS = 1 << 22
+# Bytes of trees that are kept for the next batch, and their share of all memory at the most.
+KEPT_BYTES, KEPT_SHARE = 1 << 24, 1 / 64
 # Status of a row that no kernel has seen.
 UNTOUCHED = -1
 # Seconds a table with its messages, to choose what is answered here; tests replace it.
@@ -91,11 +94,17 @@ class TreeRows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _SharedTree:
-    """A tree of some rows: factors with their mean numbers of states, the plan, rows of a block at the most."""
+    """A tree of some rows: factors with their mean numbers of states, the plan, entries of a row's messages, tables."""
 
     factors: rowplan.Factors
     arrays: Arrays
-    step: int
+    entries: float
+    tables: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the plan and of what is the tree's own of its factors."""
+        return sum(array.nbytes for array in (*self.arrays, self.factors.means, self.factors.weights))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,6 +142,9 @@ class RowEngine:
         leaves = len(network.factors) + len(self._sizes)
         trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads)]
         self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
+        self._lock = Lock()
+        # The longest unused first.
+        self._trees: dict[tuple[bytes, bytes, int], _SharedTree] = {}
         self.allow(allowed)
 
     @property
@@ -282,19 +294,28 @@ class RowEngine:
         if not rowplan.plan_rows(factors, common, kinds, self._wanted, rows, room.tree):
             return None
         entries, tables = room.tree.nodes.work[rowplan.MEAN_ENTRIES], room.tree.nodes.counts[rowplan.TABLES]
-        step = int(min(rows, block_rows(entries, tables), room.most // 2 // entries))
-        # Fewer rows than a vector has lanes are faster one by one.
-        if step < min(rows, together.WIDTH) or rows == 1:
+        tree = _SharedTree(factors, rowplan.stored(room.tree) if kept else (), float(entries), int(tables))
+        if not self._is_worth_it(tree, rows, room):
             return None
-        room.planned = _SharedTree(factors, rowplan.stored(room.tree) if kept else (), step)
-        return room.planned
+        room.planned = tree
+        return tree
+
+    def _step(self, tree: _SharedTree, room: _Room) -> int:
+        """Return how many rows on a tree are a block at most."""
+        return int(min(block_rows(tree.entries, tree.tables), room.most // 2 // tree.entries))
+
+    def _is_worth_it(self, tree: _SharedTree, rows: int, room: _Room) -> bool:
+        """Return True if so many rows are better off with a common tree."""
+        # Fewer rows than a vector has lanes are faster one by one.
+        return rows > 1 and self._step(tree, room) >= min(rows, together.WIDTH)
 
     def _blocks(self, rows: Rows, tree: _SharedTree | None, most: int) -> list[_Task]:
         """Return calls of rows that share a tree, blocks of much the same size, about `most` rows or fewer."""
         if tree is None:
             return [_Task(part) for part in self._calls(rows)]
-        count = -(-len(rows) // min(tree.step, most))
-        size = min(tree.step, -(-len(rows) // count // together.WIDTH) * together.WIDTH)
+        step = min(len(rows), self._step(tree, self._rooms[0]))
+        count = -(-len(rows) // min(step, most))
+        size = min(step, -(-len(rows) // count // together.WIDTH) * together.WIDTH)
         return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
     def _plan_before(self, batch: EvidenceBatch, rows: Rows, thread: int) -> _SharedTree | None:
@@ -303,7 +324,26 @@ class RowEngine:
         for v, column in batch.states.items():
             share[v] = np.count_nonzero(column[rows] != UNOBSERVED) / len(rows)
         kinds = [v if batch.likelihoods[v].among(rows)[0].size else UNOBSERVED for v in sorted(batch.likelihoods)]
-        return self._plan(share, np.array(kinds or [UNOBSERVED], dtype=np.int64), len(rows), thread, kept=True)
+        soft = np.array(kinds or [UNOBSERVED], dtype=np.int64)
+        # All that a tree depends on: the next batch of the pattern finds it.
+        key = share.tobytes(), soft.tobytes(), len(rows)
+        with self._lock:
+            tree = self._trees.pop(key, None)
+        if tree is None:
+            tree = self._plan(share, soft, len(rows), thread, kept=True)
+        elif not self._is_worth_it(tree, len(rows), self._rooms[thread]):
+            tree = None
+        if tree is not None:
+            self._keep(key, tree)
+        return tree
+
+    def _keep(self, key: tuple[bytes, bytes, int], tree: _SharedTree) -> None:
+        """Keep a tree for the next batch, and drop the longest unused ones that there is no room for."""
+        with self._lock:
+            self._trees[key] = tree
+            allowed = min(KEPT_BYTES, KEPT_SHARE * 8 * self.entries)
+            while sum(kept.nbytes for kept in self._trees.values()) > allowed:
+                del self._trees[next(iter(self._trees))]
 
     def _chunks(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> Iterable[Sequence[_Task]]:
         """Yield the tasks in parts whose cells of evidence fit the memory for them."""
@@ -373,8 +413,9 @@ class RowEngine:
         if room.planned is not tree:
             rowplan.restore(tree.arrays, room.tree)
             room.planned = tree
-        for start in range(0, len(results[2]), tree.step):
-            block = np.ascontiguousarray(states[:, start : start + tree.step])
+        step = self._step(tree, room)
+        for start in range(0, len(results[2]), step):
+            block = np.ascontiguousarray(states[:, start : start + step])
             if not self._lay_out(room, tree.factors, block):
                 return
             how = self._wanted, self._starts, room.tree, room.lanes, results

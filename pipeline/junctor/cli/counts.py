@@ -30,7 +30,7 @@ def counts(
     evidence_format: cli.EvidenceFormat = None,
     workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
-    memory: cli.LearningMemory = None,
+    memory: cli.Memory = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
     scheduler: cli.Scheduler = None,

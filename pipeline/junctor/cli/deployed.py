@@ -40,3 +40,8 @@ def checking() -> Iterator[None]:
 def is_check() -> bool:
     """Return True where a command is only to check its options."""
     return _is_check.get()
+
+
+def is_recorded() -> bool:
+    """Return True where a Prefect server keeps, or is to keep, the options of a command."""
+    return is_check() or deployed.get() is not None

@@ -10,8 +10,9 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
-from junctor.cli.deployed import deployed, is_check
+from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import Start
+from junctor.learning.extras import Extras
 
 if TYPE_CHECKING:
     from junctor.learning.learned import Learned
@@ -84,7 +85,7 @@ def learn(
     evidence_format: cli.EvidenceFormat = None,
     workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
-    memory: cli.LearningMemory = None,
+    memory: cli.Memory = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
     scheduler: cli.Scheduler = None,
@@ -105,7 +106,7 @@ def learn(
     from junctor.formats import read_network, writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint
     from junctor.learning.em import FitOptions
-    from junctor.learning.learn import Extras, LearnOptions, identity_of, learn_rows
+    from junctor.learning.learn import LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
     from junctor.learning.rows import RowOptions
     from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
@@ -133,7 +134,7 @@ def learn(
     target = location(output)
     form = writable_format(target)
     places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
-    refuse_places(filter(None, places), recorded=is_check() or deployed.get() is not None)
+    refuse_places(filter(None, places), recorded=is_recorded())
     conditions = cli.thresholds(fail_if)
     if is_check():
         return

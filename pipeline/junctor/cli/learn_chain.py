@@ -10,8 +10,9 @@ import typer
 
 from junctor.cli import fits
 from junctor.cli import options as cli
-from junctor.cli.deployed import deployed, is_check
+from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import ChainStart
+from junctor.learning.extras import Extras
 
 if TYPE_CHECKING:
     from junctor.hmm.learned import LearnedModel
@@ -124,7 +125,7 @@ def learn_chain(
     )
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
-    refuse_places(filter(None, (model, sequences, output, report)), recorded=is_check() or deployed.get() is not None)
+    refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
     conditions = cli.thresholds(fail_if)
     if is_check():
         return
@@ -135,12 +136,7 @@ def learn_chain(
         with ExitStack() as beginning:
             beginning.enter_context(progress_display(quiet))
             lines = fits.FitLines(restarts, quiet, beginning.close)
-            extras = None
-            if errors or report is not None:
-                # Loads pictures.
-                from junctor.learning.learn import Extras
-
-                extras = Extras(errors, report, facts, lines.tell_extra)
+            extras = Extras(errors, report, facts, lines.tell_extra)
 
             def judge(learned: LearnedModel) -> None:
                 refuse_crossed_fit(thresholds, learned.statuses, learned.log_likelihood / learned.weight, report)

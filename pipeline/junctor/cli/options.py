@@ -144,18 +144,17 @@ Threads = Annotated[
         min=1, help="Threads of each process; its share of the cores if not given.", rich_help_panel=RESOURCES
     ),
 ]
-Device = Annotated[
-    DeviceChoice | None,
+Memory = Annotated[
+    str | None,
     typer.Option(
-        help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
+        help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.", rich_help_panel=RESOURCES
     ),
 ]
-LearningDevice = Annotated[
-    DeviceChoice,
-    typer.Option(
-        help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
-    ),
-]
+_DEVICE = typer.Option(
+    help="CPU or GPU; auto: a GPU where there is one and the work is worth it.", rich_help_panel=RESOURCES
+)
+Device = Annotated[DeviceChoice | None, _DEVICE]
+LearningDevice = Annotated[DeviceChoice, _DEVICE]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
@@ -340,14 +339,6 @@ Seed = Annotated[
 Weight = Annotated[
     str | None,
     typer.Option("--weight", metavar="COLUMN", help="Evidence column of weights.", rich_help_panel=EVIDENCE),
-]
-LearningMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory",
-        help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.",
-        rich_help_panel=RESOURCES,
-    ),
 ]
 
 

@@ -73,13 +73,7 @@ def run(
     drop_removed: cli.DropRemoved = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.",
-            rich_help_panel=cli.RESOURCES,
-        ),
-    ] = None,
+    memory: cli.Memory = None,
     device: cli.Device = None,
     device_memory: cli.DeviceMemory = None,
     spill: cli.Spill = None,

@@ -113,16 +113,16 @@ def read(path: Path, backend: str | None = None) -> list[Measured]:
     """Return the measurements of a file, or those of a backend; raises ValueError as `device_of`."""
     import pyarrow.parquet as pq
 
-    from junctor.runtime.arrow import number_array
-
     _facts(path)
     try:
         # Neither `read_table` nor `pa.array`: both load pandas where it is installed, for a quarter of a second.
         with pq.ParquetFile(path) as file:
             table, vectors = file.read(), ("work", "plan", "tree")
         table.validate(full=True)
-        wanted = [i for i, name in enumerate(table["backend"].to_pylist()) if backend in (None, name)]
-        rows = table.take(number_array(np.array(wanted, np.int64))).to_pylist()
+        wanted = [i for i, name in enumerate(table["backend"].to_pylist()) if backend in (None, name)] or [0]
+        # Nor `take`: Arrow loads all of its functions for one, a twentieth of a second.
+        rows = table.slice(wanted[0], wanted[-1] + 1 - wanted[0]).to_pylist()
+        rows = [row for row in rows if backend in (None, row["backend"])]
         return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]
     except Exception as error:
         # Of any type: Arrow has no common one.

@@ -173,12 +173,16 @@ class Engine:
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         most = batch.rows if self._scores is None else min(batch.rows, slice_rows(self.network, self.query))
-        memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
+        # To pin memory takes longer than to answer a batch, and the first plan is not made yet.
+        ahead = self.router.expected_rows // max(1, batch.rows) - 1 if device is not None else 0
+        memory, device = self._answer_memory(
+            self._pool, self._size(most), reserved, device, 0 if self._scores else ahead
+        )
         if self._scores is None:
             answers = self.blank(batch, memory)
         else:
             size = self._scores.size(batch.rows)
-            scored, device = self._answer_memory(self._score_pool, size, reserved, device)
+            scored, device = self._answer_memory(self._score_pool, size, reserved, device, ahead)
             answers = self._scores.blank(batch, scored)
         held = answers.nbytes if self._scores is None else self.router.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
@@ -442,7 +446,7 @@ class Engine:
             found: list[tuple[Rows, EvidenceBlock, BlockOutcome]] = []
             for part, programs in self._in_rounds(chunks, algebra, self._chunk_device(chunks, resources), rows):
                 found += case_by_case(programs, chunks.chunks.plan, batch, part)
-                # Their memory goes first: what is left open of a row is answered in one piece.
+                # Their memory goes first: what is ambiguous of a row is answered in one piece.
                 programs.clear()
             left = rows[:0]
             for part, block, outcome in found:
@@ -533,7 +537,7 @@ class Engine:
         return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, rows)
 
     def _answer_memory(
-        self, pool: BufferPool, size: int, reserved: int, device: BlockDevice | None
+        self, pool: BufferPool, size: int, reserved: int, device: BlockDevice | None, ahead: int
     ) -> tuple[npt.NDArray[Any], BlockDevice | None]:
         """Return memory for answers, and the GPU that can write to it.
 
@@ -541,10 +545,11 @@ class Engine:
         size: bytes.
         reserved: bytes of earlier answers.
         device: that is to write them, if one is.
+        ahead: batches to come, for which memory is taken in another thread.
         """
         if device is not None:
             try:
-                return pool.lend(size, device.host, reserved), device
+                return pool.lend(size, device.host, reserved, ahead), device
             except MemoryError as error:
                 # The host may have no more memory to pin, while it has some to use.
                 logger.warning("the CPU takes over a batch: %s", error)

@@ -1,6 +1,6 @@
-"""Explanations of rows whose plan exceeds the memory: max-marginals in chunks, and what these leave open in one piece.
+"""Explanations of rows whose plan exceeds the memory: max-marginals in chunks, and ties in one piece.
 
-Main class: ChunkExplainer, made by the engine. What is settled becomes evidence, which cuts the network: the rest
+Main class: ChunkExplainer, made by the engine. Unambiguous variables become evidence, which cuts the network: the rest
 usually fits the memory, and the backends for plans in one piece explain it. Where it does not, variables are decided,
 one of each component, and the rest is propagated again.
 """
@@ -68,7 +68,7 @@ class ChunkExplainer:
             return states, value
         if not algebra.logs:
             return None
-        # More rounding than there can be: nothing counts as settled then but what is decided.
+        # More rounding than there can be: nothing counts as unambiguous then but what is decided.
         found = read_max_marginals(outcome, block, EVERYTHING)
         states = self._completed(found, block, algebra, cautious=True)
         assert states is not None
@@ -78,9 +78,9 @@ class ChunkExplainer:
         self, found: MaxMarginals, block: EvidenceBlock, algebra: Algebra, cautious: bool
     ) -> dict[int, int] | None:
         """Return the states of all variables; None where numbers that are not logarithms would have to decide."""
-        known, still_open, is_decided = found.settled, found.open, False
-        while still_open:
-            batch = _batch_of(known, still_open, block)
+        known, ambiguous, is_decided = found.unambiguous, found.ambiguous, False
+        while ambiguous:
+            batch = _batch_of(known, ambiguous, block)
             route = self.route(batch)
             if route.chunks is None:
                 return known | self.in_one_piece(route, batch)
@@ -90,20 +90,20 @@ class ChunkExplainer:
                 here, outcome = self.propagate(route, batch, algebra)
                 rounding = EVERYTHING if cautious else found.rounding
                 more = read_max_marginals(outcome, here, rounding)
-                known, still_open = more.settled, more.open
+                known, ambiguous = more.unambiguous, more.ambiguous
             else:
                 plan = self.plan(route)
-                decided = decisions(plan, still_open, traced(plan))
+                decided = decisions(plan, ambiguous, traced(plan))
                 known = known | decided
-                still_open = {v: state for v, state in still_open.items() if v not in decided}
+                ambiguous = {v: state for v, state in ambiguous.items() if v not in decided}
             is_decided = not is_decided
         return known
 
 
-def _batch_of(known: Mapping[int, int], still_open: Mapping[int, int], block: EvidenceBlock) -> EvidenceBatch:
-    """Return a row of evidence: what is known, and the likelihoods of what is open."""
+def _batch_of(known: Mapping[int, int], ambiguous: Mapping[int, int], block: EvidenceBlock) -> EvidenceBatch:
+    """Return a row of evidence: what is known, and the likelihoods of ambiguous variables."""
     states = {v: np.array([state], np.int32) for v, state in known.items()}
-    likelihoods = {v: block.likelihoods[v] for v in block.likelihoods if v in still_open}
+    likelihoods = {v: block.likelihoods[v] for v in block.likelihoods if v in ambiguous}
     row = np.zeros(1, np.int64)
     soft = {v: SoftEvidence(row, values.T.copy()) for v, values in likelihoods.items() if (values != 1).any()}
     return EvidenceBatch(1, states, soft)

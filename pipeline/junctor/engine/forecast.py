@@ -208,7 +208,7 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
     """
     if route.backend is Backend.ROW_TREES:
         # There a plan answers them; its tree is about theirs, with evidence that some lack as likelihoods.
-        work = router.row_engine.work(route.group.pattern.sliced, route.group.pattern.weighted)
+        work = router.work(route.group.pattern)
         operation, table = gpu.coefficients[router.gpu_backend].row
         return route.rows * (work.operations * operation + work.tables * table + CPU.row)
     if route.plan is None or route.chunks is not None or router.query.kind == "mpe":

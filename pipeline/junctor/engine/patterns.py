@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,8 +144,8 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     rows = valid_rows(batch)
     soft = sorted(batch.likelihoods)
     # Often all columns are complete: to see that takes a tenth of what masks take.
-    complete = [v for v, states in batch.states.items() if rows.size and states.min() != UNOBSERVED]
-    hard = sorted(batch.states.keys() - complete)
+    complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
+    hard = sorted(batch.states.keys() - (complete if rows.size else ()))
     # Many columns of few rows at once; of many rows so few that there are some for all threads.
     cells = min(CELLS, batch.rows * len(hard) // (2 * threads)) if batch.rows * len(hard) > CELLS else CELLS
     step = max(1, cells // max(1, batch.rows))
@@ -181,6 +181,10 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     for column, mark in zip(distinguishing, marks.T, strict=True):
         every[places[column]] = mark
     return Patterns((*variables, *soft), len(variables), every.T, counts, numbers, rows)
+
+
+def _complete(batch: EvidenceBatch) -> list[int]:
+    return [v for v, states in batch.states.items() if states.min(initial=0) != UNOBSERVED]
 
 
 def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:

@@ -63,7 +63,7 @@ from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memor
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
-    from junctor.backends.row_trees import RowEngine
+    from junctor.backends.row_trees import RowEngine, RowWork
     from junctor.out_of_core.cluster.workers import WorkerPool
 
 # Plans, and programs (plans with their numbers), that are kept for the next batch.
@@ -198,6 +198,7 @@ class PlanStore:
     memories: dict[PlanKey, PlanMemory] = field(default_factory=dict)
     chunk_routes: dict[tuple[object, ...], ChunkRoute | BudgetError] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
+    works: dict[Pattern, RowWork] = field(default_factory=dict)
 
 
 class Router:
@@ -289,8 +290,8 @@ class Router:
 
         Some of the rows tell, because to tell all of them apart takes as long as a GPU takes to answer them.
         """
-        some = sampled_patterns(batch, self.threads)
-        if some is None or self._are_few(batch):
+        some = None if self._are_few(batch) else sampled_patterns(batch, self.threads)
+        if some is None:
             return None
         rows = valid_rows(batch)
         groups = self._choice(some, batch, rows.size).groups()
@@ -356,7 +357,7 @@ class Router:
         if group.answered < LANES:
             # Too few for the lanes of a vector.
             group = replace(group, tree=False, per_row=True)
-        work = self.row_engine.work(group.pattern.sliced, group.pattern.weighted)
+        work = self.work(group.pattern)
         if math.isinf(work.operations):
             return replace(group, tree=False, per_row=False)
         if work.tables > MOST_PLANNED_TABLES:
@@ -792,10 +793,10 @@ class Router:
     def _whole(self) -> Work:
         return self.row_engine.work((), range(len(self.network.variables)))
 
-    @cached_property
-    def work(self) -> Callable[[Pattern], Work]:
-        """Work of a pattern's row tree; kept, because the next batch asks for much the same."""
-        return lru_cache(KEPT_WORK)(lambda pattern: self.row_engine.work(pattern.sliced, pattern.weighted))
+    def work(self, pattern: Pattern) -> RowWork:
+        """Return the work of a pattern's row tree; kept, because forecast, run and next batch ask for much the same."""
+        works = self.store.works
+        return _cached(works, pattern, KEPT_WORK, lambda: self.row_engine.work(pattern.sliced, pattern.weighted))
 
 
 def _cached(cache: dict[Key, Value], key: Key, most: int, make: Callable[[], Value]) -> Value:

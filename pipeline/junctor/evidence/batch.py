@@ -37,12 +37,14 @@ class EvidenceBatch:
     states: variable index -> int32 [rows], the observed state or UNOBSERVED; only variables that the table has.
     likelihoods: variable index -> soft evidence; a cell is either observed or has a likelihood, never both.
     invalid: row -> reason; such rows are not propagated, whatever their cells say.
+    complete: variables of `states` that every row observes, where they are known; None where nobody has looked.
     """
 
     rows: int
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     likelihoods: dict[int, SoftEvidence] = field(default_factory=dict)
     invalid: dict[int, str] = field(default_factory=dict)
+    complete: frozenset[int] | None = None
 
 
 def span_of(rows: Rows) -> Rows | slice:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from junctor.evidence.batch import UNOBSERVED, SoftEvidence
 from junctor.evidence.mapping import MappedCells
@@ -75,6 +74,9 @@ def unknown_cells(column: pa.Array, cells: StateCells) -> list[str]:
 
 def encode_binned(column: pa.Array, cells: MappedCells, explain: bool = True) -> tuple[npt.NDArray[np.int32], Bad]:
     """Return what `encode_states` does, of a variable whose numbers are put into bins; no number is read in Python."""
+    # Imported where it is needed, as below: a twentieth of a second, which states alone do without.
+    from pyarrow import compute as pc
+
     if pa.types.is_dictionary(column.type):
         lookup, unknown = encode_binned(column.dictionary, cells, False)
         wrong = np.zeros(len(lookup) + 1, dtype=np.bool_)
@@ -127,6 +129,8 @@ def encode_numbers(column: pa.Array, missing: Sequence[str] = ()) -> tuple[Doubl
 
     missing: texts that stand for no number, beside the usual ones.
     """
+    from pyarrow import compute as pc
+
     if not is_text(column.type):
         numbers = _doubles(_decoded(column))
         none = [float(text) for text in missing if re.fullmatch(_NUMBER, text.strip())]
@@ -144,6 +148,8 @@ def encode_numbers(column: pa.Array, missing: Sequence[str] = ()) -> tuple[Doubl
 
 def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[SoftEvidence, Bad]:
     """Return the likelihoods of a list column (none for null rows), and the bad rows with reasons."""
+    from pyarrow import compute as pc
+
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
     fits = lengths == len(states)
     wrong = np.flatnonzero(~fits & (lengths >= 0))
@@ -248,12 +254,16 @@ def _decoded(column: pa.Array) -> pa.Array:
 
 
 def _doubles(column: pa.Array) -> Doubles:
+    from pyarrow import compute as pc
+
     # An unsafe cast: integers above 2^53 lose digits that no likelihood needs.
     doubles: Doubles = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
     return doubles
 
 
 def _booleans(column: pa.Array) -> npt.NDArray[np.bool_]:
+    from pyarrow import compute as pc
+
     booleans: npt.NDArray[np.bool_] = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
     return booleans
 

@@ -206,7 +206,7 @@ class Encoder:
         invalid = self._joined(bad)
         soft = {variable: likelihood for variable, likelihood in likelihoods.items() if likelihood.rows.size}
         encoded = EvidenceBatch(batch.num_rows, states, soft, invalid)
-        kept = [batch.column(at).cast(kind) for at, kind in zip(self._kept, self._kept_schema.types, strict=True)]
+        kept = [_cast(batch.column(at), kind) for at, kind in zip(self._kept, self._kept_schema.types, strict=True)]
         carried = pa.Table.from_arrays(kept, schema=self._kept_schema) if kept else None
         return EncodedPartition(encoded, self._case_ids(batch, first_row), first_row, carried)
 
@@ -222,7 +222,12 @@ class Encoder:
     def _case_ids(self, batch: pa.RecordBatch, first_row: int) -> pa.Array:
         if self._case_id is None:
             return row_numbers(first_row, batch.num_rows)
-        return batch.column(self._case_id).cast(self._case_id_type)
+        return _cast(batch.column(self._case_id), self._case_id_type)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Arrow loads all of its functions for a cast to the same type, too.
+    return column if column.type == kind else column.cast(kind)
 
 
 def row_numbers(first_row: int, rows: int) -> pa.Array:

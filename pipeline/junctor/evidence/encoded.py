@@ -12,6 +12,7 @@ import base64
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,19 +86,22 @@ def read_partition(
         states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else nothing
         batch = _batch(dict(zip(variables, states, strict=True)), columns, table.num_rows)
         if cardinalities is not None:
-            _check(batch, cardinalities)
+            least = states.min(axis=1, initial=0).tolist()
+            _check(batch, cardinalities, least, states.max(axis=1, initial=UNOBSERVED).tolist())
+            complete = (v for v, state in zip(variables, least, strict=True) if state != UNOBSERVED)
+            batch = replace(batch, complete=frozenset(complete))
         return EncodedPartition(batch, columns[_CASE_ID], metadata["first_row"], carried)
 
 
-def _check(batch: EvidenceBatch, cardinalities: Sequence[int]) -> None:
-    """Raise ValueError for what compiled code would look up beyond its tables."""
+def _check(batch: EvidenceBatch, cardinalities: Sequence[int], least: Sequence[int], most: Sequence[int]) -> None:
+    """Raise ValueError for what compiled code would look up beyond its tables; least, most: states of each column."""
     for variable in (*batch.states, *batch.likelihoods):
         if type(variable) is not int or not 0 <= variable < len(cardinalities):
             raise ValueError(f"there is no variable {variable!r}")
     if not all(isinstance(reason, str) for reason in batch.invalid.values()):
         raise ValueError("found reasons that are no text")
-    for variable, states in batch.states.items():
-        if states.min(initial=UNOBSERVED) < UNOBSERVED or states.max(initial=UNOBSERVED) >= cardinalities[variable]:
+    for variable, smallest, largest in zip(batch.states, least, most, strict=True):
+        if smallest < UNOBSERVED or largest >= cardinalities[variable]:
             raise ValueError(f"found states that variable {variable} has not")
     for variable, soft in batch.likelihoods.items():
         if soft.values.shape[1] != cardinalities[variable]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from junctor.learning.choices import Acceleration, ChainStart, Impossible, check
 from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.errors import Shared, refuse_free
 from junctor.learning.expectation import Floats
+from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult, compared, is_held_out
 from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
@@ -36,10 +37,6 @@ from junctor.model.query import one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory, compute_options
 from junctor.runtime.remote import AnyPath, location, shown
-
-if TYPE_CHECKING:
-    # Loaded with what it is for: pictures.
-    from junctor.learning.learn import Extras
 
 logger = logging.getLogger("junctor")
 
@@ -144,11 +141,7 @@ def learn(
     check_device(device)
     compute = compute_options(memory, threads, device, device_memory)
     weights = checked_weights(weights, len(batch))
-    extras = None
-    if errors or report is not None:
-        from junctor.learning.learn import Extras
-
-        extras = Extras(errors, report, facts)
+    extras = Extras(errors, report, facts)
     return fit_model(model, batch, weights, options, compute, watch, extras=extras)
 
 
@@ -174,6 +167,7 @@ def fit_model(
     extras: what is found out besides; None for nothing.
     Raises EvidenceError, InputError or BudgetError.
     """
+    extras = extras or Extras()
     if batch.symbols is not None and model.emission is None:
         raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
     # Sequences of log-likelihoods say nothing about the emissions.
@@ -190,7 +184,7 @@ def fit_model(
     counter = SequenceCounter(batch, shares.fitted, compute)
     fitted = ChainFit(parameters, counter, options.prior)
     allowed = allowed_memory(compute)
-    if extras is not None and extras.errors:
+    if extras.errors:
         free = (parameters.values > 0) & ~parameters.is_fixed
         refuse_free(free, parameters.distributions, parameters.sources, allowed)
     checked = SequenceCounter(batch, shares.held_out, compute)
@@ -214,7 +208,7 @@ def fit_model(
             holdout=HoldoutResult.of(after, shares.held_out),
             check=compared(before, after, shares.held_out) if (shares.held_out > 0).any() else None,
         )
-    if extras is not None:
+    if extras.errors or extras.page is not None:
         learned = _with_extras(learned, fitted, ChainParameters(model).values, options, extras, allowed)
     return learned
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,14 +15,12 @@ from junctor.hmm.learning import ChainOptions, fit_model
 from junctor.hmm.sequences import encode_sequences, open_sequences
 from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.em import Iteration
+from junctor.learning.extras import Extras
 from junctor.learning.parameter_table import parameters_path, write_parameters
 from junctor.model.errors import InputError
 from junctor.model.options import ComputeOptions
 from junctor.runtime.devices import check_device
 from junctor.runtime.remote import location
-
-if TYPE_CHECKING:
-    from junctor.learning.learn import Extras
 
 # Endings of files of models.
 OUTPUTS = (".parquet", ".json", ".json.gz")

@@ -19,7 +19,7 @@ from junctor.model.errors import BudgetError
 from junctor.planning.budget import approximate
 
 if TYPE_CHECKING:
-    from junctor.learning.observations import Observations
+    from junctor.learning.network_fit import NetworkFit
     from junctor.learning.parameters import NetworkParameters
 
 Integers = npt.NDArray[np.int64]
@@ -125,27 +125,24 @@ def standard_errors(
 
 
 def parameter_errors(
-    parameters: NetworkParameters,
-    observations: Observations,
+    model: NetworkFit,
     values: Floats,
-    pseudo_counts: Floats,
     allowed: int | None = None,
     watch: Callable[[int, int, float], None] | None = None,
 ) -> Floats:
     """Return the standard error of every parameter of a fit, float64; values and errors as of `standard_errors`.
 
-    parameters: contributions to noisy nodes are parameters, and tied variables have theirs in common.
-    observations: evidence.
-    values: float64, the fitted parameters; pseudo_counts: of each.
+    model: contributions to noisy nodes are parameters, and tied variables have theirs in common.
+    values: float64, the fitted parameters.
     allowed: bytes for the matrix.
     watch: as of `standard_errors`.
     """
-    shared = shared_parameters(parameters, observations)
-    if observations.components:
-        return shared.errors(values, pseudo_counts, parameters.is_fixed, allowed, watch)
+    shared, is_fixed = shared_parameters(model), model.parameters.is_fixed
+    if model.observations.components:
+        return shared.errors(values, model.pseudo, is_fixed, allowed, watch)
     # Every row tells everything: distributions know nothing of each other.
-    own, pseudo, fixed = values[shared.first], shared.summed(pseudo_counts), parameters.is_fixed[shared.first]
-    return _of_complete_rows(shared, own, pseudo, fixed)[shared.places]
+    own, pseudo = values[shared.first], shared.summed(model.pseudo)
+    return _of_complete_rows(shared, own, pseudo, is_fixed[shared.first])[shared.places]
 
 
 def refuse_errors(parameters: NetworkParameters, allowed: int) -> None:
@@ -210,27 +207,9 @@ class Shared:
         return standard_errors(self, own, pseudo, fixed[self.first], allowed, watch)[self.places]
 
 
-@dataclass(frozen=True, eq=False)
-class _OfNetwork:
-    """All parameters of a network, as what has expected counts."""
-
-    parameters: NetworkParameters
-    observations: Observations
-
-    @property
-    def distributions(self) -> Integers:
-        """Where each distribution begins."""
-        return self.parameters.distributions
-
-    def expect(self, values: Floats) -> Expectation:
-        """Return the expected counts of all parameters."""
-        found = self.observations.expect(self.parameters.tables(values))
-        return Expectation(self.parameters.counts(found.counts, values), found.log_likelihood)
-
-
-def shared_parameters(parameters: NetworkParameters, observations: Observations) -> Shared:
-    """Return the parameters of a network, those that tied variables have in common once."""
-    return Shared(_OfNetwork(parameters, observations), _places(parameters))
+def shared_parameters(model: NetworkFit) -> Shared:
+    """Return the parameters of the fit of a network, those that tied variables have in common once."""
+    return Shared(model, _places(model.parameters))
 
 
 def _places(parameters: NetworkParameters) -> Integers:

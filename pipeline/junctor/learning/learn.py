@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.evidence.mapping import MappingSource, read_mapping
@@ -27,11 +26,13 @@ from junctor.learning.choices import (
     refuse_impossible,
     several,
 )
-from junctor.learning.em import FitOptions, Iteration, log_dirichlet
+from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.errors import parameter_errors, refuse_errors
-from junctor.learning.expectation import Expectation, Floats
+from junctor.learning.expectation import Floats
+from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult
 from junctor.learning.learned import Learned, LearnedCells
+from junctor.learning.network_fit import NetworkFit
 from junctor.learning.observations import Observations
 from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
@@ -83,23 +84,6 @@ class LearnOptions:
     def __post_init__(self) -> None:
         one_of("start", self.start, Start)
         check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What is found out besides the fitted network; the fit does not depend on it.
-
-    errors: whether standard errors of all parameters are.
-    page: path of a page on the fit, None for none.
-    facts: further lines of the page, such as paths.
-    watch: told how far standard errors and the check are: what is counted, how many are done, of how many, and a
-        forecast of the seconds left, if there is one.
-    """
-
-    errors: bool = False
-    page: AnyPath | str | os.PathLike[str] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    watch: Callable[[str, int, int, float | None], None] = lambda *_: None
 
 
 def learn(
@@ -269,60 +253,12 @@ def learn_rows(
 
 def _table(model: NetworkFit, given: Network, values: Floats, extras: Extras, allowed: int) -> pa.Table:
     """Return the table of the parameters, with their errors where they are asked for."""
-    parameters, observations = model.parameters, model.observations
     # Tied variables have tables of their own before.
-    before = replace(parameters, network=given, tied=()).values
-    counts = parameters.counts(observations.expect(parameters.tables(values)).counts, values)
+    before = replace(model.parameters, network=given, tied=()).values
     errors = None
     if extras.errors:
-        errors = parameter_errors(
-            parameters,
-            observations,
-            values,
-            model.pseudo,
-            allowed,
-            partial(extras.watch, "standard errors of free parameters"),
-        )
-    return parameter_table(parameters, before, values, counts, errors)
-
-
-@dataclass(frozen=True, eq=False)
-class NetworkFit:
-    """A network and its rows, as what is fitted.
-
-    parameters: which there are; pseudo: the pseudo count of each, float64.
-    observations: rows.
-    """
-
-    parameters: NetworkParameters
-    pseudo: Floats
-    observations: Observations
-
-    @property
-    def distributions(self) -> npt.NDArray[np.int64]:
-        """Where each distribution begins."""
-        return self.parameters.distributions
-
-    @property
-    def weight(self) -> float:
-        """Sum of the weights of the rows."""
-        return self.observations.weight
-
-    def expect(self, parameters: Floats) -> Expectation:
-        """E-step."""
-        found = self.observations.expect(self.parameters.tables(parameters))
-        return Expectation(self.parameters.counts(found.counts, parameters), found.log_likelihood)
-
-    def maximise(self, counts: Floats, parameters: Floats) -> Floats:
-        """M-step: counts and pseudo counts, divided by their sums; what has no weight stays."""
-        pooled = self.parameters.pooled(counts + self.pseudo)
-        sums = np.repeat(np.add.reduceat(pooled, self.distributions), self.parameters.lengths)
-        maximum = np.where(sums > 0, pooled / np.where(sums > 0, sums, 1.0), parameters)
-        return np.where(self.parameters.is_fixed, self.parameters.values, maximum)
-
-    def log_prior(self, parameters: Floats) -> float:
-        """Return the sum of pseudo count * log(parameter)."""
-        return log_dirichlet(self.pseudo, parameters)
+        errors = parameter_errors(model, values, allowed, partial(extras.watch, "standard errors of free parameters"))
+    return parameter_table(model.parameters, before, values, model.expect(values).counts, errors)
 
 
 def identity_of(network: Network, table: AnyPath, options: LearnOptions, rows: RowOptions) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Explanations of cases in chunks: read off max-marginals, where these leave no doubt, and decided where they do.
+"""Explanations of cases in chunks: read off max-marginals where these are unambiguous, and decided where they are not.
 
 A sweep up and down in an algebra of maxima gives every variable its max-marginals: for each state the probability of
 the most probable assignment that has it. Where one state is above all others by more than rounding, every most
-probable explanation has it, and the variable is *settled*. All others are *open*. Given the settled ones, open
-variables of different components of the graph have nothing to do with each other, so that one of each may be decided at
-a time (`decisions`): it takes the best of its states, and the others follow from what is left (`engine.explanations`).
+probable explanation has it, and the variable is *unambiguous*. All others are *ambiguous*: their states are tied
+[Koller and Friedman 2009, chapter 13]. Given the unambiguous ones, ambiguous variables of different components of the
+graph have nothing to do with each other, so that one of each may be decided at a time (`decisions`): it takes the best
+of its states, and the others follow from what is left (`engine.explanations`).
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class MaxMarginals:
     """What a propagation by maxima tells of the explanation of a case.
 
     log_value: natural log of the largest probability.
-    settled: variable -> the state that it has in every most probable explanation, evidence included.
-    open: variable -> the best state of those with several that are as probable up to rounding.
+    unambiguous: variable -> the state that it has in every most probable explanation, evidence included.
+    ambiguous: variable -> the best state of those with several that are as probable up to rounding.
     rounding: share by which the probabilities of two states differ at the most by rounding.
     """
 
     log_value: float
-    settled: dict[int, int]
-    open: dict[int, int]
+    unambiguous: dict[int, int]
+    ambiguous: dict[int, int]
     rounding: float
 
 
@@ -48,15 +49,15 @@ def read_max_marginals(outcome: BlockOutcome, block: EvidenceBlock, rounding: fl
     block: the evidence of the case.
     rounding: as of `rounding_of`.
     """
-    settled = {v: int(states[0]) for v, states in block.states.items()}
-    still_open: dict[int, int] = {}
+    unambiguous = {v: int(states[0]) for v, states in block.states.items()}
+    ambiguous: dict[int, int] = {}
     for v, marginals in outcome.posteriors.items():
         numbers = marginals[:, 0].astype(np.float64)
         # The first of equals, as everywhere.
         best = int(numbers.argmax())
         alone = int(np.count_nonzero(numbers >= numbers[best] * (1 - rounding))) == 1
-        (settled if alone else still_open)[v] = best
-    return MaxMarginals(float(outcome.log_value[0]), settled, still_open, rounding)
+        (unambiguous if alone else ambiguous)[v] = best
+    return MaxMarginals(float(outcome.log_value[0]), unambiguous, ambiguous, rounding)
 
 
 def rounding_of(plan: Plan, network: Network, block: EvidenceBlock, log_value: float, algebra: Algebra) -> float:
@@ -87,23 +88,23 @@ def log_probability(network: Network, states: Mapping[int, int], block: Evidence
     return math.fsum(map(math.log, numbers))
 
 
-def decisions(plan: Plan, still_open: Mapping[int, int], order: Iterable[int]) -> dict[int, int]:
-    """Return for one open variable of each component its state: the first in an order.
+def decisions(plan: Plan, ambiguous: Mapping[int, int], order: Iterable[int]) -> dict[int, int]:
+    """Return for one ambiguous variable of each component its state: the first in an order.
 
     plan: its network has the components.
-    still_open: variable -> its best state.
+    ambiguous: variable -> its best state.
     order: of variables; those that it leaves out come last.
     """
-    neighbours: dict[int, set[int]] = {v: set() for v in still_open}
+    neighbours: dict[int, set[int]] = {v: set() for v in ambiguous}
     for scope in plan.shape.scopes:
-        members = [v for v in scope if v in still_open]
+        members = [v for v in scope if v in ambiguous]
         for v in members:
             neighbours[v].update(members)
     decided: dict[int, int] = {}
-    left = dict.fromkeys(v for v in (*order, *sorted(still_open)) if v in still_open)
+    left = dict.fromkeys(v for v in (*order, *sorted(ambiguous)) if v in ambiguous)
     while left:
         first = next(iter(left))
-        decided[first] = still_open[first]
+        decided[first] = ambiguous[first]
         waiting = [first]
         left.pop(first)
         while waiting:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
@@ -113,6 +112,8 @@ def in_columns(table: pa.Table, names: dict[str, list[str]] | None = None) -> pa
     table: of answers.
     names: of the columns of each list, None for those of `column_names`.
     """
+    from pyarrow import compute as pc
+
     names, ranked = names or column_names(table.schema), lists_of_scores(table.schema)
     columns: list[pa.Array | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.results import AnswerTables
     from junctor.runs.score_tables import ScoreTables
-    from junctor.runs.statistics import Statistics
+    from junctor.runs.statistics import Cells, Statistics
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -122,6 +122,14 @@ class PartitionTask(ABC, Generic[Spec]):
         """Write the table of answers."""
 
 
+@dataclass(frozen=True, slots=True)
+class CountedEvidence:
+    """Encoded evidence of a partition, and the cells of its columns."""
+
+    encoded: EncodedPartition
+    cells: dict[str, Cells]
+
+
 class PartTask(PartitionTask[RunSpec]):
     """Rows of evidence to answer."""
 
@@ -132,12 +140,15 @@ class PartTask(PartitionTask[RunSpec]):
         """The run directory."""
         return RunDirectory(self.directory)
 
-    def read(self) -> EncodedPartition:
+    def read(self) -> CountedEvidence:
         """Return the encoded evidence."""
         from junctor.evidence.encoded import read_partition
+        from junctor.runs.statistics import count_cells
 
         network = network_for(self.home.network, self.spec.network_digest)
-        return read_partition(self.home.evidence_part(self.part), kept=True, cardinalities=network.cardinalities)
+        encoded = read_partition(self.home.evidence_part(self.part), kept=True, cardinalities=network.cardinalities)
+        # Now: evidence is not in memory while answers wait to be written, and another thread propagates.
+        return CountedEvidence(encoded, count_cells(network, encoded.batch))
 
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
@@ -148,32 +159,32 @@ class PartTask(PartitionTask[RunSpec]):
         # A column for each state is a copy, made when it is written.
         return self.spec.partition_rows * width * (2 if self.spec.layout == "columns" else 1)
 
-    def carried_bytes(self, inputs: EncodedPartition) -> int:
+    def carried_bytes(self, inputs: CountedEvidence) -> int:
         """Return the bytes of the kept columns."""
-        return 0 if inputs.kept is None else int(inputs.kept.nbytes)
+        return 0 if inputs.encoded.kept is None else int(inputs.encoded.kept.nbytes)
 
     def answer(
-        self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
+        self, inputs: CountedEvidence, options: ComputeOptions, reserved: int, workers: WorkerPool | None
     ) -> Answered:
         """Return the answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
         from junctor.runs.results import status_names, with_kept
-        from junctor.runs.statistics import count, count_cells
+        from junctor.runs.statistics import count
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
+        evidence = inputs.encoded
         network, query = network_for(self.home.network, self.spec.network_digest), self.spec.as_query()
         if self.spec.method == "exact":
             engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
-            answers = engine.answer(inputs.batch, reserved)
+            answers = engine.answer(evidence.batch, reserved)
         else:
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
-            sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
+            sampled = sampler.answer(evidence.batch, reserved, evidence.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        table = with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
-        # Now, because evidence is not in memory while answers wait to be written.
-        cells = count_cells(network, inputs.batch)
-        counted = partial(count, network, cells, answers, inputs.case_ids, inputs.first_row, status_names(query))
+        table = with_kept(tables_of(self.home, self.spec).table(answers, evidence.case_ids), evidence.kept)
+        rows = evidence.case_ids, evidence.first_row
+        counted = partial(count, network, inputs.cells, answers, *rows, status_names(query))
         return Answered(table, counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:

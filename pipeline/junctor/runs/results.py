@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,13 @@ from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answer
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runtime.arrow import (
-    BatchTemplate,
     list_array,
-    list_arrays,
     number_array,
-    numbers_of,
     reason_array,
     string_array,
     table_of,
 )
+from junctor.runtime.arrow_batches import BatchMaker, table_around
 
 # Columns, in this order: `case_id`; kept columns of the evidence; each target under its own name (posteriors: a
 # fixed-size list with one number a state; explanations: the name of the most probable state); `log_evidence`
@@ -57,10 +55,6 @@ STATE_BYTES = 4
 
 # Schemas that are kept for the next table of a query: of calls, those of up to so many different counts of rows.
 KEPT_SCHEMAS = 64
-# Templates of tables that are kept for the next one, for so many counts of rows, and their most numbers.
-KEPT_TEMPLATES = 8
-TEMPLATE_NUMBERS = 1 << 16
-
 # How a row was answered, by `SampledAnswers.sampled`.
 METHODS = ("exact", "sampling")
 
@@ -173,7 +167,7 @@ class AnswerTables:
         self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: answers_schema(network, query, kind))
         self._schema_of_part = lru_cache(KEPT_SCHEMAS)(self._with_counts)
         self._all_ok = lru_cache(KEPT_SCHEMAS)(lambda rows: self._outcomes(np.zeros(rows, dtype=np.int8), {}))
-        self._template = lru_cache(KEPT_TEMPLATES)(self._template_of)
+        self._is_exact = query.kind == "posteriors" and query.method == "exact"
 
     def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
         """Return the answers to one batch as a table, rows in the order of the batch.
@@ -185,47 +179,33 @@ class AnswerTables:
         counts = tuple(np.bincount(answers.status, minlength=len(self._statuses)).tolist())
         schema = self._schema_of_part(case_ids.type, counts)
         bad = answers.status != OK if counts[OK] < len(answers.status) else None
-        plain = bad is None and not answers.reasons
-        table = self._from_template(answers, case_ids, schema) if plain else None
-        if table is not None:
-            return table
-        columns = [case_ids, *self._targets(answers, bad), number_array(answers.log_value, bad)]
+        columns = [number_array(answers.log_value, bad)]
         if isinstance(answers, SampledAnswers):
             columns += sampled_columns(answers, bad)
-        columns += self._all_ok(len(answers.status)) if plain else self._outcomes(answers.status, answers.reasons)
-        return table_of(columns, schema)
+        is_plain = bad is None and not answers.reasons
+        columns += self._all_ok(len(answers.status)) if is_plain else self._outcomes(answers.status, answers.reasons)
+        if self._is_exact and answers.memory is not None:
+            return table_around(self._lists(answers, bad), [case_ids], columns, schema)
+        return table_of([case_ids, *self._targets(answers, bad), *columns], schema)
 
-    def _from_template(self, answers: Answers, case_ids: pa.Array, schema: pa.Schema) -> pa.Table | None:
-        """Return the table of rows that are all answered, None where there is no template for it."""
-        if answers.memory is None or case_ids.type != pa.int64() or case_ids.null_count:
-            return None
-        template = self._template(len(case_ids))
-        if template is None:
-            return None
-        batch = template.filled(numbers_of(case_ids, 0), answers.memory, answers.log_value)
-        status, reason = self._all_ok(len(case_ids))
-        table = pa.Table.from_batches([batch]).append_column(schema[-2], status)
-        return table.append_column(schema[-1], reason)
+    @cached_property
+    def _maker(self) -> BatchMaker:
+        """What makes columns of exact posteriors."""
+        return BatchMaker(pa.schema(list(self._schema(pa.int64()))[1 : 1 + len(self._starts)]))
 
-    def _template_of(self, rows: int) -> BatchTemplate | None:
-        """Return the template of so many rows, without the two columns that are no numbers; None for many."""
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """Where the posteriors of each target begin, int64: in numbers of a row."""
         names = target_names(self._network, self._query)
         sizes = [self._network.cardinalities[self._network.index[name]] for name in names]
-        numbers = self._query.kind == "posteriors" and self._query.method == "exact"
-        if not numbers or not 0 < rows * sum(sizes) <= TEMPLATE_NUMBERS:
-            return None
-        kind = np.float32 if self._query.precision == "single" else np.float64
-        lists = list_arrays(np.zeros(rows * sum(sizes), dtype=kind), sizes, rows)
-        case_ids, logarithms = (number_array(np.zeros(rows, dtype=kind)) for kind in (np.int64, np.float64))
-        schema = self._schema_of_part(pa.int64(), (rows, *[0] * (len(self._statuses) - 1)))
-        schema = pa.schema(list(schema)[:-2], schema.metadata)
-        try:
-            return BatchTemplate(
-                pa.RecordBatch.from_arrays([case_ids, *lists, logarithms], schema=schema), (1, len(sizes), 1)
-            )
-        except ValueError:
-            # Arrow begins a column at a multiple of eight bytes, which those of single precision may not end at.
-            return None
+        return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+
+    def _lists(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> pa.RecordBatch:
+        """Return the columns of posteriors that lie one after the other in memory."""
+        memory, rows = answers.memory, len(answers.status)
+        assert memory is not None
+        starts = memory.ctypes.data + memory.itemsize * rows * self._starts
+        return self._maker.batch(rows, starts, memory, bad)
 
     def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
         schema = self._schema(case_id_type)
@@ -240,10 +220,7 @@ class AnswerTables:
         if isinstance(answers, SampledAnswers):
             pairs = [(answers.posteriors[variable], answers.errors[variable]) for variable in answers.targets]
             return [list_array(numbers, bad) for pair in pairs for numbers in pair]
-        if answers.memory is None:
-            return [list_array(answers.posteriors[variable], bad) for variable in answers.targets]
-        sizes = [self._network.cardinalities[variable] for variable in answers.targets]
-        return list_arrays(answers.memory, sizes, len(answers.status), bad)
+        return [list_array(answers.posteriors[variable], bad) for variable in answers.targets]
 
     def _named(self, variable: int, states: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None) -> pa.Array:
         names = string_array(self._network.variables[variable].states)

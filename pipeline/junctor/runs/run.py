@@ -40,15 +40,14 @@ from junctor.runs.partition import (
 )
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
-from junctor.runtime.dask_cluster import Resources, check_resources, distribute, threads_for
-from junctor.runtime.devices import count_gpus, has_gpu
+from junctor.runtime.dask_cluster import Resources, check_resources, distribute, largest_worker, threads_for
+from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import (
     allowed_disk,
     allowed_memory,
     peak_memory,
-    peak_memory_of_children,
     spill_folder,
     usable_cores,
 )
@@ -149,6 +148,9 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     started = time.monotonic()
     check_resources(resources)
     job.check_places()
+    if job.opens_gpu and _answers_on_gpu(resources):
+        # CUDA starts while files are read and plans are made.
+        open_gpu_ahead(resources.compute.device_memory)
     with job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
         with collector_paused():
@@ -160,6 +162,12 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         manifest = finalise(job, work, time.monotonic() - started, progress)
         check(job, manifest, conclude(job, manifest, progress))
         return manifest
+
+
+def _answers_on_gpu(resources: Resources) -> bool:
+    """Return True if this process is sure to use the first GPU."""
+    alone = count_gpus() == 1 if resources.workers is None else resources.workers < 2
+    return resources.compute.device == "gpu" and resources.scheduler is None and alone
 
 
 def ingest_model(job: Workload, progress: Progress) -> AnySpec:
@@ -281,9 +289,8 @@ def propagate(
             progress.advance(part.rows)
             total += stages
             made.append(part)
-    # Other children of this process do not count: until they start, they have the memory of this one.
     apart = resources.scheduler is None and min(workers, len(pending)) > 1
-    of_worker = peak_memory_of_children() if apart else 0
+    of_worker = largest_worker() if apart else 0
     return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 
 import numpy as np
@@ -31,7 +31,8 @@ from junctor.runs.results import (
     status_array,
     status_names,
 )
-from junctor.runtime.arrow import list_array, number_array, number_columns, reason_array, string_array, table_of
+from junctor.runtime.arrow import list_array, number_array, reason_array, string_array, table_of
+from junctor.runtime.arrow_batches import BatchMaker, starts_of, table_around
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
 # `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability; each
@@ -120,7 +121,7 @@ class ScoreTables:
     """Makes tables of the scores of one query; keeps schemas and names of states for the next one."""
 
     def __init__(self, network: Network, query: Query) -> None:
-        self._query = query
+        self._network, self._query = network, query
         self._statuses = status_names(query)
         self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: scores_schema(network, query, kind))
         self._states = lru_cache(maxsize=None)(lambda v: string_array(network.variables[v].states))
@@ -133,12 +134,7 @@ class ScoreTables:
         """
         assert isinstance(answers, Scores)
         bad = answers.status != OK if (answers.status != OK).any() else None
-        entropies = number_columns(answers.entropies, bad)
-        states, probabilities = self._ranked(answers, answers.probabilities, bad)
-        each = [states, probabilities, entropies]
-        if answers.estimates is not None:
-            each.append(self._ranked(answers, answers.errors, bad)[1])
-        columns = [case_ids, *chain.from_iterable(zip(*each, strict=True))]
+        columns = []
         for n, numbers in enumerate(answers.chosen):
             columns.append(number_array(numbers, bad))
             if answers.estimates is not None:
@@ -148,17 +144,39 @@ class ScoreTables:
             columns += sampled_columns(answers.estimates, bad)
         columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
         schema = self._schema(case_ids.type)
-        metadata = {**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)}
-        return table_of(columns, schema.with_metadata(metadata))
+        schema = schema.with_metadata({**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)})
+        if self._query.top is None:
+            return table_around(self._of_targets(answers, bad), [case_ids], columns, schema)
+        states, probabilities = self._ranked(answers, answers.probabilities, bad)
+        each = [states, probabilities, [number_array(numbers, bad) for numbers in answers.entropies]]
+        if answers.estimates is not None:
+            each.append(self._ranked(answers, answers.errors, bad)[1])
+        return table_of([case_ids, *chain.from_iterable(zip(*each, strict=True)), *columns], schema)
+
+    @cached_property
+    def _maker(self) -> BatchMaker:
+        """What makes the columns of the targets where each has one state."""
+        fields = list(self._schema(pa.int64()))
+        targets = target_names(self._network, self._query)
+        each = 3 if self._query.method == "exact" else 4
+        names = {each * n: self._states(self._network.index[target]) for n, target in enumerate(targets)}
+        return BatchMaker(pa.schema(fields[1 : 1 + each * len(targets)]), names)
+
+    def _of_targets(self, answers: Scores, bad: npt.NDArray[np.bool_] | None) -> pa.RecordBatch:
+        """Return the columns of the targets, each of which has one state."""
+        numbers = [answers.best[:, :, 0], answers.probabilities[:, :, 0], answers.entropies]
+        if answers.estimates is not None:
+            numbers.append(answers.errors[:, :, 0])
+        memory = [np.ascontiguousarray(each) for each in numbers]
+        starts = np.stack([starts_of(each) for each in memory], axis=1).reshape(-1)
+        return self._maker.batch(len(answers.status), starts, memory, bad)
 
     def _ranked(
         self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None
     ) -> tuple[list[pa.Array], list[pa.Array]]:
-        """Return columns of the most probable states of all targets, by name, and of numbers that belong to them."""
+        """Return lists of the most probable states of all targets, by name, and of numbers that belong to them."""
+        assert self._query.top is not None
         names = [self._states(v) for v in answers.targets]
-        if self._query.top is None:
-            numbers = number_columns(answers.best[:, :, 0], bad), number_columns(values[:, :, 0], bad)
-            return [_named(*pair) for pair in zip(numbers[0], names, strict=True)], numbers[1]
         # States beyond the last one are null inside of a list.
         named, listed = [], []
         for best, its, states in zip(answers.best, values, names, strict=True):

@@ -344,10 +344,10 @@ def _counts_of_states(
     if not states:
         return {}
     if len(next(iter(states.values()))) > FEW_ROWS:
-        return {
-            v: (_state_counts(seen, sizes[v]) - _state_counts(seen[bad], sizes[v])).tolist()
-            for v, seen in states.items()
-        }
+        counts = {v: _state_counts(seen, sizes[v]) for v, seen in states.items()}
+        if bad.size:
+            counts = {v: there - _state_counts(states[v][bad], sizes[v]) for v, there in counts.items()}
+        return {v: there.tolist() for v, there in counts.items()}
     # All columns at once: of wide networks, partitions have few rows.
     columns = np.delete(np.stack(list(states.values())), bad, axis=1).astype(np.int64)
     ends = np.cumsum([size + 1 for size in sizes.values()])

@@ -27,12 +27,17 @@ from junctor.runtime.files import Checksum, aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
+from junctor.runtime.threads import ahead
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import RunForecast
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
+
+
+# Threads that read partitions while patterns of others are looked at.
+READ_AHEAD = 4
 
 
 def refuse_places(places: Iterable[str], recorded: bool) -> None:
@@ -191,6 +196,11 @@ class Workload(ABC):
         """Columns of the inputs that are carried through to the answers."""
         return 0
 
+    @property
+    def opens_gpu(self) -> bool:
+        """True if all that answers on a GPU is `open_gpu`."""
+        return False
+
     def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
         """Raise InputError for thresholds and a file of rejects that are of no use, before any work.
 
@@ -336,6 +346,11 @@ class Job(Workload):
         """Columns of the evidence that are carried through."""
         return len(self.keep)
 
+    @property
+    def opens_gpu(self) -> bool:
+        """True for exact answers."""
+        return self.query.method == "exact"
+
     def _evidence_columns(self, network: Network) -> list[str]:
         from junctor.evidence.read import open_evidence
 
@@ -462,7 +477,7 @@ class _PlannedRun:
         engine = self._engine(allowed_memory(compute), "cpu" if compute.device == "auto" else compute.device)
         asks_gpu = compute.device == "auto" and has_gpu()
         gpu = engine.router.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
-        estimate = RunEstimate.of(survey(engine, self._batches(), len(self.pending), gpu))
+        estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), len(self.pending), gpu))
         # Without sharing one process answers such rows, as each takes all the memory.
         workers = self.resources.workers or 1
         spreads = workers > 1 and estimate.is_mostly_in_chunks and self._pays(engine, workers)
@@ -477,7 +492,7 @@ class _PlannedRun:
         memory, count = memory_of_each(workers.values(), self.resources), len(self.pending)
         engine = self._engine(memory, "cpu")
         try:
-            estimate = RunEstimate.of(survey(engine, self._batches(), count))
+            estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), count))
         except BudgetError:
             return RunEstimate(spreads=len(workers) > 1)
         spreads = count < len(workers) and estimate.is_mostly_in_chunks
@@ -503,12 +518,13 @@ class _PlannedRun:
         engine = engine_for(self.directory, self.spec, self.directory.expected(self.spec).rows)
         return engine.with_options(self._options(memory, device))
 
-    def _batches(self) -> Iterator[EvidenceBatch]:
+    def _batches(self, threads: int = 1) -> Iterator[EvidenceBatch]:
+        """Yield the evidence of the partitions; threads: that read ahead, 1 for none."""
         from junctor.evidence.encoded import read_partition
 
         sizes = network_for(self.directory.network, self.spec.network_digest).cardinalities
         parts = (self.directory.evidence_part(i) for i in self.pending)
-        return (read_partition(part, cardinalities=sizes).batch for part in parts)
+        return ahead(lambda part: read_partition(part, cardinalities=sizes).batch, parts, threads)
 
     def _pays(self, engine: Engine, workers: int, memory: int | None = None) -> bool:
         """Return True if the forecast of out-of-core rows is lower on all workers than in one process.

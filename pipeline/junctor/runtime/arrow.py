@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,48 +21,11 @@ def number_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = 
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
-def number_columns(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> list[pa.Array]:
-    """Return a column of numbers for each row of `values` [columns, n], null where `null` [n] says so in all of them.
-
-    They share the memory of `values`, which is copied unless it lies in one piece.
-    """
-    values = np.ascontiguousarray(values)
-    validity, numbers = _validity(null), pa.py_buffer(values)
-    kind, (count, rows) = pa.from_numpy_dtype(values.dtype), values.shape
-    width, nulls = values.itemsize * rows, 0 if validity is None else -1
-    return [pa.Array.from_buffers(kind, rows, [validity, numbers.slice(n * width, width)], nulls) for n in range(count)]
-
-
 def list_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """Return a column of fixed-size lists, the rows of `values` [n, size], null where `null` [n] says so."""
     rows, size = values.shape
     numbers = number_array(np.ascontiguousarray(values).reshape(-1))
     return pa.Array.from_buffers(pa.list_(numbers.type, size), rows, [_validity(null)], children=[numbers])
-
-
-def list_arrays(
-    memory: npt.NDArray[Any], sizes: Sequence[int], rows: int, null: npt.NDArray[np.bool_] | None = None
-) -> list[pa.Array]:
-    """Return columns of fixed-size lists that lie one after the other in memory, which they share.
-
-    memory: numbers of all columns, contiguous.
-    sizes: numbers of a list of each column.
-    rows: of a column.
-    null: bool [rows], rows that are null in all columns.
-    """
-    validity, numbers = _validity(null), pa.py_buffer(memory)
-    kind, width = pa.from_numpy_dtype(memory.dtype), memory.itemsize * rows
-    columns, start = [], 0
-    for size in sizes:
-        # A piece of the buffer: an array with an offset would be written and sent with all of it.
-        values = pa.Array.from_buffers(kind, rows * size, [None, numbers.slice(start, width * size)], 0)
-        if validity is None:
-            # The faster of two ways.
-            columns.append(pa.FixedSizeListArray.from_arrays(values, size))
-        else:
-            columns.append(pa.Array.from_buffers(pa.list_(kind, size), rows, [validity], children=[values]))
-        start += width * size
-    return columns
 
 
 def columns_of_lists(lists: pa.Array) -> list[pa.Array]:
@@ -73,47 +35,10 @@ def columns_of_lists(lists: pa.Array) -> list[pa.Array]:
     kind = np.dtype(np.float32 if number == pa.float32() else np.float64)
     start = lists.offset * size + values.offset
     numbers = np.frombuffer(values.buffers()[1] or b"", kind, start + rows * size)[start:].reshape(rows, size)
-    validity, columns = _validity(_nulls(lists)), pa.py_buffer(np.ascontiguousarray(numbers.T))
+    validity, columns = _validity(nulls_of(lists)), pa.py_buffer(np.ascontiguousarray(numbers.T))
     width = rows * kind.itemsize
     pieces = [columns.slice(place * width, width) for place in range(size)]
     return [pa.Array.from_buffers(number, rows, [validity, piece]) for piece in pieces]
-
-
-class BatchTemplate:
-    """The bytes in which Arrow sends a record batch without nulls: batches like it differ in their numbers alone.
-
-    batch: columns of numbers, or of fixed-size lists of numbers.
-    blocks: how many columns each array of numbers fills, one after the other.
-
-    To read such bytes takes a fifth of the time that the columns take one by one. Raises ValueError where columns of a
-    block do not follow each other without a gap.
-    """
-
-    def __init__(self, batch: pa.RecordBatch, blocks: Sequence[int]) -> None:
-        self._schema = batch.schema
-        self._bytes = np.frombuffer(batch.serialize(), dtype=np.uint8)
-        self._starts: list[int] = []
-        spans = iter(self._spans())
-        for count in blocks:
-            block = list(islice(spans, count))
-            if any(end != start for (_, end), (start, _) in pairwise(block)):
-                raise ValueError("found columns with gaps between their numbers")
-            self._starts.append(block[0][0])
-
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        """Yield where the numbers of each column begin and end."""
-        first = self._bytes.ctypes.data
-        for column in pa.ipc.read_record_batch(pa.py_buffer(self._bytes), self._schema).columns:
-            numbers = column.values if pa.types.is_fixed_size_list(column.type) else column
-            data = numbers.buffers()[1]
-            yield data.address - first, data.address - first + data.size
-
-    def filled(self, *blocks: npt.NDArray[Any]) -> pa.RecordBatch:
-        """Return a batch of these numbers."""
-        message = self._bytes.copy()
-        for start, numbers in zip(self._starts, blocks, strict=True):
-            message[start : start + numbers.nbytes] = numbers.view(np.uint8)
-        return pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
 
 
 def string_array(values: Sequence[str | None]) -> pa.Array:
@@ -165,11 +90,11 @@ def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:
     data = column.buffers()[1]
     end = column.offset + len(column)
     values = np.frombuffer(data or b"", np.dtype(str(column.type)), end)[column.offset :]
-    nulls = _nulls(column)
+    nulls = nulls_of(column)
     return values if nulls is None else np.where(nulls, values.dtype.type(null), values)
 
 
-def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
+def nulls_of(column: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return where a column is null, bool [rows]; None for nowhere."""
     if not column.null_count:
         return None

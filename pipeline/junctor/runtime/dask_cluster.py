@@ -8,22 +8,25 @@ from __future__ import annotations
 import ipaddress
 import logging
 import multiprocessing
+import os
 import queue
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import islice
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from junctor.model.errors import DeviceError, JunctorError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.runtime.devices import check_device, count_gpus
-from junctor.runtime.machine import DEFAULT_SHARE, allowed_memory, usable_cores
+from junctor.runtime.machine import DEFAULT_SHARE, allowed_memory, peak_memory, usable_cores
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -59,6 +62,16 @@ _WORKER_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "DASK_LOGGING__DISTRIBUTED": "critical",
 }
+# What tasks import, by name: it lies above this layer. Workers without a GPU are forked from a process that has it.
+_WORKER_IMPORTS = [
+    "distributed",
+    "junctor.engine.engine",
+    "junctor.evidence.encoded",
+    "junctor.learning.pieces",
+    "junctor.out_of_core.cluster.workers",
+    "junctor.runs.partition",
+    "junctor.runs.results",
+]
 # Settings of processes of Dask that nobody looks at, which otherwise take 4 to 6 % of a core each without any work.
 UNWATCHED = {
     "distributed.worker.profile.enabled": False,
@@ -66,6 +79,9 @@ UNWATCHED = {
     "distributed.admin.system-monitor.interval": "10s",
     "distributed.admin.tick.interval": "1s",
 }
+
+# Bytes, see `largest_worker`.
+_largest_worker = 0
 
 logger = logging.getLogger("junctor")
 
@@ -212,12 +228,17 @@ def threads_here() -> int:
 
 
 def check_resources(resources: Resources) -> None:
-    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work."""
+    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work.
+
+    Where workers of this machine are asked for, what they are forked from starts now.
+    """
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
         check_certificates(resources.scheduler)
-    else:
-        check_device(resources.compute.device)
+        return
+    check_device(resources.compute.device)
+    if (resources.workers or 0) > 1 and _are_forked(gpus=resources.compute.device == "gpu"):
+        _start_fork_server()
 
 
 def check_scheduler(address: str, insecure: bool = False) -> None:
@@ -271,7 +292,7 @@ def _on_this_machine(
         if attempt:
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
-            with silent_dask(), local_client(workers, gpus) as client:
+            with local_client(workers, gpus) as client:
                 yield from _windowed(client, function, remaining, memory, workers * _worker_threads(workers, gpus))
                 return
         except WorkersLostError as lost:
@@ -317,7 +338,7 @@ def cluster_client(resources: Resources) -> Iterator[Client]:
             yield client
         return
     workers, gpus = resources.workers or 1, resources.compute.device == "gpu"
-    with silent_dask(), local_client(min(workers, count_gpus()) if gpus else workers, gpus) as client:
+    with local_client(min(workers, count_gpus()) if gpus else workers, gpus) as client:
         client.wait_for_workers(1, timeout=PATIENCE)
         yield client
 
@@ -337,40 +358,83 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
     Others who work on the machine reach its ports, too, and whoever can connect can run code: both sides of a
     connection have to show a certificate that is made here and that only these processes have.
     """
-    import dask
-    from distributed import Client, Security
+    if forked := _are_forked(gpus):
+        _start_fork_server()
+    with silent_dask():
+        import dask
+        from distributed import Client, Security, utils
 
-    # Junctor plans and divides the memory itself: Dask's own limit would pause workers that keep to the plan.
-    settings = {**UNWATCHED, "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT}
-    with dask.config.set(settings), _keyboard_is_ours():
-        cluster = _cluster_class(gpus)(
-            n_workers=workers,
-            threads_per_worker=_worker_threads(workers, gpus),
-            host="127.0.0.1",
-            memory_limit=0,
-            dashboard_address="127.0.0.1:0",
-            protocol="tls",
-            security=Security.temporary(),
-            **({} if gpus else {"processes": True}),
-        )
+        # Dask would import pandas here, only to name it among the imports of a fork server that runs.
+        utils._forkserver_preload_set = True
+        # Junctor plans and divides the memory itself: Dask's own limit would pause workers that keep to the plan.
+        settings = {
+            **UNWATCHED,
+            "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
+            "distributed.worker.multiprocessing-method": "forkserver" if forked else "spawn",
+        }
+        # For as long as the cluster is there: workers that replace dead ones are started as the first ones are.
+        with dask.config.set(settings):
+            with _keyboard_is_ours():
+                cluster = _cluster_class(gpus)(
+                    n_workers=workers,
+                    threads_per_worker=_worker_threads(workers, gpus),
+                    host="127.0.0.1",
+                    memory_limit=0,
+                    dashboard_address="127.0.0.1:0",
+                    protocol="tls",
+                    security=Security.temporary(),
+                    # A fork has the environment that the fork server was started in.
+                    **({} if gpus else {"processes": True, "env": dict(os.environ)}),
+                )
+            try:
+                with Client(cluster, set_as_default=False) as client:
+                    yield client
+            finally:
+                _close(cluster)
+
+
+def _are_forked(gpus: bool) -> bool:
+    # CUDA does not survive a fork, nor do frameworks of macOS.
+    return not gpus and sys.platform == "linux"
+
+
+def _start_fork_server() -> None:
+    """Start the process that workers are forked from, if it does not run; it imports while this process goes on."""
+    forkserver.set_forkserver_preload(_WORKER_IMPORTS)
+    # Libraries read these when they are imported.
+    before = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
+    os.environ.update({name: value for name, value in _WORKER_ENVIRONMENT.items() if before[name] is None})
     try:
-        with Client(cluster, set_as_default=False) as client:
-            yield client
+        with _keyboard_is_ours():
+            forkserver.ensure_running()
     finally:
-        _close(cluster)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+
+
+def largest_worker() -> int:
+    """Return the most bytes of memory of a worker of this machine that was there at the end of its cluster."""
+    return _largest_worker
+
+
+def _worker_processes() -> list[BaseProcess]:
+    return [child for child in multiprocessing.active_children() if child.name.startswith("Dask Worker")]
 
 
 def _close(cluster: Any) -> None:
     """Close a cluster of this machine; workers that do not end are killed."""
+    global _largest_worker
+    # Forks are no children of this process, whose statistics the system adds up.
+    _largest_worker = max([_largest_worker, *(peak_memory(worker.pid) for worker in _worker_processes())])
     # Dask may wait for ever for a worker that was started anew at this moment, because the one before it had died.
     try:
         cluster.close(timeout=CLOSING_SECONDS)
     except TimeoutError:
         # Nor again when this process ends.
         cluster.shutdown_on_close = False
-        for child in multiprocessing.active_children():
-            if child.name.startswith("Dask Worker"):
-                child.kill()
+        for worker in _worker_processes():
+            worker.kill()
 
 
 def _worker_threads(workers: int, gpus: bool) -> int:

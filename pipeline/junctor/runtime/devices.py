@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,9 @@ def check_device(choice: DeviceChoice) -> None:
         raise DeviceError(f"found a GPU, but not CuPy: {_INSTALL}, or use --device cpu")
 
 
+# Held by who opens the first GPU.
+_opening = threading.Lock()
+
 # Called before one task uses all of a GPU: each releases its memory there.
 _holders: list[Callable[[], None]] = []
 
@@ -94,15 +98,32 @@ def open_whole_gpu(memory: int | None) -> CudaBlockDevice:
     # The task may need all memory of the device.
     for release in _holders:
         release()
-    open_gpu.cache_clear()
+    _first_gpu.cache_clear()
     return open_one(0, memory)
+
+
+def open_gpu(memory: int | None = None) -> BlockDevice:
+    """Return the first GPU of this process, with at most `memory` bytes, the same at every call; raises DeviceError."""
+    # Another thread may be at it.
+    with _opening:
+        return _first_gpu(memory)
 
 
 @lru_cache(maxsize=1)
-def open_gpu(memory: int | None = None) -> BlockDevice:
-    """Return the first GPU of this process, with at most `memory` bytes, the same at every call; raises DeviceError."""
+def _first_gpu(memory: int | None) -> BlockDevice:
     check_device("gpu")
     return open_one(0, memory)
+
+
+def open_gpu_ahead(memory: int | None = None) -> None:
+    """Begin to open the first GPU in another thread, so that `open_gpu` finds it open; errors are left to that."""
+
+    def open_it() -> None:
+        with suppress(Exception):
+            open_gpu(memory)
+
+    # No daemon: the interpreter waits for it, where CUDA would lose its memory in the middle.
+    threading.Thread(target=open_it, name="junctor-gpu").start()
 
 
 @lru_cache(maxsize=1)

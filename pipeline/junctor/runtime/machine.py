@@ -40,23 +40,18 @@ def available_memory() -> int:
     return max(0, min(free, int(limit or free) - used))
 
 
-def peak_memory() -> int:
-    """Return the most bytes of memory that this process has had, all that it is made of included."""
+def peak_memory(process: int | None = None) -> int:
+    """Return the most bytes of memory that a process has had, all that it is made of included.
+
+    process: number of a child, None for this process; where the system does not tell, children that have ended count.
+    """
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path(f"/proc/{process or 'self'}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
-        return _peak(resource.RUSAGE_SELF)
-
-
-def peak_memory_of_children() -> int:
-    """Return the most bytes of the largest of the processes that this one started and that have ended, 0 if none."""
-    return _peak(resource.RUSAGE_CHILDREN)
-
-
-def _peak(who: int) -> int:
-    # KiB, but bytes on macOS.
-    return resource.getrusage(who).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN if process else resource.RUSAGE_SELF).ru_maxrss
+        # KiB, but bytes on macOS.
+        return peak << (0 if sys.platform == "darwin" else 10)
 
 
 def compute_options(

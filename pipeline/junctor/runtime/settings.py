@@ -7,8 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -43,10 +42,10 @@ def _cache_bytes(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Resources under the users' names; None for unset."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", env_ignore_empty=True)
+    model_config = ConfigDict(extra="forbid")
 
     workers: Annotated[int, Field(ge=0)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -77,19 +76,12 @@ class Settings(BaseSettings):
             compute,
         )
 
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], *args: PydanticBaseSettingsSource, **sources: PydanticBaseSettingsSource
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources by priority: the environment, then the file."""
-        return sources["env_settings"], InitSettingsSource(settings_cls, _from_file())
-
 
 def load_settings() -> Settings:
     """Return the settings; raises InputError for unknown names, bad values and files that are not TOML."""
     _refuse_misspelt()
     try:
-        settings = Settings()
+        settings = Settings(**{**_from_file(), **_from_environment()})
     except ValidationError as error:
         raise InputError("; ".join(_explain(item) for item in error.errors())) from None
     if settings.cache is not None:
@@ -110,6 +102,13 @@ def _from_file() -> dict[str, Any]:
         if name not in Settings.model_fields:
             raise InputError(_unknown(name), Place(str(path)))
     return settings
+
+
+def _from_environment() -> dict[str, Any]:
+    # Not by pydantic-settings, which loads asyncio and more for it: a twentieth of a second at each start.
+    given = {name.lower(): value for name, value in os.environ.items() if value}
+    names = {name: f"{PREFIX}{name}".lower() for name in Settings.model_fields}
+    return {name: given[variable] for name, variable in names.items() if variable in given}
 
 
 def _refuse_misspelt() -> None:
