@@ -258,8 +258,7 @@ def through_engine(options: argparse.Namespace) -> None:
     print(f"the first batch takes {first:.2f} s, planning included; of {len(times) - 2} later ones the median:")
     print(f"{options.rows / seconds:,.0f} rows/s, {size / options.rows:,.0f} bytes a row, {size / seconds:.2e} bytes/s")
     if isinstance(device, TimedDevice):
-        began = start - device.clock
-        show(device.take(), began, times[-1])
+        show(device.take(), start, times[-1])
 
 
 def rates(device: CudaBlockDevice, size: int = 1 << 29) -> None:

@@ -1,13 +1,18 @@
 """Tables larger than a device: grids whose messages travel in chunks, and a clique that no memory would hold.
 
     python benchmarks/oversize.py prepare WHAT ... --device-memory 8GiB [--gpus 4] --output plans.pickle
-    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2]
+    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2] [--timeline picture.svg]
+    python benchmarks/oversize.py enqueue plans.pickle [--gpus 4]
 
 WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
 `--query mpe` max-marginals are measured, and how many variables are ambiguous. `prepare` needs no GPU, `run` no
-compiled CPU code. The bound is what the slowest of four takes alone, of the device that has most: bytes over the bus in
-either direction, bytes from other devices, and bytes that the kernels read and write, each at the rate of a copy in the
-same run.
+compiled CPU code; with more `--gpus` than there are, some have several of the rooms. The bound is what the slowest of
+four takes alone, of the device that has most: bytes over the bus in either direction, bytes from other devices, and
+bytes that the kernels read and write, each at the rate of a copy in the same run.
+
+`--timeline` records one more propagation: what streams and the thread of the host do when, as a picture, as a trace
+beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time. `enqueue` counts what the host asks of
+devices, and the seconds it takes where these do nothing, the driver left out; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +23,13 @@ import pickle
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from idle_devices import IdleDevice, idle_devices
 from junctor.backends.number_formats import chunk_ladder_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
@@ -34,9 +41,11 @@ from junctor.model.query import Query
 from junctor.out_of_core.explanations import log_probability, read_max_marginals, rounding_of
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram, GpuRun
+from junctor.out_of_core.gpu.slots import StreamMark
 from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
 from junctor.out_of_core.programs import SingleCaseProgram, cut
+from junctor.out_of_core.store import ChunkStore
 from junctor.placement.fusion import touched_entries
 from junctor.placement.placement import crosses_bus
 from junctor.placement.sharding import agreement
@@ -44,10 +53,17 @@ from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
+from junctor.runtime.devices import count_gpus
+from junctor.runtime.threads import in_threads
+from junctor_kernels.gpu.device import CudaDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
+from timeline import DeviceClock, recorded, shares, write_trace
+from timeline_picture import draw
 
 COPY_BYTES = 1 << 30
+# Rows that each of several side by side answers.
+ROWS_EACH = 4
 # A GPU that is elsewhere: prices are those of the one that was measured.
 NOT_HERE = MeasuredDevice("NVIDIA H100 80GB HBM3", {})
 
@@ -126,7 +142,7 @@ def ceilings(gpus: int) -> tuple[float, ...]:
     memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(COPY_BYTES), 0)
     host = np.ndarray((COPY_BYTES,), np.uint8, memory)
     one, other = cupy.empty(COPY_BYTES, np.uint8), cupy.empty(COPY_BYTES, np.uint8)
-    with cupy.cuda.Device(gpus - 1):
+    with cupy.cuda.Device(min(gpus, count_gpus()) - 1):
         far = cupy.empty(COPY_BYTES, np.uint8)
 
     def rate(copy: Any, moved: int) -> float:
@@ -154,7 +170,8 @@ def run(arguments: argparse.Namespace) -> None:
         print(
             "measured bytes/s: in {:.3g}, from another device {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates)
         )
-    for text, name, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
+    plans = pickle.loads(Path(arguments.plans).read_bytes())
+    for text, name, room, chunks, slots in plans:
         algebra, network = reference.ALGEBRAS[name], network_of(text)
         itemsize = algebra.dtype.itemsize
         describe(f"{text} ({name})", chunks, itemsize, 0.0)
@@ -164,7 +181,7 @@ def run(arguments: argparse.Namespace) -> None:
         if on_gpu:
             from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-            devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
+            devices = [CudaBlockDevice(n % count_gpus(), room) for n in range(arguments.gpus)]
             gpu = DeviceGroup(chunks, algebra, *devices, slots=slots)
             program = ChunkedGpuProgram(chunks, network, algebra, gpu)
             print(
@@ -177,6 +194,60 @@ def run(arguments: argparse.Namespace) -> None:
             outcome = timed(program, chunks, gpu, rates, itemsize, arguments.slowest)
         if algebra.join is np.maximum:
             show_explanation(chunks, network, algebra, outcome)
+        if gpu and arguments.abreast > 1:
+            show_rows(chunks, network, algebra, room, slots, arguments.abreast)
+        if gpu and arguments.timeline:
+            kind = f"{min(len(devices), count_gpus())} x {devices[0].name}"
+            title = f"{text}, {name}, {len(devices)} x {format_bytes(room)} of {kind}"
+            path = arguments.timeline
+            show_timeline(program, gpu, title, path if len(plans) == 1 else path.with_stem(f"{path.stem}-{text}"))
+
+
+def enqueue(arguments: argparse.Namespace) -> None:
+    """Enqueue propagations for devices that do nothing; print the seconds of the host and the calls."""
+    for text, name, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
+        algebra, block = reference.ALGEBRAS[name], EvidenceBlock(1, {}, {})
+        with idle_devices() as calls:
+            gpu = DeviceGroup(chunks, algebra, *(IdleDevice(n, room) for n in range(arguments.gpus)), slots=slots)
+            program, seconds = ChunkedGpuProgram(chunks, network_of(text), algebra, gpu), list[float]()
+            bound = program._bound
+            for _ in range(arguments.repeat):
+                store = ChunkStore(chunks, algebra.dtype, None, gpu.allocate)
+                stats = bound.begin(block, store)
+                calls.clear()
+                started = time.perf_counter()
+                GpuRun(program.launches, store, stats, partial(bound.update, stats)).run(program._dead)
+                seconds.append(time.perf_counter() - started)
+        print(f"{text} ({name}), {arguments.gpus} devices that do nothing: {min(seconds):.4f} s of the host")
+        print("  " + ", ".join(f"{count:,} {name}" for name, count in sorted(calls.items())))
+
+
+def show_rows(chunks: ChunkPlan, network: Network, algebra: Algebra, room: int, slots: int, most: int) -> None:
+    """Print the seconds of a row where several go side by side, each on one of the GPUs."""
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
+
+    programs = [
+        ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, device, slots=slots))
+        for device in (CudaBlockDevice(n % count_gpus(), room) for n in range(most))
+    ]
+    for abreast in range(1, most + 1):
+        # The first rows prepare launches.
+        for rows in (most, ROWS_EACH * abreast):
+            started = time.perf_counter()
+            in_threads(lambda _, place: programs[place].run(EvidenceBlock(1, {}, {})), range(rows), abreast)
+            seconds = time.perf_counter() - started
+        print(f"  {abreast} rows side by side: {seconds / rows:.3f} s a row")
+
+
+def show_timeline(program: SingleCaseProgram, gpu: DeviceGroup, title: str, path: Path) -> None:
+    """Propagate once more, and draw what streams and the host do."""
+    with recorded(gpu) as bars:
+        started = time.perf_counter()
+        program.run(EvidenceBlock(1, {}, {}))
+        seconds = time.perf_counter() - started
+    print(f"  recorded, {seconds:.3f} s:", *shares(bars, seconds), sep="\n    ")
+    write_trace(bars, path.with_suffix(".json"))
+    draw(bars, seconds, f"{title}: {seconds:.2f} s", path)
 
 
 def show_explanation(chunks: ChunkPlan, network: Network, algebra: Algebra, outcome: BlockOutcome) -> None:
@@ -200,7 +271,7 @@ def timed(
     slowest: int,
 ) -> BlockOutcome:
     """Propagate once, with the time of every pass."""
-    with (watched_gpu if rates else watched_cpu)() as ends:
+    with watched_gpu(gpu) if gpu else watched_cpu() as ends:
         started = time.perf_counter()
         outcome = program.run(EvidenceBlock(1, {}, {}))
         seconds = time.perf_counter() - started
@@ -241,34 +312,24 @@ def watched_cpu() -> Iterator[list[float]]:
 
 
 @contextmanager
-def watched_gpu() -> Iterator[list[float]]:
+def watched_gpu(gpu: DeviceGroup) -> Iterator[list[float]]:
     """The same by events of the devices."""
-    from junctor_kernels.gpu.device import CudaDevice
-
-    event = CudaDevice.event
-    begins: dict[int, Any] = {}
-    ends: list[float] = []
-    saved: list[Any] = []
+    event, ends, saved = CudaDevice.event, list[float](), list[list[StreamMark]]()
+    clocks = {device: DeviceClock(device.cuda) for device in gpu.devices}
+    owners = {slot.number: slot.device for slot in gpu.slots}
 
     class Watched(GpuRun):
-        def run(self, dead: Any) -> None:
-            for slot in self.gpu.slots:
-                with slot.device.cuda.current():
-                    begins[slot.number] = slot.mark().event
-            super().run(dead)
-            for marks in saved:
-                elapsed = self.gpu.devices[0].cuda.elapsed
-                ends.append(max(elapsed(begins[mark.slot], mark.event) for mark in marks))
-
         def _close(self) -> None:
-            saved.append(self._pending[0].saved.values())
+            saved.append(list(self._pending[0].saved.values()))
             super()._close()
 
     with (
         patch("junctor.out_of_core.gpu.run.GpuRun", Watched),
         patch.object(CudaDevice, "event", lambda device: event(device, timing=True)),
     ):
+        began = time.perf_counter()
         yield ends
+    ends += [max(clocks[owners[mark.slot]].at(mark.event) for mark in marks) - began for marks in saved]
 
 
 def main() -> None:
@@ -291,8 +352,17 @@ def main() -> None:
     running.add_argument("--threads", type=int, default=2)
     running.add_argument("--repeat", type=int, default=2)
     running.add_argument("--slowest", type=int, default=3, help="passes that are shown")
+    running.add_argument("--abreast", type=int, default=1, metavar="ROWS", help="so many rows side by side as well")
+    running.add_argument("--timeline", type=Path, metavar="FILE", help="picture of what a GPU and the host do when")
     running.set_defaults(command=run)
+    enqueuing = commands.add_parser("enqueue")
+    enqueuing.add_argument("plans")
+    enqueuing.add_argument("--gpus", type=int, default=1)
+    enqueuing.add_argument("--repeat", type=int, default=5)
+    enqueuing.set_defaults(command=enqueue)
     arguments = parser.parse_args()
+    if getattr(arguments, "timeline", None) and arguments.device == "cpu":
+        parser.error("--timeline shows streams of GPUs: it needs --device gpu")
     arguments.command(arguments)
 
 

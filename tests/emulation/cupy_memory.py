@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -54,20 +55,22 @@ class Stream:
 
 
 class Event:
-    """turn: how many times it has been recorded; past: which of them streams have come by."""
+    """turn: how many times it has been recorded; past: which of them streams have come by; seen: when they did."""
 
     def __init__(self, **_: Any) -> None:
         self.turn = self.past = 0
+        self.seen = 0.0
 
     def record(self, stream: Stream) -> None:
         self.turn += 1
         turn = self.turn
 
         def come_by() -> bool:
-            self.past = turn
+            self.past, self.seen = turn, time.perf_counter()
             return True
 
-        stream.work.append(come_by)
+        # By its number, as CuPy does: any object that has one will do.
+        Stream.every[stream.ptr].work.append(come_by)
 
     @property
     def done(self) -> bool:
@@ -159,7 +162,15 @@ runtime = SimpleNamespace(
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
+
+
+def elapsed(one: Event, other: Event) -> float:
+    """Return the milliseconds between two events."""
+    return 1e3 * (other.seen - one.seen)
+
+
 cuda = SimpleNamespace(Device=Current, Stream=Stream, Event=Event, runtime=runtime, alloc_pinned_memory=bytearray)
+cuda.get_elapsed_time = elapsed
 
 
 def empty(shape: Any, dtype: Any) -> DeviceArray:

@@ -1,5 +1,9 @@
 // A launch of the kernels of `entries.cu`.
 extern "C" void launch(const char *name, const Reduction *given, int blocks, int threads) {
+    if (name == std::string("exchange")) {
+        in_turn(blocks, threads, [&] { exchange(*reinterpret_cast<const Exchange *>(given)); });
+        return;
+    }
     using Kernel = void (*)(const Reduction);
 #define KERNEL(name) {#name, name}
     const std::pair<std::string, Kernel> kernels[] = {

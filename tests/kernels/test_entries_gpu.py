@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from emulation.entries import ALGEBRAS, emulated, reduced
+from emulation.entries import ALGEBRAS, emulated, library, reduced
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
@@ -82,6 +83,53 @@ def test_every_kind_of_launch(kept: int, eliminated: int, algebra: str) -> None:
     tables = entries_of([rng.random(2 ** len(scope)) for scope in scopes], algebra)
     wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
     np.testing.assert_allclose(reduced(what, tables, algebra)[0], wanted, rtol=1e-13, atol=1e-13)
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
+    """Sizes of axes of runs, their order in the table, vectors of a run, and shares."""
+    sizes = draw(st.lists(st.integers(1, 4), max_size=4))
+    order = draw(st.permutations(range(len(sizes))))
+    return sizes, list(order), draw(st.integers(1, 600)), draw(st.integers(1, 5))
+
+
+@given(exchanges(), st.booleans())
+@settings(max_examples=25)
+@example(([], [], 1, 1), True)
+@example(([2, 3], [1, 0], 257, 3), False)
+def test_an_exchange_is_a_copy(drawn: tuple[list[int], list[int], int, int], to_table: bool) -> None:
+    sizes, order, vectors, shares = drawn
+    rng, bytes_ = np.random.default_rng(len(sizes)), 16 * vectors
+    # Of each share a table whose axes lie in another order, in memory that is larger.
+    whole = [np.full((*(sizes[k] for k in order), bytes_ + 16), 255, np.uint8) for _ in range(shares)]
+    tables = [table[..., :bytes_].transpose(*np.argsort(order), len(order)) for table in whole]
+    slot = np.full((shares, *sizes, bytes_), 255, np.uint8)
+    pairs = list(zip(tables, slot, strict=True) if to_table else zip(slot, tables, strict=True))
+    for _, source in pairs:
+        source[...] = rng.integers(0, 255, source.shape)
+    axes = [*zip(sizes, pairs[0][0].strides, pairs[0][1].strides, strict=False), (bytes_, 1, 1)]
+    launch = entries_gpu.exchanged(axes, [(target.ctypes.data, source.ctypes.data) for target, source in pairs])
+    assert launch is not None
+    compiled = library("single")
+    compiled.launch(b"exchange", ctypes.c_void_p(launch.words.ctypes.data), launch.blocks, entries_gpu.THREADS)
+    for target, source in pairs:
+        np.testing.assert_array_equal(target, source)
+    assert all((table[..., bytes_:] == 255).all() for table in whole)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shares"),
+    [
+        ([(24, 1, 1)], [(0, 0)]),
+        ([(2, 24, 32), (16, 1, 1)], [(0, 0)]),
+        ([(16, 1, 1)], [(8, 0)]),
+        ([(16, 1, 1)], [(0, 0)] * 17),
+        ([(2, 16, 16)] * 13 + [(16, 1, 1)], [(0, 0)]),
+        ([(1 << 29, 16, 16), (1 << 15, 1, 1)], [(0, 0)]),
+    ],
+)
+def test_what_no_launch_exchanges(axes: Any, shares: Any) -> None:
+    assert entries_gpu.exchanged(axes, shares) is None
 
 
 @given(st.integers(1, 1 << 16), st.integers(1, 1 << 18), st.booleans())

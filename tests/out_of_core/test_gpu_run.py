@@ -23,8 +23,10 @@ from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.gpu import devices as chunk_gpus
+from junctor.out_of_core.gpu import launches as chunk_launches
 from junctor.out_of_core.gpu import run as chunked_gpu
 from junctor.out_of_core.gpu import slots as chunk_slots
+from junctor.out_of_core.gpu.copies import RowsCopy
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.launches import StepLaunch
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
@@ -42,6 +44,7 @@ from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.devices import open_gpu, open_other_gpus
 from junctor_kernels.gpu import entries as entries_gpu
+from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
@@ -53,9 +56,12 @@ BOTH = pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
-    """Return so many GPUs; of real ones as many as there are."""
+    """Return so many GPUs; where there are too few real ones, the first has more than one room."""
     if request.param == "cuda":
-        yield lambda count: [open_gpu(ROOM), *open_other_gpus(ROOM)][:count]
+        rooms = (CudaBlockDevice(0, ROOM) for _ in itertools.count())
+        yield lambda count: list(
+            itertools.islice(itertools.chain([open_gpu(ROOM)], open_other_gpus(ROOM), rooms), count)
+        )
         return
     from emulation import cupy_memory as emulated_cupy
 
@@ -216,6 +222,65 @@ def test_tables_stay_on_the_devices(
     assert len(gpu.resident) > len(chunks.passes) / 2
     used = [stay.sharding.used for stay in gpu.resident.values()]
     assert frozenset().union(*used) == set(range(len(gpu.devices)))
+
+
+@BOTH
+@pytest.mark.parametrize(("states", "count"), [(2, 3), pytest.param((2, 3), 4, marks=pytest.mark.slow)])
+def test_exchanges_bring_the_same_bytes_in_a_launch_as_in_copies(
+    devices: Devices, states: Any, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    network, block = steep(grid(4, 5, states=states, seed=8)), EvidenceBlock(1, {}, {})
+    chunks, found = cut(network, 32), []
+    for launched in (True, False):
+        monkeypatch.setattr(chunk_launches, "is_launched", lambda rows, nbytes, launched=launched: launched)
+        program = ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, *devices(count)))
+        found.append(program.run(block))
+        exchanges = list(program.launches._exchanges.values())
+        # Small pieces of mixed cardinalities are no whole vectors: these are copied in both cases.
+        as_launches = [each for each in exchanges if each.launch]
+        assert exchanges
+        assert bool(as_launches) == launched
+        # From several devices at once.
+        assert not launched or max(int(each.launch.words[3]) for each in as_launches if each.launch) > 1
+    assert found[0].log_value == found[1].log_value
+    for variable, posterior in found[0].posteriors.items():
+        np.testing.assert_array_equal(posterior, found[1].posteriors[variable])
+
+
+@BOTH
+def test_small_results_are_made_on_the_host(
+    devices: Devices, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, block = steep(grid(3, 4, seed=9)), EvidenceBlock(1, {}, {})
+    chunks, found, made = cut(network, 64), [], []
+    for most in (chunk_gpus.CARRIED_BYTES, 0):
+        monkeypatch.setattr(chunk_gpus, "CARRIED_BYTES", most)
+        gpu = DeviceGroup(chunks, algebra, *devices(1))
+        program = ChunkedGpuProgram(chunks, network, algebra, gpu)
+        found.append(program.run(block))
+        made.append(
+            {table for kept in program.launches._kept.values() for table in kept.in_place} - gpu.resident.keys()
+        )
+    results = {table for _, table in chunks.plan.marginals}
+    # Of passes whose tasks hold nothing constant; the others are added up.
+    assert made[0] & results
+    assert not made[1] & results
+    assert found[0].log_value == found[1].log_value
+    for variable, posterior in found[0].posteriors.items():
+        np.testing.assert_array_equal(posterior, found[1].posteriors[variable])
+
+
+def test_few_large_runs_are_left_to_copies() -> None:
+    def rows(count: int, width: int, apart: int = 1) -> list[RowsCopy]:
+        return [RowsCopy(0, width, 0, 2 * width, width, apart)] * count
+
+    # Of one run the time of the call counts, and then that links are a little faster for copies.
+    assert chunk_launches.is_launched(rows(1, 1 << 20), 1 << 20)
+    assert not chunk_launches.is_launched(rows(1, 1 << 28), 1 << 28)
+    # Several come one after the other, from devices that others read from at that time, too.
+    assert chunk_launches.is_launched(rows(1, 1 << 16, apart=1 << 12), 1 << 28)
+    assert chunk_launches.is_launched(rows(64, 1 << 22), 1 << 28)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,13 @@ def _function(cupy: Any, module: KernelModule, number: int, variant: str | None,
 
 def as_struct(words: npt.NDArray[np.int64]) -> Array:
     """Return the words of a struct as one value, to be passed to a kernel: CuPy passes no longer arrays by value."""
-    return words.view(f"V{words.nbytes}")
+    return words.view(_struct_type(words.nbytes))
+
+
+@cache
+def _struct_type(size: int) -> np.dtype[np.void]:
+    # Kept: making one from its name takes longer than the view.
+    return np.dtype((np.void, size))
 
 
 def address_of(array: DeviceArray) -> int:
@@ -414,6 +420,9 @@ class CudaDevice:
 
     def enable_peer(self, other: CudaDevice) -> bool:
         """Let kernels and copies of this device use the memory of another one; returns False where it cannot."""
+        if self.number == other.number:
+            # The same GPU, with another room.
+            return True
         runtime = self._cupy.cuda.runtime
         if not runtime.deviceCanAccessPeer(self.number, other.number):
             return False

@@ -8,10 +8,11 @@ offsets, so that none grows with a clique.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,11 @@ MOST_IN_QUADS, MOST_LINES = 3, 16
 VECTOR = 4
 # Entries of a line, and threads of a warp.
 LINE, WARP = 32, 32
+# Of an exchange: bytes of a vector, vectors that a thread takes at a time, axes of runs and shares of a part at most,
+# and blocks: enough for the links of a device, with room for kernels beside them.
+VECTOR_BYTES, EACH_VECTORS, MOST_AXES, MOST_SHARES, EXCHANGE_BLOCKS = 16, 8, 12, 16, 256
+# What its warps take, at the most: they count in 32 bits.
+MOST_WARPS = 1 << 31
 # The fields of the struct `Reduction`, in its order, and those of an operand.
 FIELDS = ("out", "out_panels", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
 OPERAND_FIELDS = (
@@ -80,6 +86,7 @@ def source(algebra: str) -> str:
     constants = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
     constants |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
     constants |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
+    constants |= {"EACH_VECTORS": EACH_VECTORS, "MOST_AXES": MOST_AXES, "MOST_SHARES": MOST_SHARES}
     what = reference.ALGEBRAS[algebra]
     before = "\n".join(["#define LOGS"] * what.logs + ["#define MAXIMA"] * (what.join is np.maximum))
     double = what.dtype.itemsize == 8
@@ -381,17 +388,57 @@ def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
     return words
 
 
-def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.NDArray[np.int64]:
-    """Return a record in which some addresses lie further on.
+class ExchangeLaunch(NamedTuple):
+    """A launch of the kernel `exchange`.
 
-    words: the record; it is not changed.
-    fields: places of the addresses in it.
-    by: bytes.
+    blocks: of threads.
+    words: the struct `Exchange`.
+    to, of: places of the addresses of targets and of sources in it.
     """
-    result = words.copy()
-    for field in fields:
-        result[field] += by
-    return result
+
+    blocks: int
+    words: npt.NDArray[np.int64]
+    to: slice
+    of: slice
+
+
+def exchanged(axes: Sequence[Axis], shares: Sequence[tuple[int, int]]) -> ExchangeLaunch | None:
+    """Return the launch that copies runs; None where they are no whole vectors, or too many kinds of them.
+
+    axes: (states, bytes from one to the next in the target, in the source), slowest first; the last one is a run, whose
+    states are bytes.
+    shares: addresses of target and source; what lies at each is alike.
+    """
+    *outer, (width, _, _) = axes
+    aligned = [width, *(stride for axis in outer for stride in axis[1:]), *(end for ends in shares for end in ends)]
+    if len(outer) > MOST_AXES or len(shares) > MOST_SHARES or any(number % VECTOR_BYTES for number in aligned):
+        return None
+    vectors, runs = width // VECTOR_BYTES, _entries(outer)
+    warps = len(shares) * runs * -(-vectors // (WARP * EACH_VECTORS))
+    if warps > MOST_WARPS:
+        return None
+    head = [vectors, runs, len(outer), len(shares)]
+    distances = [(states, to // VECTOR_BYTES, of // VECTOR_BYTES) for states, to, of in outer]
+    distances += [(0, 0, 0)] * (MOST_AXES - len(outer))
+    head += itertools.chain.from_iterable(distances)
+    ends = [*itertools.chain.from_iterable(shares), *[0] * (2 * (MOST_SHARES - len(shares)))]
+    first, behind = len(head), len(head) + 2 * len(shares)
+    blocks = min(EXCHANGE_BLOCKS, -(-warps * WARP // THREADS))
+    return ExchangeLaunch(blocks, np.array(head + ends, np.int64), slice(first, behind, 2), slice(first + 1, behind, 2))
+
+
+def exchanged_shares(words: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield the addresses, target and source, of the shares of a struct `Exchange`."""
+    first = len(words) - 2 * MOST_SHARES
+    for share in range(int(words[3])):
+        to, of = words[first + 2 * share : first + 2 * share + 2].tolist()
+        yield to, of
+
+
+def exchanged_bytes(words: npt.NDArray[np.int64]) -> int:
+    """Return the bytes that a struct `Exchange` copies."""
+    vectors, runs, _, shares = words[:4].tolist()
+    return int(vectors * runs * shares * VECTOR_BYTES)
 
 
 def shift_of(largest: float, algebra: Algebra) -> float:
@@ -404,8 +451,13 @@ def shift_of(largest: float, algebra: Algebra) -> float:
         return 0
     if algebra.logs:
         return -float(largest)
+    return -min(math.frexp(float(largest))[1], _most_shift(algebra.dtype))
+
+
+@cache
+def _most_shift(dtype: np.dtype[Any]) -> int:
     # Two to the power of more would be beyond the format, or below what it holds exactly.
-    return -min(math.frexp(float(largest))[1], 1 - int(np.finfo(algebra.dtype).minexp) - 1)
+    return 1 - int(np.finfo(dtype).minexp) - 1
 
 
 def scale_of(shift: float, algebra: Algebra) -> int:

@@ -25,6 +25,7 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
     return {
         "device": "gpu" if limits.on_gpu else "cpu",
         "workers": route.workers,
+        "rows_side_by_side": route.side.rounds(route.side.rows)[0][1] if route.side else 1,
         "passes": len(chunks.passes),
         "tasks": chunks.tasks,
         "chunk_variables": [network.variables[v].name for v, _ in uses.most_common() if v < len(network.public)],
@@ -52,6 +53,7 @@ def show_chunks(facts: dict[str, Any]) -> None:
     where = "the memory of the GPU" if gpu else "memory for a task"
     seconds = duration(facts["seconds_per_row"])
     over = f" over {facts['workers']} workers" if facts["workers"] else ""
+    over += f", {facts['rows_side_by_side']} rows side by side" if facts["rows_side_by_side"] > 1 else ""
     typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row{over}, {seconds}")
     typer.echo(f"      chunk variables   {len(facts['chunk_variables']):,}{': ' if names else ''}{names}")
     typer.echo(f"      tables            {facts['stored_tables']:,} stored, {facts['cut_tables']:,} of them in pieces")

@@ -137,6 +137,11 @@ class GpuConstants(DeviceConstants):
     # Copies from another GPU of the host. Estimate, below what NVLink of an H100 or H200 is specified for; 2026-11-21.
     link_rate: float = 300e9
 
+    # A copy of one run from another GPU, and several copies or copies of rows, one after the other, while others copy
+    # from the same GPU. Four H200, NVLink between all; 2026-11-22.
+    link_copy_rate: float = 393e9
+    link_rows_rate: float = 110e9
+
     # Rates of the device.
     # Bytes a second of a plain copy, read and written. H100, docs/performance.md (2.97 TB/s), rounded; 2026-11-21.
     copy_rate: float = 3e12
@@ -153,6 +158,14 @@ class GpuConstants(DeviceConstants):
     chunk_copy: float = 4e-5
     # Seconds a pass over such tasks. H100 and H200, docs/forecasts.md ("0.15 ms of the host a pass"); 2026-11-22.
     chunk_pass: float = 1.5e-4
+    # Seconds of the driver for a launch (H200, 6.7 microseconds; 2026-11-23), and for a copy from another GPU (H200, 24
+    # microseconds in a propagation on four; 2026-11-22).
+    launch_call: float = 7e-6
+    copy_call: float = 2.4e-5
+    # Seconds in which the thread of a row in chunks keeps those of other rows from running, over the seconds that the
+    # host is forecast to take for it: Python's lock, and the driver's. H200, docs/performance.md ("Out of core"), by
+    # `benchmarks/oversize.py run --abreast 4`; 2026-11-23.
+    host_held: float = 1.4
     # Seconds a launch for a chunk of a streamed clique table: other code than that of tasks. Agrees with the rates of
     # docs/forecasts.md ("Stored tables"), which were measured on an H100; 2026-11-21.
     stream_launch: float = 2e-5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,13 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core.explanations import as_outcome
 from junctor.out_of_core.memory_splits import ChunkRoute
-from junctor.out_of_core.programs import SingleCaseProgram, answer_case_by_case, case_by_case, program_of
+from junctor.out_of_core.programs import (
+    SingleCaseProgram,
+    answer_case_by_case,
+    case_by_case,
+    program_of,
+    rounds_of,
+)
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh
@@ -411,11 +417,12 @@ class Engine:
             if chunks is None:
                 chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, resources.gpu)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
-            program = self._chunk_program(chunks, algebra, resources.device)
-            rows = answer_case_by_case(program, chunks.chunks.plan, batch, rows, answers)
-            # Its memory goes first.
-            del program
-            rows = self._answer_impossible(rows, batch, answers, free)
+            doubtful = [rows[:0]]
+            for part, programs in self._in_rounds(chunks, algebra, resources.device, rows):
+                doubtful.append(answer_case_by_case(programs, chunks.chunks.plan, batch, part, answers))
+                # Their memory goes first.
+                programs.clear()
+            rows = self._answer_impossible(np.concatenate(doubtful), batch, answers, free)
             if not rows.size:
                 return
             chunks = None
@@ -432,10 +439,11 @@ class Engine:
                 chunks = self._chunks_in(algebra, route, budget, resources)
             assert chunks is not None
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
-            program = self._chunk_program(chunks, algebra, self._chunk_device(chunks, resources))
-            found = list(case_by_case(program, chunks.chunks.plan, batch, rows))
-            # Its memory goes first: what is ambiguous of a row is answered in one piece.
-            del program
+            found: list[tuple[Rows, EvidenceBlock, BlockOutcome]] = []
+            for part, programs in self._in_rounds(chunks, algebra, self._chunk_device(chunks, resources), rows):
+                found += case_by_case(programs, chunks.chunks.plan, batch, part)
+                # Their memory goes first: what is ambiguous of a row is answered in one piece.
+                programs.clear()
             left = rows[:0]
             for part, block, outcome in found:
                 explained: tuple[dict[int, int], float] | None = None
@@ -463,8 +471,9 @@ class Engine:
 
         def propagate(route: Route, batch: EvidenceBatch, algebra: Algebra) -> tuple[EvidenceBlock, BlockOutcome]:
             chunks = self._chunks_in(algebra, route, budget, resources)
-            program = self._chunk_program(chunks, algebra, self._chunk_device(chunks, resources))
-            ((_, block, outcome),) = case_by_case(program, chunks.chunks.plan, batch, np.arange(1))
+            device = self._chunk_device(chunks, resources)
+            ((row, programs),) = self._in_rounds(chunks, algebra, device, np.arange(1))
+            ((_, block, outcome),) = case_by_case(programs, chunks.chunks.plan, batch, row)
             return block, outcome
 
         def in_one_piece(route: Route, batch: EvidenceBatch) -> dict[int, int]:
@@ -499,16 +508,22 @@ class Engine:
 
         return answer_impossible(self.network, batch, rows, answers, free, self.router.threads)
 
-    def _chunk_program(self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None) -> SingleCaseProgram:
-        """Return what answers rows in chunks: all workers, all GPUs or this process."""
+    def _in_rounds(
+        self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None, rows: Rows
+    ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
+        """Yield rows in chunks, and what answers them: all workers, this process, or its GPUs, several rows at a time.
+
+        Whoever takes them clears the list, so that the memory is free for the next ones.
+        """
         router = self.router
         if router.workers is not None and chunks.workers:
-            return router.workers.program(chunks, router.network, algebra)
-        if not isinstance(device, CudaBlockDevice) or not chunks.limits.on_gpu:
-            return program_of(chunks, router.network, algebra)
-        # Only chunks are spread over several GPUs.
-        others = open_other_gpus(self.options.device_memory) if self.options.all_gpus else ()
-        return program_of(chunks, router.network, algebra, device, *others)
+            yield rows, [router.workers.program(chunks, router.network, algebra)]
+        elif not isinstance(device, CudaBlockDevice) or not chunks.limits.on_gpu:
+            yield rows, [program_of(chunks, router.network, algebra)]
+        else:
+            # Only chunks are spread over several GPUs.
+            others = open_other_gpus(self.options.device_memory) if self.options.all_gpus else ()
+            yield from rounds_of(chunks, router.network, algebra, (device, *others), rows)
 
     def _open_gpu(self) -> BlockDevice:
         return self.router.gpu if self.router.gpu is not None else open_gpu(self.options.device_memory)

@@ -48,7 +48,7 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
 from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, MemoryLimits
-from junctor.out_of_core.programs import cut
+from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.budget import Budget
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.compile import Problem, compile_plan
@@ -674,7 +674,9 @@ class Router:
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
         costs = self.gpu_costs if on_gpu else self.cpu_costs
         gpus = count_gpus() if on_gpu and self.options.all_gpus else 1
-        return cut(problem, algebra, limits, costs, rows, gpus)
+        if gpus > 1:
+            return cut_for_gpus(problem, algebra, limits, costs, rows, gpus)
+        return cut(problem, algebra, limits, costs, rows)
 
     def _cut_for_workers(
         self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool

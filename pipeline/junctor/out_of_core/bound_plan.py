@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,8 @@ MAX_UNSCALED = 32
 MAX_EXPONENT = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class TableStats:
+# A tuple, because thousands are made for each case.
+class TableStats(NamedTuple):
     """What is known of a whole table.
 
     log_scale: natural log of what its entries are to be multiplied with.
@@ -65,9 +65,9 @@ class TableStats:
     def shifted(self, shift: float, logs: bool) -> TableStats:
         """Return the statistics with all entries times two to a power, or that much more where they are logarithms."""
         if not shift:
-            return replace(self, shift=0) if self.shift else self
+            return self._replace(shift=0) if self.shift else self
         if logs:
-            return replace(self, log_scale=self.log_scale - shift, largest=self.largest + shift, shift=0)
+            return self._replace(log_scale=self.log_scale - shift, largest=self.largest + shift, shift=0)
         by = 2.0**shift
         scale = self.log_scale - shift * math.log(2)
         return TableStats(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
@@ -147,21 +147,27 @@ class BoundPlan:
     def _scaled_for_readers(self, stats: TableStats) -> TableStats:
         if self._as_summed:
             # Devices compute the same by themselves, of the largest entry.
-            return replace(stats, shift=shift_of(stats.largest, self.algebra))
+            return stats._replace(shift=shift_of(stats.largest, self.algebra))
         if self.algebra.logs or stats.largest == 0 or not math.isfinite(stats.largest):
             return stats
         exponent = math.frexp(stats.largest)[1]
         # Most tables need no second pass over their entries then.
         if abs(exponent) <= MAX_UNSCALED:
             return stats
-        return replace(stats, shift=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
+        return stats._replace(shift=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
 
     def _stats_of_step(
         self, reduce: Reduce, step: PartStep, operands: Sequence[TableStats], max_min: MaxMin, factor: float
     ) -> TableStats:
         """Return the statistics of a result: its scale, and the bounds on losses (see `junctor.backends.numpy`)."""
         largest, least = max_min
-        scale = sum([operand.log_scale for operand in operands])
+        scale, product, is_clean = 0.0, 1.0, True
+        # One loop, because thousands of steps are looked at for each case.
+        for operand in operands:
+            scale += operand.log_scale
+            # Entries above 1 do not help: they may come behind a product that is lost already.
+            product *= min(1.0, operand.least)
+            is_clean = is_clean and not (operand.lost or operand.open)
         if self.algebra.logs:
             # Logarithms lose nothing to underflow.
             return TableStats(scale - factor, 0.0, 0.0, 1.0, largest)
@@ -169,9 +175,8 @@ class BoundPlan:
             # Beyond the format: nothing is known.
             return TableStats(scale, math.inf, math.inf, 0.0, math.inf)
         tiny = self.algebra.tiny
-        # Entries above 1 do not help: they may come behind a product that is lost already.
-        safe = math.prod([min(1.0, operand.least) for operand in operands]) >= tiny and least >= tiny
-        if safe and not any(operand.lost or operand.open for operand in operands):
+        safe = product >= tiny and least >= tiny
+        if safe and is_clean:
             return TableStats(scale - math.log(factor), 0.0, 0.0, least, largest)
         terms = self.plan.shape.entries(reduce.eliminated)
         excess = math.prod(operand.excess for operand in operands)

@@ -7,6 +7,7 @@ divided into slots for tasks in flight; what is left keeps stored tables. `progr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from junctor.backends.plan_memory import STEP_BYTES
 from junctor.cost.constants import CPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
-from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
@@ -193,10 +194,18 @@ class GpuSplits:
 
     def seconds_with(self, chunks: ChunkPlan, slots: int) -> float:
         """Return about what a case takes with so many slots."""
+        counts = self._counts(chunks, slots)
+        work = self._costs.seconds(self._backend, {name: counts[name] for name in GPU_CHUNK_WORK})
+        return work + disk_seconds(chunks, self._itemsize)
+
+    def host_seconds(self, chunks: ChunkPlan, slots: int) -> float:
+        """Return about what the host takes to enqueue a case."""
+        return self._counts(chunks, slots)["host"]
+
+    def _counts(self, chunks: ChunkPlan, slots: int) -> Mapping[str, float]:
         # What slots leave keeps resident tables, so more slots mean more traffic over the bus.
         left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
-        work = self._costs.seconds(self._backend, gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
-        return work + disk_seconds(chunks, self._itemsize)
+        return gpu_counts(chunks, self._itemsize, slots, left, self._gpus)
 
     def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
         """Return the route of a plan that was cut for a split, with the number of slots that takes least."""
@@ -213,6 +222,44 @@ def device_bytes(task: int) -> int:
     return aligned(math.ceil((task + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """How GPUs of one process answer rows of one plan: several at a time, each on a share of the GPUs.
+
+    gpus: how many there are.
+    rows: at a time, at the most.
+    seconds: GPUs that share a row -> about what it takes.
+    host: seconds of a row in which its thread keeps all others from running.
+    again: seconds to prepare a row's share of the GPUs anew.
+    """
+
+    gpus: int
+    rows: int
+    seconds: Mapping[int, float]
+    host: float
+    again: float
+
+    def rounds(self, rows: int) -> list[tuple[int, int]]:
+        """Return which rows go how many at a time: (rows, at a time), first those of full rounds, then what is left."""
+        if not rows:
+            return []
+        return min((self._rounds(rows, abreast) for abreast in range(min(self.rows, rows), 0, -1)), key=self.total)
+
+    def _rounds(self, rows: int, abreast: int) -> list[tuple[int, int]]:
+        left = rows % abreast
+        # Few rows that are left take more GPUs each, where that pays for preparing them.
+        spread = [(rows - left, abreast), (left, left)]
+        same = [(rows, abreast)]
+        return spread if left and self.total(spread) < self.total(same) else same
+
+    def total(self, rounds: Sequence[tuple[int, int]]) -> float:
+        """Return about what all rows take."""
+        seconds = 0.0
+        for rows, abreast in rounds:
+            seconds += -(-rows // abreast) * max(self.seconds[self.gpus // abreast], abreast * self.host)
+        return seconds + self.again * sum(abreast for _, abreast in rounds[1:])
+
+
 @dataclass(frozen=True, eq=False)
 class ChunkRoute:
     """A plan cut for some limits.
@@ -225,6 +272,7 @@ class ChunkRoute:
     entry_threads: of compiled contractions, 0 where there are none.
     slots: groups of tasks in flight at once on a GPU.
     workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
+    side: how GPUs of this process answer several rows at a time; None where all of them share each row.
     """
 
     chunks: ChunkPlan
@@ -237,11 +285,13 @@ class ChunkRoute:
     entry_threads: int = 0
     slots: int = 0
     workers: int = 0
+    side: SideBySide | None = None
 
     @cached_property
     def memory(self) -> int:
         """The peak bytes of everything that is not on a disk or a GPU."""
-        return fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.overhead
+        of_row = fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.overhead
+        return of_row * (self.side.rows if self.side else 1)
 
     @cached_property
     def disk(self) -> int:

@@ -7,6 +7,7 @@ not fit goes into files. Everything is chosen before anything runs, and determin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,18 +16,19 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import block_of, write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.cost.constants import CPU
+from junctor.cost.constants import CPU, GPU
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuSplits, MemoryLimits, device_bytes
+from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuSplits, MemoryLimits, SideBySide, device_bytes
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
+from junctor.runtime.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from junctor.cost.model import CostModel
 
 Rows = npt.NDArray[np.int64]
+
+# Orders and memory splits that a search for a plan cuts, about: 28 x 28 takes half a minute.
+SEARCHED_CUTS = 100
 
 
 def cut(
@@ -64,6 +69,39 @@ def cut(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
         ) from None
     return ways.chunking(*cheapest)
+
+
+def cut_for_gpus(
+    problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
+) -> ChunkRoute:
+    """Return the plan that takes least time for rows on the GPUs of one process; raises BudgetError where none fits.
+
+    Rows go side by side, each on its share of the GPUs and of the memory, unless it is forecast that all GPUs had
+    better share each row, or the memory is too small. Arguments as of `cut`.
+    """
+    abreast = min(rows, gpus)
+    if abreast == 1:
+        return cut(problem, algebra, limits, costs, rows, gpus)
+    # No files: what is that large had better have all GPUs.
+    share = replace(limits, memory=limits.memory // abreast, disk=0)
+    try:
+        route = cut(problem, algebra, share, costs, rows, gpus // abreast)
+    except BudgetError:
+        return cut(problem, algebra, limits, costs, rows, gpus)
+    ways = {gpus // n: GpuSplits(share, algebra, costs, gpus // n) for n in range(1, abreast + 1)}
+    seconds = {each: way.seconds_with(route.chunks, route.slots) for each, way in ways.items()}
+    host = GPU.host_held * ways[gpus // abreast].host_seconds(route.chunks, route.slots)
+    side = SideBySide(gpus, abreast, seconds, host, route.memory * GPU.pinned_byte)
+    rounds = side.rounds(rows)
+    total = side.total(rounds)
+    if rounds == [(rows, 1)]:
+        # Another plan may be faster where all GPUs share each row; the search for it takes seconds, too.
+        gain = total - rows * ways[gpus].least(route.chunks.plan) / gpus
+        if gain > CPU.cutting_step * len(route.chunks.plan.steps) * SEARCHED_CUTS:
+            together = cut(problem, algebra, limits, costs, rows, gpus)
+            if rows * together.seconds < total:
+                return together
+    return replace(route, seconds=total / rows, side=side)
 
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:
@@ -121,24 +159,48 @@ def program_of(
     return ChunkedGpuProgram(chunks, network, algebra, gpu, folder)
 
 
+def rounds_of(
+    chunking: ChunkRoute, network: Network, algebra: Algebra, devices: Sequence[CudaBlockDevice], rows: Rows
+) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
+    """Yield rows, and what answers so many of them at a time on GPUs.
+
+    The list is to be cleared before the next ones are asked for: they need its memory. Raises BudgetError.
+    """
+    first = 0
+    for count, abreast in chunking.side.rounds(len(rows)) if chunking.side else [(len(rows), 1)]:
+        each = len(devices) // abreast
+        shares = [devices[n * each : (n + 1) * each] for n in range(abreast)]
+        yield rows[first : first + count], [program_of(chunking, network, algebra, *share) for share in shares]
+        first += count
+
+
 def case_by_case(
-    program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows
-) -> Iterator[tuple[Rows, EvidenceBlock, BlockOutcome]]:
-    """Yield each of `rows` as a part of its own, with its evidence and what its propagation found."""
-    for n in range(len(rows)):
-        part = rows[n : n + 1]
+    programs: Sequence[SingleCaseProgram], plan: Plan, batch: EvidenceBatch, rows: Rows
+) -> list[tuple[Rows, EvidenceBlock, BlockOutcome]]:
+    """Return each of `rows` as a part of its own, with its evidence and what its propagation found.
+
+    programs: of one plan; each answers a row at a time, in a thread of its own if there are several.
+    """
+
+    def propagate(part: Rows, place: int) -> tuple[Rows, EvidenceBlock, BlockOutcome]:
         block = block_of(batch, part, plan.pattern, plan.shape.cardinalities)
-        yield part, block, program.run(block)
+        return part, block, programs[place].run(block)
+
+    return in_threads(propagate, [rows[n : n + 1] for n in range(len(rows))], len(programs))
 
 
 def answer_case_by_case(
-    program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
+    programs: Sequence[SingleCaseProgram], plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
 ) -> Rows:
-    """Write the answers to `rows`; returns the doubtful ones."""
-    # An empty part, so that no rows give an empty result.
-    doubtful: list[Rows] = [rows[:0]]
-    for part, block, outcome in case_by_case(program, plan, batch, rows):
+    """Write the answers to `rows`; returns the doubtful ones. Arguments as of `case_by_case`."""
+
+    def answer(part: Rows, place: int) -> Rows:
+        ((_, block, outcome),) = case_by_case(programs[place : place + 1], plan, batch, part)
+        # Rows of answers lie apart, so threads may write theirs at the same time.
         write_tables(outcome, block, part, answers)
         write(outcome, part, answers)
-        doubtful.append(part[outcome.doubtful])
-    return np.concatenate(doubtful)
+        return part[outcome.doubtful]
+
+    parts = [rows[n : n + 1] for n in range(len(rows))]
+    # An empty part, so that no rows give an empty result.
+    return np.concatenate([rows[:0], *in_threads(answer, parts, len(programs))])

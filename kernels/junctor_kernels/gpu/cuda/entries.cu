@@ -9,6 +9,7 @@
 //     gather             what several devices found, as one.
 //     carry              a copy that need not wait for those that are under way.
 //     relay              brings what was found about a table to another device, through memory that both reach.
+//     exchange           brings a part of a table from wherever its pieces lie, on any device, or takes it there.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
 // the first task of a pass, the same for all tasks, and whoever reads the table multiplies; of logarithms (LOGS) that entry
@@ -488,6 +489,51 @@ extern "C" __global__ void relay(const Reduction what) {
     for (index_t n = threadIdx.x; n < what.entries * 2; n += THREADS) {
         const index_t at = n / 2 * 4 + n % 2;
         what.extremes[at] = ((volatile const word *)what.operand[0].lead)[at];
+    }
+}
+
+// A part of a table in two places, in runs of `width` vectors side by side. It is cut into equal shares, each of which
+// begins somewhere, on any device; inside a share runs are the states of some axes, the fastest last. Distances are
+// vectors. In the order of `entries_gpu.exchanged`.
+struct __align__(16) Vector {
+    unsigned long long one, other;
+};
+struct Exchange {
+    index_t width, runs, axes, shares;
+    struct {
+        index_t states, to, from;
+    } axis[MOST_AXES];
+    struct {
+        Vector *to;
+        const Vector *from;
+    } share[MOST_SHARES];
+};
+
+// A warp takes so many vectors of a run at a time, its threads neighbours of each other, all loads before the first store:
+// what counts is how many bytes are on their way. Shares come in turns, so that all links are busy.
+extern "C" __global__ void __launch_bounds__(THREADS) exchange(const Exchange what) {
+    // Divisions of 32 bits, because those of 64 would take longer than the copies; the host sees to it that they do.
+    const unsigned pieces = (unsigned)((what.width + 32 * EACH_VECTORS - 1) / (32 * EACH_VECTORS));
+    const unsigned shares = (unsigned)what.shares, all = shares * (unsigned)what.runs * pieces;
+    for (unsigned n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32; n < all; n += gridDim.x * (THREADS / 32)) {
+        const unsigned share = n % shares, piece = n / shares % pieces;
+        unsigned run = n / shares / pieces;
+        index_t to = 0, from = 0;
+        for (int k = (int)what.axes - 1; k >= 0; k--) {
+            const unsigned states = (unsigned)what.axis[k].states, state = run % states;
+            run /= states;
+            to += state * what.axis[k].to, from += state * what.axis[k].from;
+        }
+        const index_t first = (index_t)piece * (32 * EACH_VECTORS) + threadIdx.x % 32;
+        Vector *target = what.share[share].to + to + first;
+        const Vector *source = what.share[share].from + from + first;
+        Vector vector[EACH_VECTORS];
+#pragma unroll
+        for (int v = 0; v < EACH_VECTORS; v++)
+            if (first + 32 * v < what.width) vector[v] = source[32 * v];
+#pragma unroll
+        for (int v = 0; v < EACH_VECTORS; v++)
+            if (first + 32 * v < what.width) target[32 * v] = vector[v];
     }
 }
 

@@ -59,6 +59,7 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
             counts[name] += tasks * count
         groups = tasks if sums_on_host(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
         counts["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
+    counts["host"] = host
     counts["behind"] = max(0.0, host - counts["busiest"])
     return counts
 

@@ -37,9 +37,11 @@ class RowsCopy(NamedTuple):
     rows: int
 
 
-def copies(target: Array, source: Array) -> Iterator[RowsCopy]:
-    """Yield the fewest copies of rows between two arrays of one shape whose last axes are contiguous."""
-    # Size, and strides in either array, of axes from the last one on; neighbours that are contiguous in both are one.
+def common_axes(target: Array, source: Array) -> list[tuple[int, int, int]]:
+    """Return size, and bytes from one to the next in either array, of the fewest axes of two arrays of one shape.
+
+    From the fastest on, which is contiguous in both; neighbours that are contiguous in both are one.
+    """
     axes = [(1, target.itemsize, source.itemsize)]
     for size, one, other in reversed(list(zip(target.shape, target.strides, source.strides, strict=True))):
         faster, *strides = axes[-1]
@@ -47,6 +49,12 @@ def copies(target: Array, source: Array) -> Iterator[RowsCopy]:
             axes[-1] = (faster * size, *strides)
         elif size > 1:
             axes.append((size, one, other))
+    return axes
+
+
+def copies(target: Array, source: Array) -> Iterator[RowsCopy]:
+    """Yield the fewest copies of rows between two arrays of one shape whose last axes are contiguous."""
+    axes = common_axes(target, source)
     width = axes[0][0] * target.itemsize
     # A single run is a copy of one row.
     rows, *pitches = axes[1] if len(axes) > 1 else (1, width, width)

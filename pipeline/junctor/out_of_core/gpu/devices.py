@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+# Bytes of the host up to which kernels write or copy them: a copy engine would do it behind copies of large tables.
+CARRIED_BYTES = 1 << 17
+
 
 class TableView(NamedTuple):
     """A table that tasks read or write where it lies.
@@ -124,6 +127,17 @@ class DeviceGroup:
     def crosses_bus(self, table: int, number: int) -> bool:
         """Return True if a pass moves a table between host and devices."""
         return placement.crosses_bus(self.resident, table, number)
+
+    def brings(self, table: int, number: int) -> bool:
+        """Return True if a pass that reads a table puts it on devices, for itself and for others."""
+        return self.is_resident(table, number) and self.crosses_bus(table, number)
+
+    def on_host(self, table: int) -> TableView | None:
+        """Return where kernels make a whole table in pinned memory; None for one that they had better copy there."""
+        entries = self.chunks.plan.tables[table].entries
+        if table not in self._pinned or entries * self.dtype.itemsize > CARRIED_BYTES:
+            return None
+        return TableView(self._host.ctypes.data + self._pinned[table], (), PartRuns(entries, (0,)))
 
     def in_place(self, device: DeviceSlots, table: int, number: int) -> TableView | None:
         """Return where tasks of a pass on a device find all that they need of a table there; None if they do not.

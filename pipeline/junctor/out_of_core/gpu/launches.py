@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.device import Kernel
-from junctor_kernels.gpu.entries import PartRuns, bits_of, moved, record
+from junctor_kernels.gpu.entries import ExchangeLaunch, PartRuns, bits_of, exchanged, record
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.out_of_core.gpu.copies import RowsCopy, copies, device_view
+from junctor.cost.constants import GPU
+from junctor.out_of_core.gpu.copies import RowsCopy, common_axes, copies, device_view, enqueue_all
 from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
 from junctor.out_of_core.gpu.slots import DeviceSlots, PreparedLaunches, Slot, StepLayout, fits_in_place
 from junctor.out_of_core.memory_splits import MOST_KEPT
@@ -31,7 +32,7 @@ Array = npt.NDArray[Any]
 
 # Address of a slot as long as it may be any of them: NumPy has no arrays at 0.
 ORIGIN = ALIGNED
-# Copies of parts that are kept for the next case, of some hundred bytes each.
+# Exchanges that are kept for the next case, of some hundred bytes each.
 MOST_EXCHANGES = 1 << 13
 
 
@@ -60,8 +61,8 @@ class StepLaunch:
     kernel: of `entries.cu`.
     blocks: of threads.
     words: its record.
-    in_slot: fields of the record that hold an offset in a slot.
-    elsewhere: field, chunk variable, and the bytes by which a state of that moves the address in the field.
+    in_slot: fields of the record that lie in a slot, and their offsets there.
+    elsewhere: fields that lie somewhere else for each state of chunk variables.
     scaled: field for the bits of a scale factor, and the table, summed on the host, that it belongs to.
     ends: whether the launch makes the result of the step.
     """
@@ -69,8 +70,8 @@ class StepLaunch:
     kernel: Kernel
     blocks: int
     words: Array
-    in_slot: list[int]
-    elsewhere: list[tuple[int, int, int]]
+    in_slot: list[tuple[int, int]]
+    elsewhere: list[tuple[int, TableView]]
     scaled: list[tuple[int, int]]
     ends: bool
 
@@ -82,10 +83,12 @@ class StepLaunch:
         max_min_at: address of the words for the largest and the smallest entry.
         adds: whether results are added to what is there.
         """
-        # A copy: the launch serves all slots and tasks.
-        words = moved(self.words, self.in_slot, slot.address)
-        for place, v, by in self.elsewhere:
-            words[place] += states[v] * by
+        # A copy: the launch serves all slots and tasks, on workers those of several threads.
+        words, address = self.words.copy(), slot.address
+        for place, offset in self.in_slot:
+            words[place] = address + offset
+        for place, view in self.elsewhere:
+            words[place] = view.address + sum([states[v] * by for v, by in view.moves])
         # Only the last launch of a step sees its results; those before make partial sums.
         if self.ends:
             words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = max_min_at, adds
@@ -123,10 +126,10 @@ def step_launches(
         # What differs between tasks stays 0 here: `StepLaunch.enqueue` fills it in.
         words = record(launch, addresses[-1], 0, False, [(table, *parts, *scale) for table, parts, scale in given])
         words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
-        in_slot = [field for field, table in fields.items() if not isinstance(table, TableView)]
-        moves = [(field, *move) for field, view in fields.items() if isinstance(view, TableView) for move in view.moves]
+        in_slot = [(field, table) for field, table in fields.items() if not isinstance(table, TableView)]
+        elsewhere = [(field, view) for field, view in fields.items() if isinstance(view, TableView) and view.moves]
         kernel = device.kernel(launch.name)
-        launches.append(StepLaunch(kernel, launch.blocks, words, in_slot, moves, scaled, ends))
+        launches.append(StepLaunch(kernel, launch.blocks, words, in_slot, elsewhere, scaled, ends))
         operands, scales, scaled = [out], [plain], []
     return launches
 
@@ -136,15 +139,52 @@ class PassLaunches:
     """All launches of a pass on a device.
 
     groups: launches by group of fused steps.
+    loads: for each group the tables that a task waits for, or copies, before it.
+    brings: tables that the pass brings from the host for all that read them.
     in_place: tables that they use where these lie.
     prepared: what they need on the device.
     generation: of the device's offsets, when they were built.
     """
 
     groups: list[list[StepLaunch]]
+    loads: list[list[int]]
+    brings: frozenset[int]
     in_place: Mapping[int, TableView]
     prepared: list[PreparedLaunches]
     generation: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Exchange:
+    """A part of a table that goes from the devices where that is resident to a slot at ORIGIN, or from there.
+
+    nbytes: of the part.
+    launch: that copies it; None where copies of rows are possible alone, or faster.
+    rows: these copies.
+    to_slot: direction.
+    """
+
+    nbytes: int
+    launch: ExchangeLaunch | None
+    rows: Sequence[RowsCopy]
+    to_slot: bool
+
+    def enqueue(self, slot: Slot) -> None:
+        """Enqueue it for a slot."""
+        shift, device = slot.address - ORIGIN, slot.device
+        if self.launch is None:
+            enqueue_all(device.cuda, slot.stream, self.rows, *((shift, 0) if self.to_slot else (0, shift)))
+            return
+        words = self.launch.words.copy()
+        words[self.launch.to if self.to_slot else self.launch.of] += shift
+        device.launch(device.kernel("exchange"), self.launch.blocks, words)
+
+
+def is_launched(rows: Sequence[RowsCopy], nbytes: int) -> bool:
+    """Return True if a launch takes less time than copies of rows: one large run is left to a copy engine."""
+    is_run = len(rows) == 1 and rows[0].rows == 1
+    as_copies = len(rows) * GPU.copy_call + nbytes / (GPU.link_copy_rate if is_run else GPU.link_rows_rate)
+    return GPU.launch_call + nbytes / GPU.link_rate < as_copies
 
 
 class PassFacts:
@@ -158,6 +198,7 @@ class PassFacts:
     groups: its launches, as fused steps.
     inside: steps whose results no memory holds.
     made: table -> number of its step.
+    follows: for each group the last step of the pass whose result it reads, -1 for none.
     offsets: table -> offset of its part in a slot.
     """
 
@@ -173,6 +214,8 @@ class PassFacts:
         self.groups = fused_steps(chunks, pass_)
         self.inside = frozenset(n for group in self.groups for n in group.inside)
         self.made = {step.out: n for n, step in enumerate(steps)}
+        # For each group the last step whose result it reads.
+        self.follows = [max((self.made.get(t, -1) for t in group.operands), default=-1) for group in self.groups]
         self.offsets, _ = slot_offsets(chunks, pass_, itemsize)
 
     @property
@@ -207,8 +250,8 @@ class Launches:
         ]
         # The pass that makes a table.
         self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
-        self._kept: dict[tuple[int, int], PassLaunches] = {}
-        self._exchanges: dict[tuple[Any, ...], list[RowsCopy]] = {}
+        self._kept: dict[tuple[int, DeviceSlots], PassLaunches] = {}
+        self._exchanges: dict[tuple[Any, ...], Exchange] = {}
         # All or none: with some kept, the others would be built anew for every case all the same.
         self._is_kept = len(gpu.devices) * sum(map(len, steps)) <= MOST_KEPT
 
@@ -219,19 +262,19 @@ class Launches:
         device: that they are for.
         take: returns memory of so many bytes that copies may come from.
         """
-        launches = self._kept.get((n, device.number))
+        launches = self._kept.get((n, device))
         # After offsets have been released the addresses in older records are stale.
         if launches is None or launches.generation != device.generation:
             launches = self._build(n, device, take)
             if self._is_kept:
-                self._kept[n, device.number] = launches
+                self._kept[n, device] = launches
         # Marks the offsets as used, so that `make_room` waits for this pass before it releases them.
         for prepared in launches.prepared:
             prepared.used = n
         return launches
 
-    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> list[RowsCopy]:
-        """Return the copies of the part of a resident table that a task reads or makes, for a slot at ORIGIN.
+    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> Exchange:
+        """Return how the part of a resident table that a task reads or makes comes to a slot, or from there.
 
         n: number of the pass.
         table: resident on devices.
@@ -241,16 +284,19 @@ class Launches:
         key = n, table, to_slot, *states.values()
         if key in self._exchanges:
             return self._exchanges[key]
-        gpu, rows = self.gpu, list[RowsCopy]()
+        gpu = self.gpu
         sizes = [gpu.chunks.plan.shape.cardinalities[v] for v in gpu.chunks.cuts.get(table, ()) if v not in states]
         entries = math.prod(sizes) * gpu.chunks.piece(table)
         in_slot = device_view(ORIGIN + self.facts[n].offsets[table], entries, gpu.dtype).reshape(*sizes, -1)
-        for index, piece in gpu.pieces(table, states):
-            rows += copies(in_slot[index], piece) if to_slot else copies(piece, in_slot[index])
-        # Beyond that copies are worked out anew for each case.
+        pieces = [(in_slot[index], piece) for index, piece in gpu.pieces(table, states)]
+        ends = pieces if to_slot else [(piece, part_) for part_, piece in pieces]
+        rows = [copy for target, source in ends for copy in copies(target, source)]
+        launch = _launch_of(ends) if is_launched(rows, in_slot.nbytes) else None
+        exchange = Exchange(in_slot.nbytes, launch, () if launch else rows, to_slot)
+        # Beyond that they are worked out anew for each case.
         if len(self._exchanges) < MOST_EXCHANGES:
-            self._exchanges[key] = rows
-        return rows
+            self._exchanges[key] = exchange
+        return exchange
 
     def _build(self, n: int, device: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
         facts, all_prepared = self.facts[n], list[PreparedLaunches]()
@@ -271,16 +317,32 @@ class Launches:
             groups.append(step_launches(device, prepared, ends, scales, scaled))
         # One event behind the offsets of all steps: slots wait for it before their first launch.
         device.uploaded.record(device.upload)
-        return PassLaunches(groups, views, all_prepared, device.generation)
+        brings = frozenset(table for table in facts.pass_.loads if self.gpu.brings(table, n))
+        loads, there = list[list[int]](), set(facts.made)
+        for group in facts.groups:
+            new = dict.fromkeys(table for table in group.operands if table not in there)
+            # Leaves that are used where they lie are there from the beginning.
+            loads.append([t for t in new if t in self.makers or t in brings or t not in views])
+            # A part stays in the slot for later steps of the same task.
+            there.update(new)
+        return PassLaunches(groups, loads, brings, views, all_prepared, device.generation)
 
     def _in_place(self, n: int, device: DeviceSlots) -> dict[int, TableView]:
         """Return the tables of a pass that all of its steps can use where they lie."""
         views, facts = dict[int, TableView](), self.facts[n]
         for table, groups in facts.uses.items():
-            view = self.gpu.in_place(device, table, n)
+            view = self.gpu.in_place(device, table, n) or self._on_host(n, table)
             if view is not None and all(fits_in_place(facts.layout(group, {k: view.runs})) for group, k in groups):
                 views[table] = view
         return views
+
+    def _on_host(self, n: int, table: int) -> TableView | None:
+        """Return where a small table that goes to the host, and nobody reads here, is made there at once; or None."""
+        facts = self.facts[n]
+        if facts.pass_.fixed or table not in facts.pass_.stores or not self.gpu.crosses_bus(table, n):
+            return None
+        (group, k), *more = facts.uses[table]
+        return self.gpu.on_host(table) if not more and k == len(group.operands) else None
 
     def _is_summed_on_host(self, table: int, reader: int) -> bool:
         maker = self.makers.get(table, reader)
@@ -300,3 +362,13 @@ class Launches:
         if len(self.gpu.devices) == 1:
             return Scale(plain.bits, device.words_at(step), of_all=True)
         return Scale(plain.bits, device.gathered_at(step))
+
+
+def _launch_of(ends: Sequence[tuple[Array, Array]]) -> ExchangeLaunch | None:
+    """Return the launch that copies sources to targets (target, source), all of one shape; None where there is none."""
+    axes = [common_axes(target, source) for target, source in ends]
+    if any(other != axes[0] for other in axes):
+        return None
+    (width, itemsize, _), *outer = axes[0]
+    runs = [*reversed(outer), (width * itemsize, 1, 1)]
+    return exchanged(runs, [(target.ctypes.data, source.ctypes.data) for target, source in ends])

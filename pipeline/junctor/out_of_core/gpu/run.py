@@ -24,10 +24,10 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.network import Network
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport, TableStats
-from junctor.out_of_core.gpu.copies import device_view, enqueue, enqueue_all
-from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.copies import device_view, enqueue
+from junctor.out_of_core.gpu.devices import CARRIED_BYTES, DeviceGroup
 from junctor.out_of_core.gpu.in_flight import PassInFlight, States
-from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunches
+from junctor.out_of_core.gpu.launches import Launches, PassFacts, PassLaunches
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
 from junctor.out_of_core.pass_program import add_to, largest_of
 from junctor.out_of_core.store import ChunkStore
@@ -35,8 +35,6 @@ from junctor.planning.chunks import ChunkPlan, configurations, part
 
 Array = npt.NDArray[Any]
 
-# Bytes of the host up to which a kernel copies them: a copy engine would do it behind copies of large tables.
-CARRIED_BYTES = 1 << 17
 # Runs of bytes from this size on are copied one case at a time, from where they are; smaller ones are staged.
 RUN_BYTES = 1 << 16
 
@@ -161,7 +159,7 @@ class GpuRun:
         for device in work.launches:
             work.reported.append(device.report(work.computed.values(), self.gpu.first_steps[n], len(facts.steps)))
         self._origins |= dict.fromkeys(facts.pass_.stores, work)
-        brought = [table for table in facts.pass_.loads if self._brings(table, n)]
+        brought = [table for table in facts.pass_.loads if self.gpu.brings(table, n)]
         self._sources |= dict.fromkeys((*facts.pass_.stores, *brought), work)
         # Streams keep their order, so the last mark of each slot stands for all that came before.
         self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
@@ -189,10 +187,6 @@ class GpuRun:
     def _needs_no_host(self, table: int, number: int) -> bool:
         fixed = self.chunks.passes[number].fixed
         return not self.gpu.crosses_bus(table, number) or _large_runs(self.store.part(table, dict.fromkeys(fixed, 0)))
-
-    def _brings(self, table: int, number: int) -> bool:
-        """Return True if a pass that reads a table puts it on devices, for itself and for others."""
-        return self.gpu.is_resident(table, number) and self.gpu.crosses_bus(table, number)
 
     def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, StreamMark]]]:
         """Return what the tasks of a pass wait for before they read a table.
@@ -242,19 +236,15 @@ class GpuRun:
         is_pilot = not any(states.values())
         if is_pilot:
             work.pilot = slot.device
-        facts, pass_launches = work.facts, work.launches[slot.device]
-        made, there = facts.made, set[int]()
-        for group, launches in zip(facts.groups, pass_launches.groups, strict=True):
-            for table in group.operands:
-                if table not in there and table not in made:
-                    self._load(work, waits, slot, table, states)
-            # A part stays in the slot for later steps of the same task.
-            there.update(group.operands)
+        facts, here = work.facts, work.launches[slot.device]
+        for group, loads, launches, last in zip(facts.groups, here.loads, here.groups, facts.follows, strict=True):
+            for table in loads:
+                self._load(work, waits, slot, table, states)
             if not is_pilot:
-                self._follow(work, slot, [made[table] for table in group.operands if table in made])
+                self._follow(work, slot, last)
             is_last = group.steps.stop == len(facts.steps)
             # Kernels write to the table itself then, so they wait here, not the copy behind them.
-            if group.out in pass_launches.in_place:
+            if group.out in here.in_place:
                 self._wait_for_barrier(work, slot, group.out)
             step = self.gpu.first_steps[work.number] + group.steps.start
             max_min_at = slot.device.words_at(step, is_pilot)
@@ -274,9 +264,8 @@ class GpuRun:
             device.launch(device.kernel("relay"), 1, words)
         work.followed += [device.event(slot.stream)] * len(steps)
 
-    def _follow(self, work: PassInFlight, slot: Slot, steps: Sequence[int]) -> None:
-        """Let a slot wait until the pilot task is through with some steps, and its device knows what that found."""
-        last = max(steps, default=-1)
+    def _follow(self, work: PassInFlight, slot: Slot, last: int) -> None:
+        """Let a slot wait until the pilot task is through with a step, and its device knows what that found."""
         if not work.facts.is_followed or last <= work.reached.get(slot.number, -1):
             return
         if slot.device is work.pilot:
@@ -305,13 +294,14 @@ class GpuRun:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
-        if self._brings(table, work.number):
+        here = work.launches[slot.device]
+        if table in here.brings:
             self._wait_for_barrier(work, slot, table)
             part_ = self._from_host(work, slot, table, states)
             for index, piece in self.gpu.pieces(table, states):
                 enqueue(slot.device.cuda, slot.stream, piece, part_[index])
         # What kernels read where it lies needs no copy.
-        if table not in work.launches[slot.device].in_place:
+        if table not in here.in_place:
             self._bring(work, slot, table, states)
         if table in waits:
             self._wait_for_largest(slot, table)
@@ -365,6 +355,9 @@ class GpuRun:
 
     def _save(self, work: PassInFlight, slot: Slot, table: int, states: States) -> None:
         if table in work.launches[slot.device].in_place:
+            if self.gpu.crosses_bus(table, work.number):
+                # Whole, in the memory of the host.
+                slot.stored += self.chunks.plan.tables[table].entries * self.gpu.dtype.itemsize
             return
         self._wait_for_barrier(work, slot, table)
         if self.gpu.is_resident(table, work.number):
@@ -403,12 +396,10 @@ class GpuRun:
         return staged
 
     def _exchange(self, work: PassInFlight, slot: Slot, table: int, states: States, to_slot: bool) -> int:
-        """Enqueue the copies between a resident table and a slot for this chunk assignment; returns their bytes."""
-        rows_copies = self.launches.exchange(work.number, table, states, to_slot)
-        # Copies are kept as for a slot at ORIGIN and serve all slots.
-        shifts = (slot.address - ORIGIN, 0) if to_slot else (0, slot.address - ORIGIN)
-        enqueue_all(slot.device.cuda, slot.stream, rows_copies, *shifts)
-        return sum(copy.width * copy.rows for copy in rows_copies)
+        """Enqueue what brings a part of a resident table to a slot, or from there; returns its bytes."""
+        exchange = self.launches.exchange(work.number, table, states, to_slot)
+        exchange.enqueue(slot)
+        return exchange.nbytes
 
     def _copy(self, slot: Slot, table: Array, address: int, to_slot: bool) -> None:
         """Enqueue the copies of an array of the host to an address in a slot or from there."""
