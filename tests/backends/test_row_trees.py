@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from junctor.model.answers import OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
+from junctor_kernels.row_trees import lanes
 from junctor_kernels.row_trees import plan as rowplan
 
 ROOM = 1 << 28
@@ -122,6 +124,29 @@ def test_trees_of_a_pattern_serve_the_next_batch(monkeypatch: pytest.MonkeyPatch
     tight = RowEngine(network, range(40), 16 * ROOM)
     assert [answered(tight, network, batch) for batch in 2 * batches] == 2 * fresh
     assert len(planned) == 6
+
+
+@pytest.mark.parametrize(("variables", "seed"), [(40, 6), (60, 3), (90, 8)])
+def test_messages_down_lie_apart_while_they_are_of_use(variables: int, seed: int) -> None:
+    network = random_network(variables, seed=seed)
+    engine = RowEngine(network, range(variables), 16 * ROOM)
+    batch = random_batch(network, 64)
+    answered(engine, network, batch)
+    (room,) = engine._rooms
+    assert room.lanes is not None
+    nodes, spans = room.tree.nodes, room.lanes.spans
+    tables = nodes.tables[: nodes.counts[rowplan.TABLES]]
+    sent = [n for n, table in enumerate(tables) if table[rowplan.WANTED] and table[rowplan.PARENT] >= 0]
+    last = {n: min([n, *(child for child in tables[n, [rowplan.LEFT, rowplan.RIGHT]] if child in sent)]) for n in sent}
+    begins = {n: spans[n, lanes.DOWN_AT] for n in sent}
+    ends = {n: begins[n] + spans[n, lanes.DOWN_LENGTH] for n in sent}
+    for one, other in itertools.combinations(sent, 2):
+        # The one with the larger number comes first.
+        if last[other] <= one:
+            assert ends[one] <= begins[other] or ends[other] <= begins[one]
+    up_end = min(begins.values())
+    assert max(ends.values()) <= room.lanes.scratch[0]
+    assert max(ends.values()) - up_end < sum(spans[n, lanes.DOWN_LENGTH] for n in sent)
 
 
 def test_rows_of_a_long_chain_equal_the_batch_engine() -> None:

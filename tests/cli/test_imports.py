@@ -6,6 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+from junctor.cli import _app_for, app
+from typer.main import get_command
+from typer.testing import CliRunner
+
 HEAVY = {
     "numpy",
     "numba",
@@ -58,3 +63,16 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_errors_of_the_package_load_nothing_heavy() -> None:
     assert not loaded("from junctor import BudgetError, EvidenceError, JunctorError, ModelError, RunError") & HEAVY
+
+
+def test_a_command_line_is_understood_by_its_command_alone() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert set(COMMANDS) <= commands.keys()
+    for name in commands:
+        assert [*get_command(_app_for(name)).commands] == [name]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("words", [["run", "--help"], ["map"], ["deploy", "learn", "--help"], ["rnu"], ["--help"], []])
+def test_it_says_what_all_commands_together_say(words: list[str]) -> None:
+    alone, together = (CliRunner().invoke(each, words) for each in (_app_for(words[0] if words else ""), app))
+    assert (alone.exit_code, alone.output) == (together.exit_code, together.output)

@@ -53,8 +53,10 @@ WIDTH = BYTES // 8
 COUNT, LANES_UP, LANES_DOWN, SIZE, AT_UP, AT_DOWN, LIVE_UP, LIVE_DOWN, SPARSE_UP, SPARSE_DOWN, START, ROW = range(12)
 COLUMNS = 12
 # Columns of `spans`, for each table: first group, number of groups, row of `maps` (-1: all rows are one group), whether
-# its message up depends on no evidence.
-FIRST_GROUP, GROUPS, MAP, SHARED = range(4)
+# its message up depends on no evidence, offset and numbers of its messages down.
+FIRST_GROUP, GROUPS, MAP, SHARED, DOWN_AT, DOWN_LENGTH = range(6)
+# Rows of `gaps`.
+GAP_AT, GAP_LENGTH = range(2)
 # Rows of a map: group and lane of every row, rows in the order of groups.
 GROUP, LANE, MEMBER = range(3)
 # Needs of a block of rows.
@@ -74,18 +76,21 @@ LARGEST, SMALLEST, BY = range(3)
 class Lanes(NamedTuple):
     """Memory for a block of rows on one tree.
 
-    arena: float64, all messages, then three tables of scratch.
+    arena: float64, all messages up, those down that are of use at the same time, then three tables of scratch.
     scratch: int64 [2], offset of the scratch in the arena and length of each of its tables.
     live: uint8, for each entry of a message whether it is above zero in some row.
     groups: int64 [groups, COLUMNS].
     least: float64 [groups, 2], smallest entry above zero of the messages up and down.
-    spans: int64 [tables, 4].
+    spans: int64 [tables, 6].
     maps: int64 [maps, 3, rows].
     lists: int64 [6, entries].
     axes: int64 [3 * MOST_AXES, 4].
     sizes: int64 [variables], entries of each position in the group at hand.
     every: int64 [rows], 0, 1, 2, ...: the lanes of rows that are one group.
     chosen: int64 [lanes], of rows to gather.
+    gaps: int64 [2, tables + 1], offsets and lengths of what is free between messages down.
+    hosted: int64 [tables], the first position that is read from a table, -1 for none.
+    following: int64 [variables], the next one, -1 for none.
     given: int64 [1], number of factors of the network.
     loose: int64 [variables], 1 for positions that only some rows observe.
     ids, starts, members, codes: int64 [rows], classes of rows at hand.
@@ -108,6 +113,9 @@ class Lanes(NamedTuple):
     sizes: npt.NDArray[np.int64]
     every: npt.NDArray[np.int64]
     chosen: npt.NDArray[np.int64]
+    gaps: npt.NDArray[np.int64]
+    hosted: npt.NDArray[np.int64]
+    following: npt.NDArray[np.int64]
     given: npt.NDArray[np.int64]
     loose: npt.NDArray[np.int64]
     ids: npt.NDArray[np.int64]
@@ -151,13 +159,16 @@ def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int6
         live=np.zeros(live, dtype=np.uint8),
         groups=ints(groups, COLUMNS),
         least=np.zeros((groups, 2)),
-        spans=ints(tables, 4),
+        spans=ints(tables, 6),
         maps=ints(maps, 3, rows),
         lists=ints(6, lists),
         axes=ints(3 * MOST_AXES, 4),
         sizes=ints(variables),
         every=np.arange(rows, dtype=np.int64),
         chosen=ints(width),
+        gaps=ints(2, tables + 1),
+        hosted=ints(tables),
+        following=ints(variables),
         given=ints(1),
         loose=ints(variables),
         ids=ints(rows),
@@ -205,6 +216,7 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
             spans[number, MAP] = maps
             maps += 1
         spans[number, GROUPS] = count
+        down = 0
         for g in range(count):
             group = lanes.groups[min(groups, lanes.groups.shape[0] - 1)]
             first = lanes.starts[g]
@@ -224,14 +236,17 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
             live += entries
             listed, widest = max(listed, entries), max(widest, entries * width)
             if table[WANTED]:
-                group[AT_DOWN], group[LIVE_DOWN] = place, live
-                place += -(-entries * width // WIDTH) * WIDTH
+                # Within those of the table.
+                group[AT_DOWN], group[LIVE_DOWN] = down, live
+                down += -(-entries * width // WIDTH) * WIDTH
                 live += entries
             groups += 1
+        spans[number, DOWN_LENGTH] = down
         if table[LEFT] >= 0:
             listed = max(listed, table[UNION] // table[ENTRIES] + 1)
         if table[WANTED] and table[PARENT] >= 0:
             listed = max(listed, tables[table[PARENT], UNION] // table[ENTRIES] + 1)
+    place = _place_down(tree, lanes, place)
     needs[NEED_GROUPS], needs[NEED_MAPS], needs[NEED_LIVE], needs[NEED_LISTS] = groups, maps, live, listed
     # Two operands and a result of rows that are part of a wider group.
     lanes.scratch[0], lanes.scratch[1] = place, widest
@@ -243,6 +258,53 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
         and live <= lanes.live.size
         and listed <= lanes.lists.shape[1]
     )
+
+
+@part
+def _place_down(tree: Any, lanes: Any, begin: int) -> int:
+    """Place the messages down from an offset on, where earlier ones are of no more use by then; return their end."""
+    tables, spans, gaps, groups = tree.nodes.tables, lanes.spans, lanes.gaps, lanes.groups
+    end, count = begin, 0
+    # In the order of `_distribute`: parents before their children.
+    for number in range(tree.nodes.counts[TABLES] - 1, -1, -1):
+        parent = tables[number, PARENT]
+        if not tables[number, WANTED] or parent < 0:
+            continue
+        place, length = end, spans[number, DOWN_LENGTH]
+        for n in range(count):
+            if gaps[GAP_LENGTH, n] >= length:
+                place = gaps[GAP_AT, n]
+                gaps[GAP_AT, n] += length
+                gaps[GAP_LENGTH, n] -= length
+                break
+        end = max(end, place + length)
+        spans[number, DOWN_AT] = place
+        first = spans[number, FIRST_GROUP]
+        for g in range(first, min(first + spans[number, GROUPS], groups.shape[0])):
+            groups[g, AT_DOWN] += place
+        left, right = tables[number, LEFT], tables[number, RIGHT]
+        if (left < 0 or not tables[left, WANTED]) and (right < 0 or not tables[right, WANTED]):
+            count = _free(gaps, count, place, length)
+        sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
+        # After the second child of its table. The message down to a root is the number 1.
+        if tables[parent, PARENT] >= 0 and (sibling < 0 or sibling > number or not tables[sibling, WANTED]):
+            count = _free(gaps, count, spans[parent, DOWN_AT], spans[parent, DOWN_LENGTH])
+    return int(end)
+
+
+@inlined
+def _free(gaps: Any, count: int, place: int, length: int) -> int:
+    """Add a gap, joined with those that it touches; return the number of gaps."""
+    n = 0
+    while n < count:
+        at, there = gaps[GAP_AT, n], gaps[GAP_LENGTH, n]
+        if at + there == place or place + length == at:
+            place, length, count = min(place, at), length + there, count - 1
+            gaps[GAP_AT, n], gaps[GAP_LENGTH, n] = gaps[GAP_AT, count], gaps[GAP_LENGTH, count]
+        else:
+            n += 1
+    gaps[GAP_AT, count], gaps[GAP_LENGTH, count] = place, length
+    return count + 1
 
 
 @inlined
@@ -362,9 +424,11 @@ def answer_lanes(
     lanes.logarithms[:] = 0.0
     lanes.doubt[:] = 0
     _collect(factors, states, soft, first, tree, lanes)
-    _distribute(states, tree, lanes)
+    _list_hosted(wanted, tree, lanes)
+    _distribute(factors, states, first, starts, tree, lanes, posteriors)
     for v in range(wanted.size):
-        if wanted[v]:
+        # All others are read from tables.
+        if wanted[v] and tree.position[v] < 0:
             _read(v, starts[v], states, first, tree, lanes, posteriors, factors.cards[v])
     for row in range(rows):
         at = first + row
@@ -396,19 +460,36 @@ def _collect(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes:
                 lanes.logarithms[row] += np.log(lanes.arena[at])
 
 
+@inlined
+def _list_hosted(wanted: Any, tree: Any, lanes: Any) -> None:
+    """List the positions that are read from each table."""
+    hosted, following = lanes.hosted, lanes.following
+    hosted[:] = -1
+    for position in range(tree.nodes.counts[POSITIONS]):
+        if wanted[tree.order[position]]:
+            host = tree.host[position]
+            following[position] = hosted[host]
+            hosted[host] = position
+
+
 @part
-def _distribute(states: Any, tree: Any, lanes: Any) -> None:
+def _distribute(factors: Any, states: Any, first: int, starts: Any, tree: Any, lanes: Any, posteriors: Any) -> None:
+    """Send the messages down, and read the posteriors of each table while the message to it is there."""
     tables, spans = tree.nodes.tables, lanes.spans
     for number in range(tree.nodes.counts[TABLES] - 1, -1, -1):
         parent = tables[number, PARENT]
-        if not tables[number, WANTED] or parent < 0:
-            continue
-        sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
-        # The message down to a root is the number 1.
-        above = parent if tables[parent, PARENT] >= 0 else -1
-        _message(states, tree, lanes, above, DOWN, sibling, UP, number, DOWN)
-        for g in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
-            _rescale(lanes, number, g, DOWN, states.shape[1])
+        if tables[number, WANTED] and parent >= 0:
+            sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
+            # The message down to a root is the number 1.
+            above = parent if tables[parent, PARENT] >= 0 else -1
+            _message(states, tree, lanes, above, DOWN, sibling, UP, number, DOWN)
+            for g in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
+                _rescale(lanes, number, g, DOWN, states.shape[1])
+        position = lanes.hosted[number]
+        while position >= 0:
+            v = tree.order[position]
+            _read(v, starts[v], states, first, tree, lanes, posteriors, factors.cards[v])
+            position = lanes.following[position]
 
 
 @inlined
