@@ -344,12 +344,22 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
 
 def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     estimate, plenty = RunEstimate(least=100, seconds=1000.0), Resources(compute=ComputeOptions(10**9))
-    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(1000)), estimate) == 8
-    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(399)), estimate) == 3
-    assert steps.workers_for(plenty, RunEstimate(100, 1.0)) == 0
+    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(1000)), estimate, 9) == 8
+    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(399)), estimate, 9) == 3
+    assert steps.workers_for(plenty, RunEstimate(100, 1.0), 9) == 0
     for cores, workers in ((2, 0), (steps.WORKER_CORES, 1), (4 * steps.WORKER_CORES, 4)):
         monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
-        assert steps.workers_for(plenty, estimate) == workers
+        assert steps.workers_for(plenty, estimate, 9) == workers
+
+
+def test_few_partitions_of_rows_in_chunks_take_all_gpus_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "count_gpus", lambda: 4)
+    here = Resources(compute=ComputeOptions(10**9, device="gpu"))
+    whole, chunked = RunEstimate(seconds=9.0), RunEstimate(seconds=9.0, in_chunks=8.0)
+    assert [steps.workers_for(here, chunked, partitions) for partitions in (1, 3, 4, 9)] == [1, 1, 4, 4]
+    assert [steps.workers_for(here, whole, partitions) for partitions in (3, 9)] == [4, 4]
+    # Whoever asks for workers gets them.
+    assert steps.workers_for(replace(here, workers=3), chunked, 2) == 3
 
 
 def test_damaged_files_are_named_and_made_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:

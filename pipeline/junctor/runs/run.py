@@ -281,7 +281,7 @@ def propagate(
     if estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu"):
         results, workers = _spread(job, resources, pending), resources.workers or 1
     else:
-        workers = workers_for(resources, estimate)
+        workers = workers_for(resources, estimate, len(pending))
         results = _distribute(job, replace(resources, workers=workers), pending)
     total, made = StageTimings(), []
     with shows_passes(progress):
@@ -335,12 +335,15 @@ def disk_for(resources: Resources, workers: int) -> int | None:
     return (allowed_disk(spill_folder(resources.compute.spill_dir)) if allowed is None else allowed) // workers
 
 
-def workers_for(resources: Resources, estimate: RunEstimate) -> int:
-    """Return the number of processes: that of the user, or by the estimate; fewer if memory is short."""
+def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) -> int:
+    """Return the number of processes for partitions: the user's, or by the estimate; fewer if memory is short."""
     if resources.workers is not None:
         workers = resources.workers
     elif resources.compute.device == "gpu":
         workers = count_gpus()
+        # A worker has one GPU, and some would have nothing to do: in one process rows in chunks take all of them.
+        if partitions < workers and estimate.is_mostly_in_chunks:
+            workers = 1
     else:
         workers = int(min(usable_cores() // WORKER_CORES, estimate.seconds / CPU.process))
     # Fewer workers rather than smaller shares: a plan that does not fit would end the run.
