@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -13,7 +11,7 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, errors
+from numba.core import cgutils, environment, errors
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
@@ -24,7 +22,6 @@ from numba.core.caching import (
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.environment import Environment, lookup_environment
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.extending import intrinsic
@@ -55,24 +52,15 @@ class _ReadOnlyFiles(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 def _environment(module: str, constants: list[Any], name: str) -> Any:
-    """Return the environment of a function in compiled code."""
-    found = lookup_environment(name)
+    """Return the environment of a function in compiled code, without the module of what was compiled into it."""
+    found = environment.lookup_environment(name)
     if found is None:
         there = sys.modules.get(module)
-        found = Environment({"__name__": module} if there is None else there.__dict__)
+        # Only code with Python objects looks anything up there.
+        found = environment.Environment({"__name__": module} if there is None else there.__dict__)
         found.consts[:], found.env_name = constants, name
-        Environment._memo[name] = found
+        environment.Environment._memo[name] = found
     return found
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads compiled code without the modules of what was compiled into it: only code with Python objects uses them."""
-
-    # A maximum of NumPy's came with all of SciPy's linear algebra, a quarter of a second.
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numba.core.environment", "_rebuild_env"):
-            return _environment
-        return super().find_class(module, name)
 
 
 class _Loader(FunctionCache):  # type: ignore[misc]
@@ -93,23 +81,30 @@ class _Loader(FunctionCache):  # type: ignore[misc]
             except Exception:
                 return {}
 
+        read = self._cache_file._load_data
+
         def load_data(name: str) -> Any:
             with open(self._cache_file._data_path(name), "rb") as file:
-                data = file.read()
-            # Their names: what makes no arrays does without, for a thirtieth of a second.
-            if b"NRT_" in data:
-                rtsys.initialize(cpu_target.target_context)
-            return _Unpickler(io.BytesIO(data)).load()
+                # Their names: what makes no arrays does without, for a thirtieth of a second.
+                if b"NRT_" in file.read():
+                    rtsys.initialize(cpu_target.target_context)
+            return read(name)
 
         self._cache_file._load_index, self._cache_file._load_data = load_index, load_data
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        try:
-            with self._guard_against_spurious_io_errors():
-                return self._load_overload(signature, context)
-        except Exception:
-            # Damaged: it is compiled and saved anew.
-            return None
+        # Numba's own lock, so that no other thread loads in between.
+        with global_compiler_lock:
+            # A maximum of NumPy's would come with all of SciPy's linear algebra, a quarter of a second.
+            rebuild, environment._rebuild_env = environment._rebuild_env, _environment
+            try:
+                with self._guard_against_spurious_io_errors():
+                    return self._load_overload(signature, context)
+            except Exception:
+                # Damaged: it is compiled and saved anew.
+                return None
+            finally:
+                environment._rebuild_env = rebuild
 
     def has(self, signature: Any, context: Any) -> bool:
         """Return True if there is code for a signature, which may be damaged."""
