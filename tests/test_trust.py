@@ -15,8 +15,6 @@ from helpers.files import ASIA, ROOT
 SOURCES = [ROOT / name for name in ("pipeline", "flows", "kernels")]
 # Frames between workers of one run, over connections of that run.
 BETWEEN_WORKERS = "pipeline/junctor/out_of_core/cluster/shared_memory.py"
-# Compiled code is code, as Numba keeps it: in a folder that nobody else writes to.
-COMPILED = "kernels/junctor_kernels/cpu/jit.py"
 RUNS_CODE = {"eval", "exec", "execfile", "compile", "__import__"}
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml", "jsonpickle"}
 
@@ -49,7 +47,7 @@ def test_no_source_reads_code_from_files() -> None:
     paths = [path for folder in SOURCES for path in folder.rglob("*.py")]
     assert len(paths) > 200
     found = {str(path.relative_to(ROOT)): set(found_in(ast.parse(path.read_text()))) for path in paths}
-    assert {path: what for path, what in found.items() if what} == {BETWEEN_WORKERS: {"pickle"}, COMPILED: {"pickle"}}
+    assert {path: what for path, what in found.items() if what} == {BETWEEN_WORKERS: {"pickle"}}
 
 
 class Trap:
