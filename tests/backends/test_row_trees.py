@@ -19,7 +19,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import OK, Answers
 from junctor.model.errors import Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.query import Query
 from junctor_kernels.row_trees import lanes
 from junctor_kernels.row_trees import plan as rowplan
@@ -192,6 +192,29 @@ def test_room_counts_what_trees_take_and_grows_with_the_length() -> None:
         memory = rowplan.tree(factors.graph, len(factors.starts) - 1 + len(network.variables))
         parts = (*memory.nodes, *memory.work, *(part for part in memory if isinstance(part, np.ndarray)))
         assert sum(part.nbytes for part in parts) <= room_bytes(network, 0)
+
+
+def test_a_row_near_underflow_is_doubted_for_itself() -> None:
+    # Products of states 0 and 2 of neighbours leave the range of doubles; who shares a block depends on threads.
+    rng, length, rows = np.random.default_rng(0), 30, 300
+    variables = tuple(Variable(f"v{i}", ("a", "b", "c")) for i in range(length))
+    factors = []
+    for i in range(length):
+        table = rng.random((3,) * min(2, i + 1))
+        if i:
+            table[0, 2] = 1e-160
+        table /= table.sum(axis=-1, keepdims=True)
+        factors.append(Factor((i,) if i == 0 else (i - 1, i), table))
+    network = Network("", variables, tuple(factors))
+    states = {v: rng.integers(0, 2, rows).astype(np.int32) for v in range(0, length, 2)}
+    states[0][::97], states[2][::97], states[4][::97] = 0, 2, 2
+    batch, found = EvidenceBatch(rows, states), []
+    for threads in (1, 4, 16):
+        answers = blank(network, batch, range(length))
+        engine = RowEngine(network, range(length), 16 * ROOM, threads)
+        left = engine.answer_groups(batch, [TreeRows(np.arange(rows), shared=True)], answers)
+        found.append((left.tolist(), answers.log_value.tobytes(), [p.tobytes() for p in answers.posteriors.values()]))
+    assert found[1:] == found[:1] * 2
 
 
 def test_rows_whose_numbers_underflow_are_left() -> None:

@@ -550,8 +550,10 @@ def _message(
         kept, terms = _list_offsets(lanes, _axes(tree.nodes, lanes, one, other, out))
         _contract(lanes, kept, terms, view_one, view_other, target, lanes_out)
         if not view_one[LEAST_ENTRY] * view_other[LEAST_ENTRY] >= TINY:
+            entries_one, entries_other = _entries_of(lanes, one, row), _entries_of(lanes, other, row)
             for i in range(members):
-                lanes.doubt[lanes.members[first + i] if count > 1 else i] = 1
+                if _may_lose(lanes, view_one, entries_one, view_other, entries_other, i):
+                    lanes.doubt[lanes.members[first + i] if count > 1 else i] = 1
         if part:
             _scatter(lanes, out, first, members, kept, target, lanes_out, place, width)
 
@@ -560,6 +562,32 @@ def _message(
 def _group_of(lanes: Any, number: int, row: int) -> int:
     map_ = lanes.spans[number, MAP]
     return int(lanes.maps[map_, GROUP, row] if map_ >= 0 else lanes.spans[number, FIRST_GROUP])
+
+
+@inlined
+def _entries_of(lanes: Any, number: int, row: int) -> int:
+    """Return how many entries the message of a table has for a row."""
+    return int(lanes.groups[_group_of(lanes, number, row), SIZE]) if number >= 0 else 1
+
+
+@inlined
+def _may_lose(lanes: Any, one: Any, entries_one: int, other: Any, entries_other: int, lane: int) -> bool:
+    """Return True if the smallest entries of a lane of two operands may give a product that loses digits.
+
+    Of the lane alone: which rows share a block, and so a group, depends on the number of threads.
+    """
+    return not _least_of(lanes, one, entries_one, lane) * _least_of(lanes, other, entries_other, lane) >= TINY
+
+
+@inlined
+def _least_of(lanes: Any, view: Any, entries: int, lane: int) -> float:
+    place, width, least = view[PLACE], view[WIDE], 1.0
+    at = place + lane if width > 1 else place
+    for e in range(entries):
+        x = lanes.arena[at + e * width]
+        if x > 0.0:
+            least = min(least, x)
+    return least
 
 
 @inlined
@@ -824,7 +852,12 @@ def _rescale(lanes: Any, number: int, index: int, column: int, rows: int) -> Non
             continue
         exponent = np.int64(bits >> np.uint64(52)) - 1022
         by[i] = as_float(np.uint64(1023 - exponent) << np.uint64(52)) if exponent > -1022 else 1.0
-        least = min(least, smallest[i] * by[i]) if exponent > -1022 else 0.0
+        of_lane = smallest[i] * by[i] if exponent > -1022 else 0.0
+        least = min(least, of_lane)
+        if of_lane < TINY:
+            # Of lanes beyond the last row there are none.
+            for k in range(i, members if width == 1 else min(i + 1, members)):
+                lanes.doubt[lanes.maps[mapped, MEMBER, group[START] + k] if mapped >= 0 else k] = 1
         if column == UP:
             largest[i] = float(exponent) if exponent > -1022 else 0.0
     if column == UP:
@@ -846,9 +879,6 @@ def _rescale(lanes: Any, number: int, index: int, column: int, rows: int) -> Non
         group[SPARSE_UP], lanes.least[index, 0] = sparse, least
     else:
         group[SPARSE_DOWN], lanes.least[index, 1] = sparse, least
-    if least < TINY:
-        for i in range(members):
-            lanes.doubt[lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i] = 1
 
 
 @inlined
@@ -984,7 +1014,7 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
             total = total if total > 0 else 1.0
             for e in range(kept):
                 posteriors[first + row, start + e] = lanes.arena[out + e * width + i] / total
-            if doubt:
+            if doubt and _may_lose(lanes, one, group[SIZE], other, group[SIZE] if above >= 0 else 1, i):
                 lanes.doubt[row] = 1
 
 
