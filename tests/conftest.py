@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 # Tests find nothing of other runs, and leave nothing; those of the cache have one of their own.
 os.environ["JUNCTOR_CACHE"] = "off"
+# Bytecode is kept, whatever is said elsewhere: two hundred processes would compile 600 modules each.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=15
