@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor_kernels.gpu import entries
+from junctor_kernels.gpu import device, entries
 from junctor_kernels.gpu.device import (
     TO_HOST,
     CudaDevice,
@@ -114,3 +114,17 @@ def test_devices_reach_each_other_where_they_can(monkeypatch: pytest.MonkeyPatch
 
 def test_pinned_memory_of_no_entries_is_an_empty_array(cupy: Any) -> None:
     assert CudaDevice().pinned(0, np.float64, pooled=True).shape == (0,)
+
+
+def test_large_pinned_memory_is_registered_as_long_as_it_is_used(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    pinned: dict[int, int] = {}
+    monkeypatch.setattr(cupy.runtime, "hostRegister", lambda address, size, _: pinned.update({address: size}))
+    monkeypatch.setattr(cupy.runtime, "hostUnregister", pinned.pop, raising=False)
+    monkeypatch.setattr(device, "REGISTERED_BYTES", 800)
+    array = CudaDevice().pinned(100, np.float64)
+    assert pinned == {array.ctypes.data: 800}
+    part = array[50:]
+    del array
+    assert len(pinned) == 1
+    del part
+    assert not pinned

@@ -27,6 +27,9 @@ TO_DEVICE, TO_HOST, ON_DEVICE, ANYWHERE = 1, 2, 3, 4
 # Pinned for all devices of the process, not for the current one alone (cudaHostRegisterPortable).
 PORTABLE = 1
 
+# Bytes of pinned memory from which on it is taken from the system: whole pages, which no other array has a part of.
+REGISTERED_BYTES = 1 << 26
+
 # Arrays, streams, events, graphs and kernels of CuPy, whose types are not known where it is not installed.
 DeviceArray = Any
 Stream = Any
@@ -146,7 +149,8 @@ def register_host(array: Array) -> None:
     runtime, address = cupy.cuda.runtime, array.ctypes.data
     with _memory_errors(array.nbytes, "pinned memory"):
         runtime.hostRegister(address, array.nbytes, PORTABLE)
-    weakref.finalize(array, runtime.hostUnregister, address)
+    # At the end of the process the system takes it back faster.
+    weakref.finalize(array, runtime.hostUnregister, address).atexit = False
 
 
 @contextmanager
@@ -299,6 +303,12 @@ class CudaDevice:
         pooled: from CuPy's pool, which is fast, but rounds sizes up to powers of two and keeps what was ever used.
         """
         cuda, size = self._cupy.cuda, max(1, entries * np.dtype(dtype).itemsize)
+        if not pooled and size >= REGISTERED_BYTES:
+            # Half of the time of an allocation by CUDA, because NumPy asks the system for large pages.
+            array = np.empty(entries, dtype)
+            with self.current():
+                register_host(array)
+            return array
         with self.current(), _memory_errors(size, "pinned memory"):
             memory = cuda.alloc_pinned_memory(size) if pooled else cuda.PinnedMemoryPointer(cuda.PinnedMemory(size), 0)
         return np.frombuffer(memory, dtype, entries)
