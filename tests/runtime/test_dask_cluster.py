@@ -32,6 +32,12 @@ from junctor.runtime.dask_cluster import (
 HUNDRED = ComputeOptions(memory=100)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def settings_of_dask() -> None:
+    """Those that come with this import, before tests set some: else they would be taken out with what was set."""
+    import distributed  # noqa: F401
+
+
 def square(task: int, memory: int) -> tuple[int, int, int]:
     return task * task, memory, os.getpid()
 

@@ -470,7 +470,8 @@ def silent_dask() -> Iterator[None]:
 
     # Each logger that has a level of its own: what another one says does not reach it. An interrupt in the middle of a
     # call of Dask makes Tornado print a traceback of Dask's clean-up.
-    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _NOISY]
+    # A copy: other threads may import what has loggers of its own.
+    names = [name for name in list(logging.root.manager.loggerDict) if name.split(".")[0] in _NOISY]
     levels = {logger: logger.level for logger in map(logging.getLogger, names) if logger.level != logging.NOTSET}
     for logger in levels:
         logger.setLevel(logging.CRITICAL)
