@@ -27,8 +27,10 @@ KEPT_STEPS = 500
 KIND = "lowered"
 
 # Arrays of a bytecode that depend on the plan and on zeros alone; the others are numbers.
-_ARRAYS = ("steps", "parents", "operands", "offsets", "span", "terms", "results", "observed")
-_TRACED = ("trace", "traced", "variables")
+_STRUCTURE = (
+    *("steps", "parents", "operands", "offsets", "span", "terms", "results", "observed"),
+    *("trace", "traced", "variables"),
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,15 +66,19 @@ def lowered(
     places: tuple[dict[int, int], int] | None = None,
 ) -> LoweredPlan:
     """Return the lowered plan of a program, from the user's cache where it is there; arguments as of `Lowering`."""
-    cache = user_cache() if len(program.plan.steps) >= KEPT_STEPS else None
-    if cache is None or not cache.limit:
+
+    def made() -> LoweredPlan:
         return LoweredPlan.of(Lowering(program, cases, state_rows, shapes, places))
+
+    cache = user_cache()
+    if not cache.limit or len(program.plan.steps) < KEPT_STEPS:
+        return made()
     # All that a lowering depends on: which entries are zero does on the network and on the number format.
     what = program.network.digest, _digest(program.plan), program.algebra.name
     key = repr((*what, cases, state_rows, shapes, places))
     found = cache.read(KIND, key, lambda content: _parsed(content, program))
     if found is None:
-        found = LoweredPlan.of(Lowering(program, cases, state_rows, shapes, places))
+        found = made()
         cache.write(KIND, key, _to_bytes(found))
     return found
 
@@ -92,7 +98,7 @@ def _to_bytes(plan: LoweredPlan) -> bytes:
         "dicts": {name: list(getattr(plan, name).items()) for name in ("slots", "likelihoods", "posteriors")},
         "rows": {name: getattr(plan, name) for name in ("likelihood_rows", "posterior_rows", "arena_rows")},
     }
-    arrays = {name: getattr(plan.code, name) for name in (*_ARRAYS, *_TRACED)}
+    arrays = {name: getattr(plan.code, name) for name in _STRUCTURE}
     file = io.BytesIO()
     np.savez(file, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **arrays)
     return file.getvalue()
