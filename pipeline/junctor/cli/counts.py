@@ -53,7 +53,7 @@ def counts(
     from junctor.formats import read_network
     from junctor.learning.counts import count_rows, counts_table, write_counts
     from junctor.learning.rows import RowOptions
-    from junctor.runtime.dask_cluster import check_resources
+    from junctor.runtime.dask_cluster import check_resources, prepare_workers
     from junctor.runtime.settings import load_settings
 
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
@@ -61,6 +61,7 @@ def counts(
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     check_resources(resources)
+    prepare_workers(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     try:
         with progress_display(quiet) as progress:

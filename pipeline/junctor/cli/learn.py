@@ -111,7 +111,7 @@ def learn(
     from junctor.learning.rows import RowOptions
     from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
     from junctor.runs.workload import refuse_places
-    from junctor.runtime.dask_cluster import check_resources
+    from junctor.runtime.dask_cluster import check_resources, prepare_workers
     from junctor.runtime.remote import location, shown
     from junctor.runtime.settings import load_settings
 
@@ -139,6 +139,7 @@ def learn(
     if is_check():
         return
     check_resources(resources)
+    prepare_workers(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     thresholds = fit_thresholds(conditions, [variable.name for variable in model.public])
     if form != "parquet":

@@ -40,7 +40,14 @@ from junctor.runs.partition import (
 )
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
-from junctor.runtime.dask_cluster import Resources, check_resources, distribute, largest_worker, threads_for
+from junctor.runtime.dask_cluster import (
+    Resources,
+    check_resources,
+    distribute,
+    largest_worker,
+    prepare_workers,
+    threads_for,
+)
 from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
@@ -148,6 +155,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     started = time.monotonic()
     check_resources(resources)
     job.check_places()
+    prepare_workers(resources)
     if job.opens_gpu and _answers_on_gpu(resources):
         # CUDA starts while files are read and plans are made.
         open_gpu_ahead(resources.compute.device_memory)

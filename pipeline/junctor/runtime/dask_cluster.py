@@ -228,16 +228,17 @@ def threads_here() -> int:
 
 
 def check_resources(resources: Resources) -> None:
-    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work.
-
-    Where workers of this machine are asked for, what they are forked from starts now.
-    """
+    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work."""
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
         check_certificates(resources.scheduler)
-        return
-    check_device(resources.compute.device)
-    if (resources.workers or 0) > 1:
+    else:
+        check_device(resources.compute.device)
+
+
+def prepare_workers(resources: Resources) -> None:
+    """Start what workers of this machine are forked from, if the user wants some: it imports while this one reads."""
+    if resources.scheduler is None and (resources.workers or 0) > 1:
         _start_fork_server(gpus=resources.compute.device == "gpu")
 
 
