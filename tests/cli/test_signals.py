@@ -112,6 +112,28 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
         end(process, said)
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_signal_inside_of_a_callback_of_compiled_code(name: str) -> None:
+    code = f"""
+import ctypes, os, signal, time
+from junctor.cli.signals import end_on_sigterm
+end_on_sigterm()
+@ctypes.CFUNCTYPE(None)
+def callback():
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(0.01)
+try:
+    callback()
+    time.sleep(5)
+except KeyboardInterrupt as error:
+    print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout.strip() == ("Terminated" if name == "SIGTERM" else "KeyboardInterrupt")
+    assert not done.stderr
+    assert not done.returncode
+
+
 @pytest.mark.prefect
 @pytest.mark.parametrize(
     ("stage", "everyone"),

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
 
 # Kubernetes kills after 30 seconds, systemd after 90, impatient people after ten.
 GRACE_SECONDS = 8.0
+# Until an interrupt that came to nothing is told again.
+AGAIN_SECONDS = 0.05
 # As shells have them: 128 and the number of the signal.
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
@@ -32,7 +35,24 @@ def end_on_sigterm() -> None:
         os.write(tell, bytes([number]))
         raise Terminated
 
+    usual = sys.unraisablehook
+
+    def tell_again(lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            usual(lost)
+            return
+        # Raised inside a callback of compiled code, which passes no exceptions on: LLVM's when a function is compiled.
+        # This function is part of that callback, so the signal has to come later.
+        number = signal.SIGINT
+        if isinstance(lost.exc_value, Terminated):
+            number = signal.SIGTERM
+            signal.signal(number, terminate)
+        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = tell_again
     # The handler waits for compiled code of the main thread; the descriptor tells at once.
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     threading.Thread(target=_end_late, args=(told,), name="junctor-signals", daemon=True).start()
