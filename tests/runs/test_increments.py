@@ -416,7 +416,7 @@ def test_another_version_goes_on(world: World, monkeypatch: pytest.MonkeyPatch, 
     world.days([2])
     answered.clear()
     monkeypatch.setattr("junctor.runs.workload.version", lambda _: "9.9")
-    monkeypatch.setattr("junctor.runtime.dask_cluster.version", lambda _: "9.9")
+    monkeypatch.setattr("junctor.runtime.dask_cluster._loaded_version", lambda: "9.9")
     manifest = world.run()
     assert answered == [3, 2]
     assert [each.junctor_version for each in manifest.increments] == [junctor.__version__, "9.9"]

@@ -127,7 +127,8 @@ class PlanMemory:
         # While a table is bound there are copies of it in double precision: transposed, partial products, scales.
         binding = 5 * max((*shared, *sliced), default=0)
         programs = formats * len(plan.steps) * STEP_BYTES
-        self.fixed = 8 * (formats * plan.shared_entries() + binding) + programs
+        self._shared_entries = plan.shared_entries()
+        self.fixed = 8 * (formats * self._shared_entries + binding) + programs
 
     @property
     def least(self) -> int:
@@ -137,7 +138,7 @@ class PlanMemory:
     @property
     def working(self) -> int:
         """Bytes of tables and scratch of one case at a time, without what else a program takes."""
-        return 8 * self.plan.shared_entries() + scratch_bytes(LEAST_SCRATCH) + self.case_bytes(8)
+        return 8 * self._shared_entries + scratch_bytes(LEAST_SCRATCH) + self.case_bytes(8)
 
     def fits(self, free: int, working: int | None) -> bool:
         """Return True if one case at a time fits `free` bytes, and its tables and scratch `working` bytes of them."""
@@ -241,19 +242,21 @@ class PlanMemory:
 
     @cached_property
     def _lowered(self) -> int:
-        return lowered_bytes(self.plan) + 8 * self.plan.shared_entries()
+        return lowered_bytes(self.plan) + 8 * self._shared_entries
 
     @cached_property
     def _numbers(self) -> int:
         # Offsets and lists of terms are those of the first format.
-        return 2 * 8 * (self.plan.shared_entries() + product_entries(self.plan))
-
-    @cached_property
-    def _case_entries(self) -> int:
-        return self.plan.peak_case_entries()
+        return 2 * 8 * (self._shared_entries + product_entries(self.plan))
 
     def case_bytes(self, itemsize: int) -> int:
         """Return the bytes of a case of a block, its numbers of `itemsize` bytes."""
+        entries, numbers = self._case_numbers
+        return entries * itemsize + 8 * numbers
+
+    @cached_property
+    def _case_numbers(self) -> tuple[int, int]:
+        """Entries of a case in its tables and results, and its other numbers, of eight bytes each."""
         sizes = self.plan.shape.cardinalities
         results = sum(sizes[v] for v, _ in self.plan.marginals)
         inputs = len(self.plan.pattern.sliced) + 2 * sum(sizes[v] for v in self.plan.pattern.weighted)
@@ -261,8 +264,7 @@ class PlanMemory:
         # The compiled backend keeps scales and bounds of all tables.
         inputs += 4 * len(self.plan.tables)
         explained = len(self.plan.shape.cardinalities) if self.plan.traceback else 0
-        tables = (self._case_entries + results) * itemsize
-        return tables + 8 * (inputs + explained + 3 * max(sizes) + CASE_NUMBERS)
+        return self.plan.peak_case_entries() + results, inputs + explained + 3 * max(sizes) + CASE_NUMBERS
 
 
 def scratch_bytes(entries: int) -> int:

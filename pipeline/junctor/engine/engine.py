@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,7 +172,7 @@ class Engine:
         compiled = self.router.loads_compiled(groups, batch)
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
-        most = batch.rows if self._scores is None else min(batch.rows, slice_rows(self.network, self.query))
+        most = batch.rows if self._scores is None else min(batch.rows, self._slice_rows)
         memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
         if self._scores is None:
             answers = self.blank(batch, memory)
@@ -530,7 +530,16 @@ class Engine:
 
     def _size(self, rows: int) -> int:
         """Return the bytes of the posteriors of so many rows."""
-        return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, rows)
+        return rows * self._row_bytes
+
+    # Kept, since each batch asks, and networks have thousands of targets.
+    @cached_property
+    def _row_bytes(self) -> int:
+        return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, 1)
+
+    @cached_property
+    def _slice_rows(self) -> int:
+        return slice_rows(self.network, self.query)
 
     def _answer_memory(
         self, pool: BufferPool, size: int, reserved: int, device: BlockDevice | None

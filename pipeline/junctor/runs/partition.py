@@ -152,12 +152,8 @@ class PartTask(PartitionTask[RunSpec]):
 
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
-        from junctor.model.answers import answer_width
-
-        network = network_for(self.home.network, self.spec.network_digest)
-        width = answer_width(network, self.spec.as_query())
         # A column for each state is a copy, made when it is written.
-        return self.spec.partition_rows * width * (2 if self.spec.layout == "columns" else 1)
+        return self.spec.partition_rows * width_of(self.home, self.spec) * (2 if self.spec.layout == "columns" else 1)
 
     def carried_bytes(self, inputs: CountedEvidence) -> int:
         """Return the bytes of the kept columns."""
@@ -398,8 +394,6 @@ class _Partition:
             return writing.result()
 
     def write(self) -> tuple[Part, StageTimings]:
-        from junctor.runs.results import statuses_of
-
         directory, spec, part = self.task.home, self.task.spec, self.task.part
         assert self._answered is not None
         with self.stages.time("writing"):
@@ -408,16 +402,15 @@ class _Partition:
             directory.make_folder_of(path)
             directory.make_folder_of(statistics)
             # First: a part with its name always has its statistics.
-            counted = write_statistics(statistics, self._answered.count())
+            found = self._answered.count()
+            counted = write_statistics(statistics, found)
             with aside(path, parents=False) as temporary:
                 self.task.write(self._answered.table, temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
-            statuses = statuses_of(self._answered.table.schema)
             self._answered = None
-            rows = sum(statuses.values())
             name = directory.name_of(path)
-            return Part(name, rows, checksum.bytes, statuses, checksum.sha256, counted), self.stages
+            return Part(name, found.rows, checksum.bytes, found.statuses, checksum.sha256, counted), self.stages
 
 
 class _Count:
@@ -479,6 +472,14 @@ def network_for(network_file: AnyPath, digest: str, given: Network | None = None
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
     _network = network
     return network
+
+
+@lru_cache(maxsize=1)
+def width_of(directory: RunDirectory, spec: RunSpec) -> int:
+    """Return the bytes of the answers to one row, kept for the next partition of a run; spec: of it."""
+    from junctor.model.answers import answer_width
+
+    return answer_width(network_for(directory.network, spec.network_digest), spec.as_query())
 
 
 @lru_cache(maxsize=1)

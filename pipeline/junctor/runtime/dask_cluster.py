@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
@@ -205,9 +206,15 @@ class _Remaining(Generic[Task]):
 
 def refuse_other_version(needed: str) -> None:
     """Raise RunError if this process, a worker, has another version of Junctor than its client."""
-    here = version("junctor")
+    here = _loaded_version()
     if here != needed:
         raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
+
+
+@cache
+def _loaded_version() -> str:
+    # Asked for each partition, and it takes milliseconds to find; what is loaded does not change.
+    return version("junctor")
 
 
 def threads_for(resources: Resources, workers: int) -> int | None:
