@@ -94,6 +94,10 @@ def run(
 
     An interrupted run goes on where it stopped when the same command is given again.
     """
+    from junctor.runtime.devices import count_gpus_ahead
+
+    if device != "cpu":
+        count_gpus_ahead()
     from junctor.model.query import Query, Sampling
     from junctor.runs.workload import Job
     from junctor.runtime.settings import load_settings

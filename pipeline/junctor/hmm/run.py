@@ -122,7 +122,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         engine = engine_for(self.home.network, self.spec, replace(options, memory=options.memory - reserved))
         answers, keys = engine.answer(inputs.batch), RowKeys(inputs.case_ids, inputs.first_row)
         counted = partial(count_outcomes, answers.status, answers.reasons, answers.log_value, keys, STATUS_NAMES)
-        return Answered(answers_table(answers, inputs.case_ids, engine.model), counted)
+        return Answered(partial(answers_table, answers, inputs.case_ids, engine.model), counted)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""

@@ -59,9 +59,9 @@ PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Answered:
-    """Answers to a partition: their table, and what counts them while they are written."""
+    """Answers to a partition: what makes their table and what counts them, where they are written."""
 
-    table: pa.Table
+    table: Callable[[], pa.Table]
     count: Callable[[], Statistics]
 
 
@@ -178,10 +178,11 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(evidence.batch, reserved, evidence.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        table = with_kept(tables_of(self.home, self.spec).table(answers, evidence.case_ids), evidence.kept)
-        rows = evidence.case_ids, evidence.first_row
-        counted = partial(count, network, inputs.cells, answers, *rows, status_names(query))
-        return Answered(table, counted)
+        case_ids, kept, tables = evidence.case_ids, evidence.kept, tables_of(self.home, self.spec)
+        return Answered(
+            lambda: with_kept(tables.table(answers, case_ids), kept),
+            partial(count, network, inputs.cells, answers, case_ids, evidence.first_row, status_names(query)),
+        )
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -405,7 +406,7 @@ class _Partition:
             found = self._answered.count()
             counted = write_statistics(statistics, found)
             with aside(path, parents=False) as temporary:
-                self.task.write(self._answered.table, temporary)
+                self.task.write(self._answered.table(), temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
             self._answered = None

@@ -61,7 +61,7 @@ from junctor.runtime.machine import (
 from junctor.runtime.progress import Progress, Silence, shows_passes
 from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.remote_lock import check_lock
-from junctor.runtime.threads import ahead, short_turns
+from junctor.runtime.threads import ahead, import_ahead, short_turns
 
 if TYPE_CHECKING:
     from junctor.runs.thresholds import Verdict
@@ -156,9 +156,11 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     check_resources(resources)
     job.check_places()
     prepare_workers(resources)
-    if job.opens_gpu and _answers_on_gpu(resources):
-        # CUDA starts while files are read and plans are made.
-        open_gpu_ahead(resources.compute.device_memory)
+    if job.has_engine:
+        # While files are read.
+        import_ahead("junctor.engine.forecast")
+        if _answers_on_gpu(resources):
+            open_gpu_ahead(resources.compute.device_memory)
     with job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
         with collector_paused():

@@ -197,8 +197,8 @@ class Workload(ABC):
         return 0
 
     @property
-    def opens_gpu(self) -> bool:
-        """True if all that answers on a GPU is `open_gpu`."""
+    def has_engine(self) -> bool:
+        """True if an `Engine` answers."""
         return False
 
     def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
@@ -347,7 +347,7 @@ class Job(Workload):
         return len(self.keep)
 
     @property
-    def opens_gpu(self) -> bool:
+    def has_engine(self) -> bool:
         """True for exact answers."""
         return self.query.method == "exact"
 

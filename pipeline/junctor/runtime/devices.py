@@ -37,6 +37,11 @@ def count_gpus() -> int:
     return count.value
 
 
+def count_gpus_ahead() -> None:
+    """Begin `count_gpus` in another thread: CUDA's driver takes a tenth of a second to start, without Python's lock."""
+    threading.Thread(target=count_gpus, name="junctor-driver", daemon=True).start()
+
+
 @cache
 def gpu_at_hand() -> tuple[str, dict[str, float]]:
     """Return name and figures of the first GPU, as of `CudaDevice`, without CuPy; no figures without a GPU."""

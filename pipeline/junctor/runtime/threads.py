@@ -8,7 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, TypeVar
 
 Task = TypeVar("Task")
@@ -116,6 +117,16 @@ def ahead(
         finally:
             for _, future in under_way:
                 future.cancel()
+
+
+def import_ahead(module: str) -> None:
+    """Begin to import a module in another thread, for a time when this one waits for files; errors are left to that."""
+
+    def import_it() -> None:
+        with suppress(ImportError):
+            import_module(module)
+
+    threading.Thread(target=import_it, name="junctor-import", daemon=True).start()
 
 
 def _next(tasks: Iterator[Task]) -> tuple[Task] | Future[Any] | None:
