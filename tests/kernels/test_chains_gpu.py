@@ -107,6 +107,31 @@ def test_a_chain_is_its_eliminations(shape: str, algebra: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_logarithms_of_any_range(shape: str, data: st.DataObject) -> None:
+    # Plain numbers inside of a chain would lose most of these.
+    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    stages = stages_of(shape, rng)
+    spread, factors = data.draw(st.sampled_from([1.0, 300.0, 700.0, 1e5])), data.draw(st.sampled_from([1.0, 25, 800]))
+    tables = [spread * rng.standard_normal(1024)]
+    tables += [factors * rng.standard_normal(1 << len(each.factor)) for each in stages]
+    for table in tables:
+        table[rng.random(len(table)) < data.draw(st.sampled_from([0.0, 0.3]))] = -np.inf
+    if data.draw(st.booleans()):
+        # A large number only meets a factor of zero.
+        tables[0][:512] += 1e4
+    chain = chain_of(stages, SIZES)
+    assert chain is not None
+    found, extremes = together(launch_of(chain), tables, "log")
+    wanted, wanted_extremes = one_by_one(stages, tables, "log")
+    np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-13)
+    for these, those in zip(extremes[:, :2], wanted_extremes, strict=True):
+        largest, wanted_largest = (entries_gpu.extremes_of(each, ALGEBRAS["log"])[0] for each in (these, those))
+        np.testing.assert_allclose(largest, wanted_largest, rtol=1e-14, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_the_reference(shape: str) -> None:
     rng = np.random.default_rng(1)
     stages = stages_of(shape, rng)

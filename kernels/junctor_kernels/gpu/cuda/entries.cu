@@ -265,6 +265,17 @@ __device__ __forceinline__ void load_all(
 }
 
 template <int M>
+__device__ __forceinline__ void load_scaled(
+    real (&number)[1 << M][4], const real *here, index_t kind, const int *near, const int (&lies)[4], real scale
+) {
+    load_all<M>(number, here, kind, near, lies);
+#pragma unroll
+    for (int n = 0; n < 1 << M; n++)
+#pragma unroll
+        for (int v = 0; v < 4; v++) number[n][v] = combine(number[n][v], scale);
+}
+
+template <int M>
 __device__ __forceinline__ void store_all(
     const real (&number)[1 << M][4], real *here, index_t kind, const int *near, const int (&lies)[4]
 ) {
@@ -280,13 +291,38 @@ __device__ __forceinline__ void store_all(
     }
 }
 
-// One elimination: pairs of numbers that differ in the state of its axis become the sums for both states of the axis
-// that comes in its place. rows: the small table for every place in it, four numbers a pair. `least` is what is smallest
-// above zero, less one, so that a zero is largest.
+// The small table of a stage, for a place in it and a pair: what number belongs to which is in `eliminate`.
+template <int M, int STAGE>
+__device__ __forceinline__ real factor_of(const Operand &each, real scale, int row, int pair, int which) {
+    const int state = first_of<STAGE>(pair) | (which >> 1) << STAGE;
+    return combine(__ldg(each.table + (row + each.near[2 * state + (which & 1)])), scale);
+}
+
+#if defined(LOGS) && !defined(MAXIMA)
+// Logarithms are brought to plain numbers once, divided by the largest of those that may be added up, and back at the
+// end: stages need no exponentials. These lose at most 1e-307, times factors of at most e^30 a stage, which no sum of
+// LEAST_PLAIN shows. Smaller sums and larger factors go through the stages as logarithms.
+#define PLAIN_CHAINS
+#define LEAST_PLAIN 1e-200
+#define MOST_FACTOR 30
+
+template <int M> __device__ __forceinline__ void bring_to_plain(real (&number)[1 << M][4], real (&most)[4]) {
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        most[v] = number[0][v];
+#pragma unroll
+        for (int n = 1; n < 1 << M; n++) most[v] = number[n][v] > most[v] ? number[n][v] : most[v];
+#pragma unroll
+        for (int n = 0; n < 1 << M; n++) number[n][v] = exp(number[n][v] - most[v]);
+    }
+}
+
+// As `eliminate`; returns false where logarithms are needed. Of all stages but the last it notes what is largest.
 template <int M, int STAGE, bool IS_SAME>
-__device__ __forceinline__ void eliminate(
-    real (&number)[1 << M][4], const Quad *rows, const int (&lies)[4], word &largest, word &least
+__device__ __forceinline__ bool eliminate_plain(
+    real (&number)[1 << M][4], const real (&most)[4], const Quad *rows, const int (&lies)[4], word &largest
 ) {
+    real low = 1, top[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int pair = 0; pair < 1 << (M - 1); pair++) {
         const int n = first_of<STAGE>(pair), other = n | 1 << STAGE;
@@ -294,6 +330,94 @@ __device__ __forceinline__ void eliminate(
 #pragma unroll
         for (int v = 0; v < 4; v++) {
             if (!IS_SAME || v == 0) factor = rows[(lies[v] << (M - 1)) + pair];
+            const real first = fma(factor.number[1], number[other][v], factor.number[0] * number[n][v]);
+            const real second = fma(factor.number[3], number[other][v], factor.number[2] * number[n][v]);
+            number[n][v] = first, number[other][v] = second;
+            low = first < low ? first : low, low = second < low ? second : low;
+            top[v] = first > top[v] ? first : top[v], top[v] = second > top[v] ? second : top[v];
+        }
+    }
+    if (!(low >= LEAST_PLAIN && top[0] < -EMPTY_SUM && top[1] < -EMPTY_SUM && top[2] < -EMPTY_SUM && top[3] < -EMPTY_SUM))
+        return false;
+    if (STAGE < M - 1) {
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            const word most_here = rank(most[v] + log(top[v]));
+            largest = most_here > largest ? most_here : largest;
+        }
+    }
+    return true;
+}
+
+template <int M, int STAGE>
+__device__ __forceinline__ bool eliminate_plain_from(
+    real (&number)[1 << M][4], const real (&most)[4], const Reduction &what, int panel, const int (&place)[M + 2],
+    const Quad (*rows)[MOST_ROWS << (M - 1)], word (&largest)[M]
+) {
+    const Operand &each = what.operand[STAGE + 1];
+    const Quad *here = rows[STAGE] + (((int)each.panels[panel] + place[STAGE + 1]) << (M - 1));
+    const int lies[4] = {0, (int)each.second, (int)each.third, (int)each.fourth};
+    const bool done = each.quad == SAME ? eliminate_plain<M, STAGE, true>(number, most, here, lies, largest[STAGE])
+                                        : eliminate_plain<M, STAGE, false>(number, most, here, lies, largest[STAGE]);
+    if (!done) return false;
+    if constexpr (STAGE + 1 < M)
+        return eliminate_plain_from<M, STAGE + 1>(number, most, what, panel, place, rows, largest);
+    else
+        return true;
+}
+
+// Returns false where a number is not finite.
+template <int M>
+__device__ __forceinline__ bool bring_back(real (&number)[1 << M][4], const real (&most)[4], word &largest) {
+    word found = largest;
+    bool is_finite = true;
+#pragma unroll
+    for (int n = 0; n < 1 << M; n++)
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            number[n][v] = most[v] + log(number[n][v]);
+            is_finite = is_finite && number[n][v] < -EMPTY_SUM;
+            const word here = rank(number[n][v]);
+            found = here > found ? here : found;
+        }
+    if (is_finite) largest = found;
+    return is_finite;
+}
+#endif
+
+// The small table of a stage from a place in it on, four numbers a pair: in shared memory, or where it is.
+template <int M, int STAGE> struct Factors {
+#ifdef PLAIN_CHAINS
+    const Operand &each;
+    int place;
+
+    __device__ __forceinline__ Quad at(int apart, int pair) const {
+        const real scale = scale_of(each);
+        Quad factor;
+#pragma unroll
+        for (int n = 0; n < 4; n++) factor.number[n] = factor_of<M, STAGE>(each, scale, place + apart, pair, n);
+        return factor;
+    }
+#else
+    const Quad *rows;
+
+    __device__ __forceinline__ Quad at(int apart, int pair) const { return rows[(apart << (M - 1)) + pair]; }
+#endif
+};
+
+// One elimination: pairs of numbers that differ in the state of its axis become the sums for both states of the axis
+// that comes in its place. `least` is what is smallest above zero, less one, so that a zero is largest.
+template <int M, int STAGE, bool IS_SAME>
+__device__ __forceinline__ void eliminate(
+    real (&number)[1 << M][4], const Factors<M, STAGE> &factors, const int (&lies)[4], word &largest, word &least
+) {
+#pragma unroll
+    for (int pair = 0; pair < 1 << (M - 1); pair++) {
+        const int n = first_of<STAGE>(pair), other = n | 1 << STAGE;
+        Quad factor;
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            if (!IS_SAME || v == 0) factor = factors.at(lies[v], pair);
             const real first = sum_of_products(factor.number[1], number[other][v], factor.number[0], number[n][v]);
             const real second = sum_of_products(factor.number[3], number[other][v], factor.number[2], number[n][v]);
             number[n][v] = first, number[other][v] = second;
@@ -311,24 +435,33 @@ __device__ __forceinline__ void eliminate_from(
     const Quad (*rows)[MOST_ROWS << (M - 1)], word (&largest)[M], word (&least)[M]
 ) {
     const Operand &each = what.operand[STAGE + 1];
-    const Quad *here = rows[STAGE] + (((int)each.panels[panel] + place[STAGE + 1]) << (M - 1));
+    const int begin = (int)each.panels[panel] + place[STAGE + 1];
+#ifdef PLAIN_CHAINS
+    const Factors<M, STAGE> factors = {each, begin};
+#else
+    const Factors<M, STAGE> factors = {rows[STAGE] + (begin << (M - 1))};
+#endif
     const int lies[4] = {0, (int)each.second, (int)each.third, (int)each.fourth};
     if (each.quad == SAME)
-        eliminate<M, STAGE, true>(number, here, lies, largest[STAGE], least[STAGE]);
+        eliminate<M, STAGE, true>(number, factors, lies, largest[STAGE], least[STAGE]);
     else
-        eliminate<M, STAGE, false>(number, here, lies, largest[STAGE], least[STAGE]);
+        eliminate<M, STAGE, false>(number, factors, lies, largest[STAGE], least[STAGE]);
     if constexpr (STAGE + 1 < M) eliminate_from<M, STAGE + 1>(number, what, panel, place, rows, largest, least);
 }
 
-// The numbers of the small table of a stage as `eliminate` reads them.
+// The numbers of the small table of a stage as its elimination reads them from shared memory.
 template <int M, int STAGE>
 __device__ __forceinline__ void lay_out(const Reduction &what, Quad (*rows)[MOST_ROWS << (M - 1)]) {
     const Operand &each = what.operand[STAGE + 1];
     const real scale = scale_of(each);
     for (int n = threadIdx.x; n < (int)each.rows << (M + 1); n += THREADS) {
         const int row = n >> (M + 1), pair = n >> 2 & ((1 << (M - 1)) - 1);
-        const int state = first_of<STAGE>(pair) | (n >> 1 & 1) << STAGE;
-        rows[STAGE][n >> 2].number[n & 3] = combine(__ldg(each.table + (row + each.near[2 * state + (n & 1)])), scale);
+        const real factor = factor_of<M, STAGE>(each, scale, row, pair, n & 3);
+#ifdef PLAIN_CHAINS
+        rows[STAGE][n >> 2].number[n & 3] = factor <= MOST_FACTOR ? exp(factor) : -EMPTY_SUM;
+#else
+        rows[STAGE][n >> 2].number[n & 3] = factor;
+#endif
     }
     if constexpr (STAGE + 1 < M) lay_out<M, STAGE + 1>(what, rows);
 }
@@ -359,12 +492,20 @@ template <int M> __device__ __forceinline__ void over_chain(const Reduction &wha
     for (int m = 0; m < M; m++) largest[m] = 0, least[m] = ~(word)0;
     for (int panel = blockIdx.x / tiles; is_inside && panel < panels; panel += step) {
         real number[1 << M][4];
-        load_all<M>(number, source.table + (source.panels[panel] + place[0]), source.quad, from, apart);
-#pragma unroll
-        for (int n = 0; n < 1 << M; n++)
-#pragma unroll
-            for (int v = 0; v < 4; v++) number[n][v] = combine(number[n][v], scale);
+        const real *here = source.table + (source.panels[panel] + place[0]);
+        load_scaled<M>(number, here, source.quad, from, apart, scale);
+#ifdef PLAIN_CHAINS
+        real most[4];
+        bring_to_plain<M>(number, most);
+        const bool done = eliminate_plain_from<M, 0>(number, most, what, panel, place, rows, largest) &&
+                          bring_back<M>(number, most, largest[M - 1]);
+        if (!done) {
+            load_scaled<M>(number, here, source.quad, from, apart, scale);
+            eliminate_from<M, 0>(number, what, panel, place, rows, largest, least);
+        }
+#else
         eliminate_from<M, 0>(number, what, panel, place, rows, largest, least);
+#endif
         store_all<M>(number, (real *)target.table + (target.panels[panel] + place[M + 1]), target.quad, to, to_apart);
     }
 #pragma unroll
