@@ -70,7 +70,7 @@ def contraction(
     """
     # Labels are replaced by numbers: the plans of a network have most of their contractions in common.
     number = {label: i for i, label in enumerate((*kept, *eliminated))}
-    numbered = tuple(tuple(number.setdefault(label, len(number)) for label in scope) for scope in scopes)
+    numbered = tuple([tuple([number.setdefault(label, len(number)) for label in scope]) for scope in scopes])
     make = _numbered if remember else _numbered.__wrapped__
     return make(len(kept), len(eliminated), numbered, tuple(map(sizes.__getitem__, number)))
 

@@ -250,7 +250,7 @@ def least_above_zero(table: Array) -> npt.NDArray[np.float64]:
         rows = max(1, SCRATCH_ENTRIES // table.shape[1])
         for start in range(0, len(table), rows):
             part = table[start : start + rows]
-            np.minimum(least, part.min(axis=0, where=part > 0, initial=np.inf), out=least)
+            np.minimum(least, np.minimum.reduce(part, axis=0, where=part > 0, initial=np.inf), out=least)
         least[np.isinf(least)] = 1
     wide: npt.NDArray[np.float64] = least.astype(np.float64)
     return wide
