@@ -1,8 +1,8 @@
 """Search for elimination orders of small total table size: simulated annealing by rotations of the elimination tree.
 
-Main function: `search`, called by `junctor.planning.elimination`. Liu, Equivalent sparse matrix reorderings by
-elimination tree rotations (1988); Kjaerulff, Optimal decomposition of probabilistic networks by simulated annealing
-(1992).
+Main functions: `search` and `load`, called by `junctor.planning.elimination`. Liu, Equivalent sparse matrix
+reorderings by elimination tree rotations (1988); Kjaerulff, Optimal decomposition of probabilistic networks by
+simulated annealing (1992).
 """
 
 from __future__ import annotations
@@ -92,6 +92,11 @@ def search(
         graph, members, sizes, weights_of(cardinalities), steps, schedule, state, order, _work(*graph.shape)
     )
     return order.tolist(), total
+
+
+def load() -> None:
+    """Load the compiled search now; in a thread it would wait for Python's lock at every step."""
+    search(np.zeros((1, 1), dtype=np.uint64), np.zeros(1, dtype=np.uint64), (1,), (), 0)
 
 
 class _Work(NamedTuple):

@@ -59,7 +59,6 @@ from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder, usable_cores
-from junctor.runtime.threads import short_turns
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -252,9 +251,8 @@ class Router:
 
         def compiled() -> Plan:
             targets = None if self.query.targets is None else self.targets
-            # A search makes millions of small objects, none of which is garbage before its end. Part of it is in a
-            # thread of its own.
-            with collector_paused(), short_turns():
+            # A search makes millions of small objects, none of which is garbage before its end.
+            with collector_paused():
                 return compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", key[1])
 
         return _cached(self.store.plans, key, KEPT_PLANS, compiled)

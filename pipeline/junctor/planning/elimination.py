@@ -235,6 +235,9 @@ def _searched(
         return EliminationOrder(variables, cliques_of(graph, variables), entries, "annealing")
 
     if found is None:
+        from junctor_kernels.orders.annealing import load
+
+        load()
         # The search holds no lock of the interpreter.
         thread = ThreadPoolExecutor(1, thread_name_prefix="junctor-order")
         result = thread.submit(order)
