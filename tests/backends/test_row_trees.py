@@ -126,6 +126,25 @@ def test_trees_of_a_pattern_serve_the_next_batch(monkeypatch: pytest.MonkeyPatch
     assert len(planned) == 6
 
 
+def test_memory_of_messages_stays_within_its_bound_between_calls() -> None:
+    network = random_network(40, seed=6)
+    batch = random_batch(network, 200)
+    engine = RowEngine(network, range(40), 16 * ROOM, threads=2)
+    fresh = answered(engine, network, batch)
+    of_all = engine.resting
+    assert of_all > 0
+    engine.rest(of_all)
+    # What single rows take goes in any case.
+    assert (engine.resting, engine.held) == (of_all, 2)
+    assert answered(engine, network, batch) == fresh
+    engine.rest(of_all - 1)
+    assert 0 < engine.resting < of_all
+    assert answered(engine, network, batch) == fresh
+    engine.rest(0)
+    assert engine.resting == 0
+    assert answered(engine, network, batch) == fresh
+
+
 @pytest.mark.parametrize(("variables", "seed"), [(40, 6), (60, 3), (90, 8)])
 def test_messages_down_lie_apart_while_they_are_of_use(variables: int, seed: int) -> None:
     network = random_network(variables, seed=seed)

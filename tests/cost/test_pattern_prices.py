@@ -123,7 +123,7 @@ def test_the_plan_with_the_fewest_operations_is_taken(network: Network, monkeypa
     cliques = cliques_of(graph, order)
     # Claims to be small, and is not: the operations decide.
     poor = EliminationOrder(order, cliques, 1.0, "as numbered")
-    monkeypatch.setattr(planning, "good_orders", lambda *_: [poor, good])
+    monkeypatch.setattr(planning, "good_orders", lambda *_, **__: [poor, good])
     chosen, plan = planning.cheapest_plan(problem, 1)
     assert chosen is good
     assert plan.case_operations < planning.lay_out(problem, poor).case_operations

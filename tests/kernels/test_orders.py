@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.formats import read_network
 from junctor.planning import elimination
-from junctor.planning.elimination import CRITERIA, GreedyElimination, best_order, cliques_of
+from junctor.planning.elimination import CRITERIA, GreedyElimination, best_order, cliques_of, good_orders
 from junctor.planning.shape import bits, mask_of, shape_of
 from junctor_kernels.orders import greedy as orders
 from junctor_kernels.orders.annealing import SECOND, search
@@ -225,6 +226,36 @@ def test_many_rows_are_worth_a_search_and_few_are_not() -> None:
     assert found.entries < greedy.entries
     assert found == best_order(*as_sets(problem), rows=1_000_000)
     assert found.entries == total_by_elimination(problem, found.variables)
+
+
+def test_the_greedy_order_is_at_hand_while_a_search_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(9)
+    elimination._searched.cache_clear()
+    early: list[elimination.EliminationOrder] = []
+    told, search = threading.Event(), elimination._search
+
+    def meanwhile(order: elimination.EliminationOrder) -> None:
+        early.append(order)
+        told.set()
+
+    monkeypatch.setattr(elimination, "_search", lambda *what: told.wait() and search(*what))
+    found = good_orders(*as_sets(problem), rows=1_000_000, meanwhile=meanwhile)
+    assert [order.criterion in CRITERIA for order in early] == [True]
+    assert early[0].entries >= found[0].entries
+    assert found[1:] in ([], early)
+    # What was searched before is there at once.
+    assert found == good_orders(*as_sets(problem), rows=1_000_000, meanwhile=meanwhile)
+    assert len(early) == 1
+
+
+def test_a_search_that_failed_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(9)
+    elimination._searched.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(elimination, "_search", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError, match="no room"):
+            best_order(*as_sets(problem), rows=1_000_000)
+    assert best_order(*as_sets(problem), rows=1_000_000).criterion == "annealing"
 
 
 def test_chordal_graphs_and_hopeless_ones_are_not_searched() -> None:

@@ -27,8 +27,9 @@ GIVEN = -2
 # Bytes of contractions over entries in addition to their tables: for all threads together, and for each.
 ENTRIES_BYTES = 1 << 24
 ENTRIES_THREAD_BYTES = 6 << 20
-# Rows of `bounds` for every slot: log scale, `lost` and `open` of `junctor.backends.numpy`, smallest entry above zero.
-SCALE, LOST, STILL_OPEN, LEAST = 0, 1, 2, 3
+# Rows of `bounds` for every slot: log scale, `lost` and `open` of `junctor.backends.numpy`, smallest entry above zero;
+# BOUNDS is their count.
+SCALE, LOST, STILL_OPEN, LEAST, BOUNDS = 0, 1, 2, 3, 4
 # Rows of `lanes`: temporaries with one number for each case; LANES is their count.
 TOTAL, LARGEST, SMALLEST, FACTOR, LANES = 0, 1, 2, 3, 4
 

@@ -1,8 +1,8 @@
 """Search for elimination orders of small total table size: simulated annealing by rotations of the elimination tree.
 
-Main function: `search`, called by `junctor.planning.elimination`. Liu, Equivalent sparse matrix reorderings by
-elimination tree rotations (1988); Kjaerulff, Optimal decomposition of probabilistic networks by simulated annealing
-(1992).
+Main functions: `search` and `load`, called by `junctor.planning.elimination`. Liu, Equivalent sparse matrix
+reorderings by elimination tree rotations (1988); Kjaerulff, Optimal decomposition of probabilistic networks by
+simulated annealing (1992).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit, lowest_bit, part
+from junctor_kernels.cpu.jit import loops, lowest_bit, part
 from junctor_kernels.orders.greedy import (
     CRITERIA,
     LARGEST,
+    STACK,
     Words,
     add,
     discard,
@@ -86,54 +87,102 @@ def search(
     sizes = np.asarray(cardinalities, dtype=np.float64)
     state = np.array([seed], dtype=np.uint64)
     order = np.array(start, dtype=np.int64)
-    later, numbers = work_for(len(sizes))
-    evaluate(graph, members, sizes, order, len(order), later, numbers)
-    # Simplicial variables at the front add no edge: rotating them cannot help.
-    choice = order[_simplicial(graph, order, later) :].copy()
-    steps = min(steps, PER_PAIR * len(choice) ** 2)
-    total = _restarts(
-        graph, members, sizes, weights_of(cardinalities), int(RESTARTS * steps), state, later, numbers, order
+    schedule = np.array([SCHEDULE[i % len(SCHEDULE)] for i in range(ROUNDS)], dtype=np.float64)
+    total = _search(
+        graph, members, sizes, weights_of(cardinalities), steps, schedule, state, order, _work(*graph.shape)
     )
-    for i in range(ROUNDS):
-        how = SCHEDULE[i % len(SCHEDULE)]
-        total = _round(graph, members, sizes, choice, order, total, steps // ROUNDS, how, state)
     return order.tolist(), total
 
 
-def _round(
-    graph: Words,
-    members: Words,
-    sizes: npt.NDArray[np.float64],
-    choice: npt.NDArray[np.int64],
-    order: npt.NDArray[np.int64],
-    total: float,
-    steps: int,
-    how: Round,
-    state: Words,
+def load() -> None:
+    """Load the compiled search now; in a thread it would wait for Python's lock at every step."""
+    search(np.zeros((1, 1), dtype=np.uint64), np.zeros(1, dtype=np.uint64), (1,), (), 0)
+
+
+class _Work(NamedTuple):
+    """Work arrays of a search: `later`, `tree` and `below` of the top of the module, those of `greedy`, and others.
+
+    numbers: int64, of `greedy`.
+    candidate, chosen, parents: int64 [n], an order, variables to rotate, the best tree of a round.
+    union: uint64 [words].
+    """
+
+    later: Words
+    numbers: npt.NDArray[np.int64]
+    tree: npt.NDArray[np.int64]
+    below: npt.NDArray[np.float64]
+    candidate: npt.NDArray[np.int64]
+    chosen: npt.NDArray[np.int64]
+    parents: npt.NDArray[np.int64]
+    union: Words
+
+
+def _work(variables: int, words: int) -> _Work:
+    candidate, chosen, parents = np.zeros((3, variables), dtype=np.int64)
+    tree, union = np.zeros((TREE, variables), dtype=np.int64), np.zeros(words, dtype=np.uint64)
+    return _Work(*work_for(variables), tree, np.ones(variables), candidate, chosen, parents, union)
+
+
+# One function, because each that Python calls is loaded by itself; without arrays of its own it is loaded faster.
+@loops
+def _search(
+    graph: Any, members: Any, sizes: Any, weights: Any, steps: int, schedule: Any, state: Any, order: Any, work: Any
 ) -> float:
-    """Anneal once from `order`, which is replaced if the result is better; return the smaller total."""
-    later, numbers = work_for(len(sizes))
-    evaluate(graph, members, sizes, order, len(order), later, numbers)
-    tree = np.full((TREE, len(sizes)), -1, dtype=np.int64)
-    below = np.ones(len(sizes))
-    _build_tree(order, sizes, later, tree, below)
-    parent = anneal(graph, sizes, choice, total, steps, how, state, later, tree, below)
-    candidate = _in_order(parent, order)
-    # Evaluated again: sums of many small changes are inexact.
-    entries = float(evaluate(graph, members, sizes, candidate, len(candidate), later, numbers))
-    if entries < total:
-        order[:] = candidate
-    return min(entries, total)
+    """Improve an order in place by greedy restarts and rounds of annealing; return its total.
+
+    graph, members, steps: as in `search`.
+    sizes, weights: float64 [n], cardinalities, and int64 [n], of `weights_of`.
+    schedule: float64 [rounds, 3], the fields of Round for each.
+    state: of `random`.
+    order: int64 [members].
+    work: of `_work`.
+    """
+    later, numbers, count = work.later, work.numbers, order.shape[0]
+    evaluate(graph, members, sizes, order, count, later, numbers)
+    first = _simplicial(graph, order, later, numbers[STACK])
+    # Simplicial variables at the front add no edge: rotating them cannot help.
+    choice = work.chosen[first:count]
+    _copy(order[first:], choice)
+    steps = min(steps, PER_PAIR * choice.shape[0] ** 2)
+    candidate = work.candidate[:count]
+    total: float = _restarts(
+        graph, members, sizes, weights, int(RESTARTS * steps), state, later, numbers, candidate, order
+    )
+    for i in range(schedule.shape[0]):
+        evaluate(graph, members, sizes, order, count, later, numbers)
+        _build_tree(order, sizes, later, numbers[STACK], work.tree, work.below)
+        _anneal(graph, sizes, choice, total, steps // schedule.shape[0], schedule[i], state, work)
+        _list_order(work.parents, order, numbers[STACK], candidate)
+        # Evaluated again: sums of many small changes are inexact.
+        entries = evaluate(graph, members, sizes, candidate, count, later, numbers)
+        if entries < total:
+            total = entries
+            _copy(candidate, order)
+    return total
 
 
-@jit
+@part
+def _copy(numbers: Any, to: Any) -> None:
+    for i in range(to.shape[0]):
+        to[i] = numbers[i]
+
+
+@part
 def _restarts(
-    graph: Any, members: Any, sizes: Any, weights: Any, steps: int, state: Any, rows: Any, numbers: Any, order: Any
+    graph: Any,
+    members: Any,
+    sizes: Any,
+    weights: Any,
+    steps: int,
+    state: Any,
+    rows: Any,
+    numbers: Any,
+    candidate: Any,
+    order: Any,
 ) -> float:
     """Run each greedy criterion once, then all in turn with noise; improve `order` in place and return its total."""
     count = order.shape[0]
     best: float = evaluate(graph, members, sizes, order, count, rows, numbers)
-    candidate = np.empty(count, np.int64)
     spent, attempt = 0, 0
     while attempt < CRITERIA or spent < steps:
         noise = NOISE if attempt >= CRITERIA else 0.0
@@ -145,14 +194,14 @@ def _restarts(
             spent += EDGE_STEPS * members_of(rows[v], numbers[0])
         if total < best:
             best = total
-            order[:] = candidate
+            _copy(candidate, order)
     return best
 
 
-@jit
-def _build_tree(order: Any, sizes: Any, later: Any, tree: Any, below: Any) -> None:
+@part
+def _build_tree(order: Any, sizes: Any, later: Any, position: Any, tree: Any, below: Any) -> None:
     """Write the elimination tree of an order whose later neighbours are known."""
-    position = np.empty(later.shape[0], np.int64)
+    tree[:] = -1
     for i in range(order.shape[0]):
         position[order[i]] = i
     for i in range(order.shape[0]):
@@ -171,10 +220,9 @@ def _build_tree(order: Any, sizes: Any, later: Any, tree: Any, below: Any) -> No
         _adopt(tree, v, parent)
 
 
-@jit
-def _simplicial(graph: Any, order: Any, later: Any) -> Any:
+@part
+def _simplicial(graph: Any, order: Any, later: Any, around: Any) -> int:
     """Return the number of variables at the front of an order that are eliminated without adding an edge."""
-    around = np.empty(later.shape[0], np.int64)
     for i in range(order.shape[0]):
         v = order[i]
         for j in range(members_of(later[v], around)):
@@ -184,18 +232,17 @@ def _simplicial(graph: Any, order: Any, later: Any) -> Any:
                 if k == u >> 6:
                     word &= ~(np.uint64(1) << np.uint64(u & 63))
                 if word != 0:
-                    return i
-    return order.shape[0]
+                    return int(i)
+    return int(order.shape[0])
 
 
-@jit
-def _in_order(parent: Any, members: Any) -> Any:
-    """Return an order with the given elimination tree: children before parents, otherwise as in `members`."""
-    children = np.zeros(parent.shape[0], np.int64)
+@part
+def _list_order(parent: Any, members: Any, children: Any, order: Any) -> None:
+    """Write an order with the given elimination tree: children before parents, otherwise as in `members`."""
+    children[:] = 0
     for v in members:
         if parent[v] >= 0:
             children[parent[v]] += 1
-    order = np.empty(members.shape[0], np.int64)
     done = 0
     for v in members:
         # Up from every leaf while all children of the parent are done.
@@ -206,38 +253,27 @@ def _in_order(parent: Any, members: Any) -> Any:
             v = parent[v]
             if v >= 0:
                 children[v] -= 1
-    return order
 
 
-@jit
-def anneal(
-    graph: Any,
-    sizes: Any,
-    choice: Any,
-    total: float,
-    steps: int,
-    how: Any,
-    state: Any,
-    later: Any,
-    tree: Any,
-    below: Any,
-) -> Any:
-    """Rotate random variables upwards; return the parents in the best tree seen, int64 [n].
+@part
+def _anneal(graph: Any, sizes: Any, choice: Any, total: float, steps: int, how: Any, state: Any, work: Any) -> None:
+    """Rotate random variables upwards; write the parents in the best tree seen.
 
     graph, sizes: neighbours and cardinalities.
     choice: int64, variables to rotate.
     total: entries of all maximal cliques of the initial tree.
     steps: bounds the work.
-    how: temperatures, and what counts.
+    how: float64 [3], temperatures, and what counts.
     state: of `random`.
-    later, tree, below: see the top of the module; changed in place.
+    work: its `later`, `tree` and `below` are changed, its `parents` written.
     """
     # A rotation that enlarges its two cliques by a factor f is accepted with probability f ** (-1 / temperature); the
     # temperature falls geometrically. Using the factor instead of the total lets small cliques settle as well as large
     # ones.
-    hot, cold, maximal = how
-    best, parents = total, tree[PARENT].copy()
-    union = np.empty(later.shape[1], np.uint64)
+    hot, cold, maximal = how[0], how[1], how[2] != 0.0
+    later, tree, below, union, parents = work.later, work.tree, work.below, work.union, work.parents
+    best = total
+    _copy(tree[PARENT], parents)
     spent, tried, temperature = 0, 0, hot
     while spent < steps and choice.shape[0] > 0:
         if tried % 256 == 0:
@@ -262,8 +298,7 @@ def anneal(
         total += change
         if total < best:
             best = total
-            parents[:] = tree[PARENT]
-    return parents
+            _copy(tree[PARENT], parents)
 
 
 @part
@@ -304,7 +339,7 @@ def _sizes(
 ) -> Any:
     """Return the sum of the sizes of the cliques of `u` and `p` before and after the rotation.
 
-    sizes, tree, below, later: as in `anneal`.
+    sizes, tree, below, later: as in `_anneal`.
     degree, size: of `_first_of_two`.
     maximal: whether only maximal cliques count.
     """

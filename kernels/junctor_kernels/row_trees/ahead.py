@@ -19,7 +19,6 @@ from numba import typeof
 
 from junctor_kernels.cpu import plan as blocks
 from junctor_kernels.cpu.bytecode import BlockWorkspace, Bytecode
-from junctor_kernels.cpu.panels import PanelWalk, reduce_panels
 from junctor_kernels.orders.sparse import SparseGraph
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
@@ -57,7 +56,6 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
         *(ints(1), ints(2), floats(2), numbers(1), floats(3), np.zeros(1, np.bool_)),
         *(lanes, bits, numbers(2), floats(2)),
     )
-    walk = PanelWalk(*map(ints, (1, 2, 1, 1, 1, 2, 3, 2, 2, 2, 2, 2, 2, 1)))
     graph = SparseGraph(ints(1), np.zeros(1, np.int32))
     factors = rowplan.Factors(*(ints(1),) * 5, floats(1), 0, graph, ints(1), floats(1))
     tree, memory = rowplan.tree(graph, 1), together.lanes_for(1, 1, 1)
@@ -65,7 +63,6 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
     wanted = np.zeros(1, np.bool_)
     return [
         (blocks.propagate, (code, work)),
-        (reduce_panels, (walk, 0, 0, ints(1), ints(1), floats(1), None, None, False)),
         (together.answer_lanes, (factors, ints(2), soft, 0, wanted, ints(1), tree, memory, results)),
         (together.lay_out, (factors, ints(2), tree, memory, ints(1))),
     ]

@@ -412,10 +412,10 @@ def answer_lanes(
         column of each kind int64 [kinds].
     first: the first row of the block in `soft` and in the results.
     wanted: bool [variables], whose posteriors are computed.
-    starts: int64 [variables], offset of each posterior in a row of the results.
+    starts: int64 [variables], the first entry of each posterior in the results.
     tree: of all rows.
     lanes: of `lay_out`.
-    results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows].
+    results: posteriors float64 [entries, rows], log P(e) float64 [rows], status int64 [rows].
     """
     posteriors, log_values, status = results
     rows = states.shape[1]
@@ -979,8 +979,8 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
         # Observed: certain, whatever the tables say.
         if states[v, row] >= 0:
             for e in range(size):
-                posteriors[first + row, start + e] = 0.0
-            posteriors[first + row, start + states[v, row]] = 1.0
+                posteriors[start + e, first + row] = 0.0
+            posteriors[start + states[v, row], first + row] = 1.0
     position = tree.position[v]
     if position < 0:
         return
@@ -1013,7 +1013,7 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
             # Impossible rows get zeros, not 0 / 0.
             total = total if total > 0 else 1.0
             for e in range(kept):
-                posteriors[first + row, start + e] = lanes.arena[out + e * width + i] / total
+                posteriors[start + e, first + row] = lanes.arena[out + e * width + i] / total
             if doubt and _may_lose(lanes, one, group[SIZE], other, group[SIZE] if above >= 0 else 1, i):
                 lanes.doubt[row] = 1
 
@@ -1035,13 +1035,14 @@ def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
 
 
 @loops
-def write_rows(posteriors: Any, done: Any, rows: Any, places: Any, memory: Any) -> None:
+def write_rows(posteriors: Any, by_row: int, by_entry: int, done: Any, rows: Any, places: Any, memory: Any) -> None:
     """Write posteriors of rows to the answers of a batch.
 
-    posteriors: float64 [rows, entries].
+    posteriors: float64, flat.
+    by_row, by_entry: strides of their rows and entries.
     done: bool [rows], rows to be written.
     rows: int64, their rows of the batch.
-    places: int64 [targets, 3], offset in a row of posteriors, number of states, and the sum of those of all targets
+    places: int64 [targets, 3], first entry of the posterior, number of states, and the sum of those of all targets
         before.
     memory: flat, [all rows, states] of one target after the other.
     """
@@ -1050,6 +1051,6 @@ def write_rows(posteriors: Any, done: Any, rows: Any, places: Any, memory: Any) 
         start, size, first = places[n, 0], places[n, 1], places[n, 2] * total
         for i in range(rows.size):
             if done[i]:
-                at = first + rows[i] * size
+                at, source = first + rows[i] * size, i * by_row + start * by_entry
                 for e in range(size):
-                    memory[at + e] = posteriors[i, start + e]
+                    memory[at + e] = posteriors[source + e * by_entry]

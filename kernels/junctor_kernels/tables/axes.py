@@ -70,7 +70,7 @@ def contraction(
     """
     # Labels are replaced by numbers: the plans of a network have most of their contractions in common.
     number = {label: i for i, label in enumerate((*kept, *eliminated))}
-    numbered = tuple(tuple(number.setdefault(label, len(number)) for label in scope) for scope in scopes)
+    numbered = tuple([tuple([number.setdefault(label, len(number)) for label in scope]) for scope in scopes])
     make = _numbered if remember else _numbered.__wrapped__
     return make(len(kept), len(eliminated), numbered, tuple(map(sizes.__getitem__, number)))
 
@@ -80,13 +80,13 @@ def _numbered(kept: int, eliminated: int, scopes: tuple[tuple[int, ...], ...], s
     # Axes of length 1 vanish, and neighbouring axes that every operand walks through as one are merged: fewer axes make
     # longer inner loops.
     operands = [row_major(scope, sizes) for scope in scopes]
-    kept_sizes, kept_strides = _merged(range(kept), operands, sizes)
-    eliminated_sizes, eliminated_strides = _merged(range(kept, kept + eliminated), operands, sizes)
-    return Contraction(
-        kept_sizes,
-        eliminated_sizes,
-        tuple(Strides(k, e) for k, e in zip(kept_strides, eliminated_strides, strict=True)),
-    )
+    # The strides of all operands along each axis.
+    steps = [tuple([at.get(label, 0) for at in operands]) for label in range(kept + eliminated)]
+    kept_sizes, kept_strides = _merged(steps[:kept], sizes[:kept])
+    eliminated_sizes, eliminated_strides = _merged(steps[kept:], sizes[kept : kept + eliminated])
+    nothing = ((),) * len(scopes)
+    strides = map(Strides, kept_strides or nothing, eliminated_strides or nothing)
+    return Contraction(kept_sizes, eliminated_sizes, tuple(strides))
 
 
 def unmerged(
@@ -115,22 +115,23 @@ def row_major(scope: Sequence[int], sizes: Mapping[int, int] | Sequence[int]) ->
 
 
 def _merged(
-    labels: Sequence[int], operands: Sequence[Mapping[int, int]], sizes: Sequence[int]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    steps: Sequence[tuple[int, ...]], sizes: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the sizes of merged axes, and the strides of each operand along them (nothing where no axis is left).
+
+    steps: strides of all operands along each axis.
+    sizes: of the axes.
+    """
     merged_sizes: list[int] = []
-    merged: list[list[int]] = [[] for _ in operands]
-    for label in labels:
-        size = sizes[label]
+    merged: list[tuple[int, ...]] = []
+    for here, size in zip(steps, sizes, strict=True):
         if size == 1:
             continue
-        here = [at.get(label, 0) for at in operands]
         # An axis merges with the next faster one where, in every operand, one of its steps is a whole run of that one.
-        if merged_sizes and all(run[-1] == stride * size for run, stride in zip(merged, here, strict=True)):
+        if merged and merged[-1] == tuple([stride * size for stride in here]):
             merged_sizes[-1] *= size
-            for run, stride in zip(merged, here, strict=True):
-                run[-1] = stride
+            merged[-1] = here
         else:
             merged_sizes.append(size)
-            for run, stride in zip(merged, here, strict=True):
-                run.append(stride)
-    return tuple(merged_sizes), [tuple(run) for run in merged]
+            merged.append(here)
+    return tuple(merged_sizes), tuple(zip(*merged, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,13 @@ class Algebra:
     zero: float
     repeat: Callable[[Array, int], Array]
 
-    @property
+    # Kept: plans of long networks ask ten thousand times.
+    @cached_property
     def logs(self) -> bool:
         """Whether entries are logarithms, which lose nothing to underflow."""
         return self.combine is np.add
 
-    @property
+    @cached_property
     def tiny(self) -> float:
         """The smallest normal number; 0 on logarithms, where nothing underflows."""
         return 0.0 if self.logs else TINY[self.dtype]
@@ -60,6 +62,8 @@ class Algebra:
 
 # Looked up by type: NumPy's own record takes longer to find than a small table to scale.
 TINY = {np.dtype(kind): float(np.finfo(kind).tiny) for kind in (np.float32, np.float64)}
+# The largest power of two by which a table is divided or multiplied.
+MOST_POWER = {np.dtype(kind): -int(np.finfo(kind).minexp) for kind in (np.float32, np.float64)}
 
 
 def _sum(block: Array, into: Array | None) -> Array:
@@ -221,14 +225,14 @@ def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> R
     lifted: that of the product it was summed from.
     """
     # Divided by a power of two, numbers are not rounded.
-    largest = table.max(axis=0)
+    largest = np.maximum.reduce(table, axis=0)
     if algebra.logs:
         shift = np.where(np.isneginf(largest), 0, largest)
         table -= shift
         return Rescaled(table, shift.astype(np.float64), np.ones(1), np.ones(1))
     _, exponent = np.frexp(largest)
     # 2 ** power has to stay finite: lifts end there, and anything smaller is below the normal numbers anyway.
-    most = -np.finfo(algebra.dtype).minexp
+    most = MOST_POWER[algebra.dtype]
     power = np.minimum(lift - exponent, most)
     # Taken before: entries that the scaling underflows would pass for zeros.
     least = np.ldexp(least_above_zero(table), power)
@@ -239,14 +243,14 @@ def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> R
 
 def least_above_zero(table: Array) -> npt.NDArray[np.float64]:
     """Return the smallest entry above zero of every case, 1 where there is none, float64 [cases]."""
-    least = table.min(axis=0)
+    least = np.minimum.reduce(table, axis=0)
     # Usually no entry is zero, and one minimum suffices.
     if not least.all():
         least.fill(np.inf)
         rows = max(1, SCRATCH_ENTRIES // table.shape[1])
         for start in range(0, len(table), rows):
             part = table[start : start + rows]
-            np.minimum(least, part.min(axis=0, where=part > 0, initial=np.inf), out=least)
+            np.minimum(least, np.minimum.reduce(part, axis=0, where=part > 0, initial=np.inf), out=least)
         least[np.isinf(least)] = 1
     wide: npt.NDArray[np.float64] = least.astype(np.float64)
     return wide

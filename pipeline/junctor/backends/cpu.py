@@ -5,13 +5,14 @@ Main class: CompiledProgram; called by the engine, one thread a block.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.answers import write_posteriors
-from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, BlockWorkspace
+from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockWorkspace
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
@@ -128,7 +129,7 @@ class CompiledProgram:
             np.zeros((max(1, len(self._rows)), cases), dtype=np.int64),
             np.ones((max(1, lowering.likelihood_rows), cases)),
             aligned(max(1, lowering.arena_rows) * cases, dtype),
-            np.zeros((4, slots, cases)),
+            np.zeros((BOUNDS, slots, cases)),
             np.ones(slots, dtype=np.bool_),
             lanes,
             # The same memory as integers: kernels read exponents from bits.
@@ -136,12 +137,17 @@ class CompiledProgram:
             np.zeros((max(1, self._posterior_rows), cases), dtype=dtype),
             np.zeros((3, cases)),
         )
-        for table, slot in lowering.slots.items():
-            if table in self._program.shared:
-                bounds = self._program.bounds_of(table)
-                work.bounds[:, slot] = bounds[:, None]
-                work.lossless[slot] = not bounds[[LOST, STILL_OPEN]].any()
+        at, bounds = self._shared_bounds
+        work.bounds[:, at] = bounds[:, :, None]
+        work.lossless[at] = ~bounds[[LOST, STILL_OPEN]].any(axis=0)
         return work
+
+    @cached_property
+    def _shared_bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The slots of shared tables, int64 [tables], and their bounds, float64 [4, tables]."""
+        slots = {table: slot for table, slot in self._layout.slots.items() if table in self._program.shared}
+        bounds = np.array([*map(self._program.bounds_of, slots)]).reshape(-1, BOUNDS)
+        return np.array([*slots.values()], dtype=np.int64), bounds.T
 
     def _tables_of(self, work: BlockWorkspace) -> dict[int, npt.NDArray[Any]]:
         """Return the posteriors in the memory of a thread, those of shared tables filled in."""

@@ -6,6 +6,7 @@ Main class: Lowering; called by `backends.cpu` and the GPU backend. `junctor_ker
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -101,13 +102,19 @@ class NumberTables:
             what = program.algebra, program.scratch_entries
             shared.add(operands[0] if product is None else reference.reduce(product, operands, *what))
         steps, parents, growth = code.steps.copy(), code.parents.copy(), np.zeros(max(1, len(self.tables)))
-        for n, table in enumerate(self.tables):
-            if steps[n, layout.KIND] == layout.REDUCE:
-                growth[n] = program.lowered[table].growth
+        reductions = np.flatnonzero(steps[: len(self.tables), layout.KIND] == layout.REDUCE)
+        lowered = [program.lowered[self.tables[n]] for n in reductions]
+        growth[reductions] = [step.growth for step in lowered]
+        # The operands of reductions are the parents, in the order of the steps.
+        lifts = [program.lifts.get(operand, 0) for step in lowered for operand in step.operands]
+        parents[: len(lifts), 2] = lifts
+        for column in (layout.LIFT, layout.LIFTED, layout.LEAST_LIFT):
+            steps[reductions, column] = 0
+        if program.lifts:
+            for n in reductions:
                 first, count = steps[n, layout.FIRST_PARENT], steps[n, layout.PARENTS]
-                lifts = [program.lifts.get(operand, 0) for operand in program.lowered[table].operands]
-                parents[first : first + count, 2] = lifts
-                lift = program.lifts.get(table, 0), sum(lifts), least_lift(lifts)
+                of_step = lifts[first : first + count]
+                lift = program.lifts.get(self.tables[n], 0), sum(of_step), least_lift(of_step)
                 steps[n, [layout.LIFT, layout.LIFTED, layout.LEAST_LIFT]] = lift
         return code._replace(
             steps=steps,
@@ -394,4 +401,4 @@ def _product(what: Contraction, factors: Sequence[int]) -> tuple[Strides, Contra
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> npt.NDArray[np.int64]:
-    return np.array(rows, dtype=np.int64).reshape(-1, width)
+    return np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * width).reshape(-1, width)

@@ -16,7 +16,14 @@ from junctor_kernels.cpu.bytecode import LINES, PAIRS, PRODUCTS
 from junctor_kernels.cpu.contract import TILE
 from junctor_kernels.tables.axes import Contraction
 
-from junctor.backends.sparsity import LISTING_ENTRIES, REMEMBERED, SMALL_CONTRACTION, Mask, NonzeroSupport
+from junctor.backends.sparsity import (
+    LISTING_ENTRIES,
+    REMEMBERED,
+    SMALL_CONTRACTION,
+    Mask,
+    NonzeroSupport,
+    nonzero_terms,
+)
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
@@ -194,31 +201,40 @@ def cheapest(
 
 @lru_cache(maxsize=REMEMBERED)
 def _small_cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: tuple[bytes, ...]) -> tuple[TileWalk, Terms]:
-    return _cheapest(what, walks, [np.frombuffer(mask, dtype=np.bool_) for mask in masks])
+    return _cheapest(what, walks, masks)
 
 
-def _cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask]) -> tuple[TileWalk, Terms]:
+def _cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask | bytes]) -> tuple[TileWalk, Terms]:
     bits = _possible(what, masks)
     # Bits instead of bools: an eighth of the memory, and a union is one operation for eight terms.
-    nonzero = int(np.bitwise_count(bits).sum(dtype=np.int64))
-    best, least = walks[-1], math.inf
+    nonzero = _count(bits)
+    best, of_best, least = walks[-1], None, math.inf
     for walk in walks:
         # Lower bound of the cost: each term of a tile replaces at most one term of each of its entries.
         if nonzero / walk.size * walk.term_cost < least:
-            cost = int(np.bitwise_count(_of_tiles(bits, walk)).sum(dtype=np.int64)) * walk.term_cost
-            best, least = min((best, least), (walk, cost), key=lambda choice: choice[1])
-    return best, _listed(_of_tiles(bits, best), what.eliminated_entries)
+            tiles = _of_tiles(bits, walk)
+            cost = _count(tiles) * walk.term_cost
+            if cost < least:
+                best, of_best, least = walk, tiles, cost
+    return best, _listed(_of_tiles(bits, best) if of_best is None else of_best, what.eliminated_entries)
 
 
-def _possible(what: Contraction, masks: Sequence[Mask]) -> Bits:
+def _count(bits: Bits) -> int:
+    return int(np.add.reduce(np.bitwise_count(bits), axis=None, dtype=np.int64))
+
+
+def _possible(what: Contraction, masks: Sequence[Mask | bytes]) -> Bits:
     """Return the terms that can differ from zero as bits, uint8 [kept entries, bytes]."""
+    if what.kept_entries * what.eliminated_entries <= LISTING_ENTRIES:
+        return np.packbits(nonzero_terms(what, masks), axis=1)
+    entries = [np.frombuffer(mask, dtype=np.bool_) for mask in masks]
     kept = [offsets(what.kept, strides.kept) for strides in what.operands]
     eliminated = [offsets(what.eliminated, strides.eliminated) for strides in what.operands]
     step = max(1, LISTING_ENTRIES // what.eliminated_entries)
     parts = []
     for start in range(0, what.kept_entries, step):
         part = np.True_
-        for mask, s, r in zip(masks, kept, eliminated, strict=True):
+        for mask, s, r in zip(entries, kept, eliminated, strict=True):
             part = part & mask[s[start : start + step, None] + r]
         parts.append(np.packbits(part, axis=1))
     return np.concatenate(parts)
@@ -233,11 +249,13 @@ def _of_tiles(bits: Bits, walk: TileWalk) -> Bits:
 
 
 def _listed(bits: Bits, terms: int) -> Terms:
-    counts, step, parts = np.bitwise_count(bits).sum(axis=1), max(1, LISTING_ENTRIES // terms), []
+    step, parts = max(1, LISTING_ENTRIES // terms), []
+    begins = np.zeros(len(bits) + 1, np.int64)
+    np.cumsum(np.add.reduce(np.bitwise_count(bits), axis=1, dtype=np.int64), out=begins[1:])
     for start in range(0, len(bits), step):
         part = np.unpackbits(bits[start : start + step], axis=1, count=terms)
-        parts.append(np.nonzero(part)[1].astype(np.int32))
-    return Terms(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]), np.concatenate(parts))
+        parts.append(part.nonzero()[1].astype(np.int32))
+    return Terms(begins, np.concatenate(parts) if len(parts) > 1 else parts[0])
 
 
 def walked(walk: TileWalk, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:

@@ -152,6 +152,22 @@ class RowEngine:
         """Entries of the messages of all threads that are in memory."""
         return sum(room.work.arena.size for room in self._rooms)
 
+    @property
+    def resting(self) -> int:
+        """Bytes of the messages of rows that share trees, of all threads."""
+        return sum(room.lanes.nbytes for room in self._rooms if room.lanes is not None)
+
+    def rest(self, most: int) -> None:
+        """Drop the memory of messages, but for so many bytes at the most, of rows that share trees."""
+        # Those take a tenth longer in new pages, which the system clears; rows with trees of their own take few.
+        for room in self._rooms:
+            room.work = rowwise.work(1, len(room.tree.nodes.tables))
+            size = 0 if room.lanes is None else room.lanes.nbytes
+            if size <= most:
+                most -= size
+            else:
+                room.lanes = None
+
     def allow(self, allowed: int, working: int | None = None) -> None:
         """Set the limit on entries of messages from bytes: `allowed` in all, at most `working` of them for messages."""
         if working is not None:
@@ -366,10 +382,11 @@ class RowEngine:
     def _answer(self, cells: _Cells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
         """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
         rows, room = task.rows, self._rooms[thread]
-        posteriors = np.zeros((len(rows), self._width))
+        # Of all rows for each entry where rows go together, of all entries for each row where they do not: as written.
+        shape = (self._width, len(rows)) if task.shared else (len(rows), self._width)
+        posteriors = np.zeros(shape)
         log_values = np.zeros(len(rows))
         status = np.full(len(rows), UNTOUCHED, dtype=np.int64)
-        results = posteriors, log_values, status
         states, soft = cells.evidence(rows, self._sizes)
         if task.shared:
             tree = task.tree
@@ -377,18 +394,22 @@ class RowEngine:
                 share = np.count_nonzero(states != UNOBSERVED, axis=1) / len(rows)
                 tree = self._plan(share, soft[0].max(axis=0), len(rows), thread)
             if tree is not None:
-                self._together(room, tree, states, soft, results)
+                self._together(room, tree, states, soft, (posteriors, log_values, status))
+            posteriors = posteriors.T
         # Rows with trees of their own, and those that may have lost digits to underflow: here every row has its bounds.
-        self._some(room, np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL)), states, soft, results)
+        left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
+        results = posteriors, log_values, status
+        self._some(room, left, states, soft, results)
         self._write(rows, results, answers)
         return status
 
     def _some(self, room: _Room, rows: Rows, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer some rows of a call with a tree for each."""
-        if rows.size == states.shape[1]:
+        if rows.size == states.shape[1] and results[0].flags.c_contiguous:
             self._each(room, states, soft, results)
         elif rows.size:
             part = tuple(array[rows] for array in results)
+            part = (np.ascontiguousarray(part[0]), *part[1:])
             self._each(room, np.ascontiguousarray(states[:, rows]), (soft[0][rows], soft[1][rows], soft[2]), part)
             for array, values in zip(results, part, strict=True):
                 array[rows] = values
@@ -401,7 +422,9 @@ class RowEngine:
         answers.log_value[at] = log_values[done]
         answers.status[at] = np.where(impossible[done], IMPOSSIBLE, OK)
         if answers.memory is not None and self._places.size:
-            together.write_rows(posteriors, done, rows, self._places, answers.memory)
+            by_row, by_entry = (stride // posteriors.itemsize for stride in posteriors.strides)
+            flat = posteriors.ravel(order="K")
+            together.write_rows(flat, by_row, by_entry, done, rows, self._places, answers.memory)
         elif answers.memory is None:
             for v in self._targets:
                 answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]

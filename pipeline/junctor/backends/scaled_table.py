@@ -36,7 +36,7 @@ class ScaledTable:
 
 def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
     """Return numbers float64 [entries, columns] in an algebra, each column divided by its largest entry."""
-    largest = numbers.max(axis=0)
+    largest = np.maximum.reduce(numbers, axis=0)
     with np.errstate(divide="ignore", under="ignore"):
         log_scale = np.log(largest)
         # Logarithms lose nothing to underflow: bounds are 0, and the smallest entry counts as 1.
@@ -78,9 +78,11 @@ def lost_here(
     lifts, ones = lifts or (0,) * len(operands), np.ones(1)
     with np.errstate(under="ignore"):
         product = math.prod((value.least for value in operands), start=ones)
+        # No product of entries can be below the smallest normal number then.
+        safe = (product >= algebra.tiny) & (rescaled.least >= algebra.tiny)
+        if safe.all():
+            return np.zeros(safe.shape)
         unlifted = math.prod((one.least for one, by in zip(operands, lifts, strict=True) if not by), start=ones)
-    # No product of entries can be below the smallest normal number then.
-    safe = (product >= algebra.tiny) & (rescaled.least >= algebra.tiny)
     each = len(operands) * algebra.tiny * terms
     # What a product with a lifted table loses counts less by that lift, unless it lost something before.
     lost = np.where(unlifted >= algebra.tiny, each * 2.0 ** -least_lift(lifts), each)

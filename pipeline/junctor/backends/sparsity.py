@@ -54,11 +54,16 @@ class NonzeroSupport:
 
     def add(self, table: int, what: Contraction, operands: Sequence[int], contract: Contract) -> int:
         """Add the table of a contraction and return its number of terms that can differ from zero."""
-        if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
+        pairs = what.kept_entries * what.eliminated_entries
+        if pairs <= SMALL_CONTRACTION:
             names = tuple(map(self.name, operands))
             self.tables[table], self._names[table], terms = _small_support(what, names)
             return terms
-        counts = _counts(what, [self.tables[operand] for operand in operands], contract)
+        masks = [self.tables[operand] for operand in operands]
+        if pairs <= LISTING_ENTRIES:
+            self.tables[table], terms = _support(what, masks)
+            return terms
+        counts = _counts(what, masks, contract)
         self.tables[table] = counts > 0
         return int(counts.sum())
 
@@ -110,9 +115,26 @@ def support_of(
 @lru_cache(maxsize=REMEMBERED)
 def _small_support(what: Contraction, names: tuple[bytes, ...]) -> tuple[Mask, bytes, int]:
     """Return the entries of a contraction that can differ from zero, also as bytes, and the number of such terms."""
-    counts = _counts(what, [np.frombuffer(name, dtype=np.bool_) for name in names], reference.reduce)
-    mask = counts > 0
-    return mask, mask.tobytes(), int(counts.sum())
+    mask, terms = _support(what, names)
+    return mask, mask.tobytes(), terms
+
+
+def _support(what: Contraction, masks: Sequence[Mask | bytes]) -> tuple[Mask, int]:
+    terms = nonzero_terms(what, masks)
+    return np.logical_or.reduce(terms, axis=1), int(np.count_nonzero(terms))
+
+
+def nonzero_terms(what: Contraction, masks: Sequence[Mask | bytes]) -> npt.NDArray[np.bool_]:
+    """Return the terms that can differ from zero, bool [kept entries, eliminated entries].
+
+    what: the contraction.
+    masks: entries of its operands that can differ from zero, bool or as bytes.
+    """
+    shape = (*what.kept, *what.eliminated)
+    result = np.ones(shape, np.bool_)
+    for mask, strides in zip(masks, what.operands, strict=True):
+        result &= np.ndarray(shape, np.bool_, mask, 0, (*strides.kept, *strides.eliminated))
+    return result.reshape(what.kept_entries, what.eliminated_entries)
 
 
 def _counts(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 # Bytes of a step of a plan, with its tables.
 PLAN_STEP_BYTES = 300
+# Share of the bytes that stay between calls for the messages of rows that share trees.
+RESTING_SHARE = 0.5
 
 logger = logging.getLogger("junctor")
 
@@ -135,16 +137,17 @@ class Engine:
 
     @property
     def held(self) -> int:
-        """Bytes of programs and plans, about."""
+        """Bytes of programs, plans and messages of rows that share trees, about."""
         programs = sum(program.sizes.projected(8) for program in self._programs.values())
+        programs += sum(row_engine.resting for row_engine in self.router.store.row_engines.values())
         return programs + PLAN_STEP_BYTES * sum(len(plan.steps) for plan in self.router.store.plans.values())
 
     def keep(self, allowed: int) -> None:
         """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
         self._pool, self._score_pool = BufferPool(), BufferPool()
         for (room, _), row_engine in self.router.store.row_engines.items():
-            # Without its memory, and with the limit that it was made with: routes must not depend on earlier batches.
-            row_engine.allow(0)
+            row_engine.rest(int(RESTING_SHARE * allowed))
+            # With the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(room)
         plans = self.router.store.plans
         while self.held > allowed and (self._programs or plans):

@@ -55,10 +55,10 @@ def encode_states(column: pa.Array, cells: StateCells, explain: bool = True) -> 
     explain: False for empty reasons.
     """
     distinct, indices = _factorised(column)
-    lookup = np.array([*map(cells.code, distinct), UNOBSERVED], dtype=np.int32)
-    codes = lookup[indices]  # a null has index -1, the last entry
+    found = [*map(cells.code, distinct), UNOBSERVED]
+    codes = np.array(found, dtype=np.int32).take(indices)  # a null has index -1, the last entry
     bad: Bad = []
-    if UNKNOWN in lookup:
+    if UNKNOWN in found:
         rows = np.flatnonzero(codes == UNKNOWN)
         codes[rows] = UNOBSERVED
         bad = _named(rows, indices[rows], lambda at: cells.reason(distinct[at]) if explain else "")

@@ -103,8 +103,15 @@ def compile_plan(
 
 def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
     """Return the elimination order and the plan with the fewest operations; `rows`: number of cases to come."""
-    orders = good_orders(problem.graph(), problem.free(), problem.shape.cardinalities, rows)
-    plans = [(order, lay_out(problem, order)) for order in orders]
+    made: dict[EliminationOrder, Plan] = {}
+
+    def lay(order: EliminationOrder) -> None:
+        made[order] = lay_out(problem, order)
+
+    what = problem.graph(), problem.free(), problem.shape.cardinalities
+    # A search takes longer than to lay out a greedy order, which mostly is among the good ones.
+    orders = good_orders(*what, rows, meanwhile=lay)
+    plans = [(order, made.get(order) or lay_out(problem, order)) for order in orders]
     return min(plans, key=lambda pair: pair[1].case_operations) if len(plans) > 1 else plans[0]
 
 

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -115,22 +116,41 @@ def best_order(
 
 
 def good_orders(
-    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int, seed: int = 0
+    graph: Graph,
+    members: AbstractSet[int],
+    cardinalities: Sequence[int],
+    rows: int,
+    seed: int = 0,
+    meanwhile: Callable[[EliminationOrder], object] | None = None,
 ) -> list[EliminationOrder]:
-    """Return `best_order` (same parameters), and the greedy order too where the search is only slightly better."""
+    """Return `best_order`, and the greedy order too where the search is only slightly better.
+
+    meanwhile: called with the greedy order while a search runs.
+    All others: as in `best_order`.
+    """
     greedy = GreedyElimination(graph, members, cardinalities)
     best = first = greedy.by(CRITERIA[0])
     # A graph without further variables is chordal: no triangulation has smaller cliques.
     if first.entries > HOPELESS or not greedy.left:
         return [first]
+    steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * first.entries))
+    search = None
+    if steps >= FEWEST_STEPS and len(graph) <= MOST_SEARCHED:
+        frozen = tuple(map(frozenset, graph))
+        search = _searched(frozen, frozenset(members), tuple(cardinalities), first, steps, seed)
     for criterion in CRITERIA[1:]:
         order = greedy.by(criterion, best.entries * WORTH_ENDING)
         best = min(best, order, key=lambda order: order.entries)
-    steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * first.entries))
-    if steps < FEWEST_STEPS or len(graph) > MOST_SEARCHED:
+    if search is None:
         return [best]
-    frozen = tuple(map(frozenset, graph))
-    searched = _searched(frozen, frozenset(members), tuple(cardinalities), first, steps, seed)
+    if meanwhile is not None and not search.done():
+        meanwhile(best)
+    try:
+        searched = search.result()
+    except BaseException:
+        # It may work another time.
+        _searched.cache_clear()
+        raise
     orders = sorted((searched, best), key=lambda order: order.entries)
     return orders if orders[1].entries <= NEARLY_AS_GOOD * orders[0].entries else orders[:1]
 
@@ -201,18 +221,31 @@ def _searched(
     start: EliminationOrder,
     steps: int,
     seed: int,
-) -> EliminationOrder:
-    """Return the order that the compiled search finds from `start` in so many steps, or once found."""
+) -> Future[EliminationOrder]:
+    """Return the order that the compiled search finds from `start` in so many steps, once it has, or had before."""
     store = _store
     # The result depends on nothing else, so that a plan is the same whether the order was kept or not.
     key = "" if store is None else _key(graph, members, cardinalities, start.variables, steps, seed)
     found = None if store is None else store.find(key, members)
+
+    def order() -> EliminationOrder:
+        variables, entries = found or _search(graph, members, cardinalities, start, steps, seed)
+        if found is None and store is not None:
+            store.keep(key, variables, entries)
+        return EliminationOrder(variables, cliques_of(graph, variables), entries, "annealing")
+
     if found is None:
-        found = _search(graph, members, cardinalities, start, steps, seed)
-        if store is not None:
-            store.keep(key, *found)
-    variables, entries = found
-    return EliminationOrder(variables, cliques_of(graph, variables), entries, "annealing")
+        from junctor_kernels.orders.annealing import load
+
+        load()
+        # The search holds no lock of the interpreter.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="junctor-order")
+        result = thread.submit(order)
+        thread.shutdown(wait=False)
+    else:
+        result = Future()
+        result.set_result(order())
+    return result
 
 
 def _search(
