@@ -450,6 +450,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_processes_take_rows_where_threads_wait_for_each_other(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = ComputeOptions(1 << 32, device="gpu", device_memory=ROOM)
+    monkeypatch.setattr(workload, "find_spec", lambda name: name)
 
     def spreads(held: float, start: float, partition_rows: int = 16, workers: int | None = None) -> bool:
         monkeypatch.setattr(programs, "GPU", replace(GPU, host_held=held))
@@ -462,6 +463,9 @@ def test_processes_take_rows_where_threads_wait_for_each_other(planned: Any, mon
     assert spreads(held=1000.0, start=0.1)
     assert not spreads(held=1000.0, start=1e6)
     assert not spreads(held=0.0, start=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(workload, "find_spec", lambda name: None)
+        assert not spreads(held=1000.0, start=0.1)
     # Whoever asks for processes does not mind their start.
     assert spreads(held=1000.0, start=1e6, workers=4)
     # A partition for each GPU.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -546,8 +547,8 @@ class _PlannedRun:
         """Return True if a process for each GPU of this machine gains more than it takes to start them."""
         asked, gpus = self.resources.workers, count_gpus()
         workers, start = (gpus, GPU.start) if asked is None else (min(asked, gpus), 0.0)
-        # With a partition for each there are processes in any case.
-        if len(self.pending) >= workers:
+        # With a partition for each there are processes in any case; without Dask-CUDA whoever asked for some is told.
+        if len(self.pending) >= workers or (asked is None and find_spec("dask_cuda") is None):
             return False
         gain = 0.0
         for route, chunks in self._in_chunks(engine):
