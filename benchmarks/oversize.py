@@ -2,6 +2,7 @@
 
     python benchmarks/oversize.py prepare WHAT ... --device-memory 8GiB [--gpus 4] --output plans.pickle
     python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2] [--timeline picture.svg]
+    python benchmarks/oversize.py workers plans.pickle [--gpus 4]
     python benchmarks/oversize.py enqueue plans.pickle [--gpus 4]
 
 WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
@@ -11,8 +12,9 @@ four takes alone, of the device that has most: bytes over the bus in either dire
 bytes that the kernels read and write, each at the rate of a copy in the same run.
 
 `--timeline` records one more propagation: what streams and the thread of the host do when, as a picture, as a trace
-beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time. `enqueue` counts what the host asks of
-devices, and the seconds it takes where these do nothing, the driver left out; it needs no GPU.
+beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time. `workers` starts Dask-CUDA workers, one
+for each GPU: one of them leads all GPUs for a row, then all answer rows side by side. `enqueue` counts what the host
+asks of devices, and the seconds it takes where these do nothing, the driver left out; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import argparse
 import itertools
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,12 +40,14 @@ from junctor.cost.model import local_cost_models
 from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.out_of_core.cluster.workers import open_workers
 from junctor.out_of_core.explanations import log_probability, read_max_marginals, rounding_of
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram, GpuRun
 from junctor.out_of_core.gpu.slots import StreamMark
-from junctor.out_of_core.memory_splits import MemoryLimits
+from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits, SideBySide
 from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
 from junctor.out_of_core.programs import SingleCaseProgram, cut
 from junctor.out_of_core.store import ChunkStore
@@ -53,6 +58,7 @@ from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
+from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import count_gpus
 from junctor.runtime.threads import in_threads
 from junctor_kernels.gpu.device import CudaDevice
@@ -222,6 +228,30 @@ def enqueue(arguments: argparse.Namespace) -> None:
         print("  " + ", ".join(f"{count:,} {name}" for name, count in sorted(calls.items())))
 
 
+def over_workers(arguments: argparse.Namespace) -> None:
+    """Answer rows by Dask-CUDA workers: all GPUs for each, then one GPU for each of several."""
+    gpus, rows = arguments.gpus, ROWS_EACH * arguments.gpus
+    for text, name, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
+        algebra, network = reference.ALGEBRAS[name], network_of(text)
+        limits = MemoryLimits(0, room, 0, Path(), on_gpu=True)
+        route = ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 1.0, slots=slots, workers=gpus)
+        resources = Resources(workers=gpus, compute=ComputeOptions(device="gpu", device_memory=room))
+        with open_workers(resources, None) as pool:
+            for abreast in dict.fromkeys((1, gpus)):
+                way = SideBySide(gpus, abreast, dict.fromkeys(range(1, gpus + 1), 1.0), 0.0, 0.0)
+                ((_, programs),) = pool.rounds_of(replace(route, side=way), network, algebra, np.arange(rows))
+                for _ in range(arguments.repeat):
+                    seconds = timed_rows(programs, rows)
+                    print(f"{text} ({name}), {gpus} workers, {abreast} rows at a time: {seconds / rows:.3f} s a row")
+
+
+def timed_rows(programs: Sequence[SingleCaseProgram], rows: int) -> float:
+    """Return the seconds of some rows, as many at a time as there are programs."""
+    started = time.perf_counter()
+    in_threads(lambda _, place: programs[place].run(EvidenceBlock(1, {}, {})), range(rows), len(programs))
+    return time.perf_counter() - started
+
+
 def show_rows(chunks: ChunkPlan, network: Network, algebra: Algebra, room: int, slots: int, most: int) -> None:
     """Print the seconds of a row where several go side by side, each on one of the GPUs."""
     from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -233,9 +263,7 @@ def show_rows(chunks: ChunkPlan, network: Network, algebra: Algebra, room: int, 
     for abreast in range(1, most + 1):
         # The first rows prepare launches.
         for rows in (most, ROWS_EACH * abreast):
-            started = time.perf_counter()
-            in_threads(lambda _, place: programs[place].run(EvidenceBlock(1, {}, {})), range(rows), abreast)
-            seconds = time.perf_counter() - started
+            seconds = timed_rows(programs[:abreast], rows)
         print(f"  {abreast} rows side by side: {seconds / rows:.3f} s a row")
 
 
@@ -355,6 +383,11 @@ def main() -> None:
     running.add_argument("--abreast", type=int, default=1, metavar="ROWS", help="so many rows side by side as well")
     running.add_argument("--timeline", type=Path, metavar="FILE", help="picture of what a GPU and the host do when")
     running.set_defaults(command=run)
+    working = commands.add_parser("workers")
+    working.add_argument("plans")
+    working.add_argument("--gpus", type=int, default=1)
+    working.add_argument("--repeat", type=int, default=2, help="the first time prepares")
+    working.set_defaults(command=over_workers)
     enqueuing = commands.add_parser("enqueue")
     enqueuing.add_argument("plans")
     enqueuing.add_argument("--gpus", type=int, default=1)

@@ -18,7 +18,7 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.engine import routes
 from junctor.engine.routes import Router
 from junctor.generate import grid
-from junctor.model.errors import DeviceError
+from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.out_of_core.bound_plan import BoundPlan
@@ -26,6 +26,7 @@ from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import shared_memory as sharing
 from junctor.out_of_core.cluster import workers as chunk_crew
+from junctor.out_of_core.cluster.machine_gpus import WorkerGpus
 from junctor.out_of_core.cluster.run import ClusterRun
 from junctor.out_of_core.cluster.tasks import GpuTasks
 from junctor.out_of_core.gpu import copies as device_copies
@@ -50,6 +51,10 @@ from junctor_kernels.tables.reference import Algebra
 from pyarrow import parquet
 
 ROOM = 1 << 28
+
+
+def refuse(*_: Any) -> None:
+    raise BudgetError("too large")
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -198,7 +203,10 @@ def test_a_run_over_workers_with_gpus(
     junctor.write_network(network, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n,\n0,1\n")
     job = Job(str(tmp_path / "grid.uai"), str(tmp_path / "evidence.csv"), str(tmp_path / "out"))
-    monkeypatch.setattr(chunk_crew, "has_gpu", lambda: True)
+    seen = WorkerGpus(("g",), "g", {"memory": float(2 * room)})
+    monkeypatch.setattr(chunk_crew, "gpus_here", lambda *_: seen)
+    # No machine has the memory, all workers together have.
+    monkeypatch.setattr(chunk_crew.WorkerPool, "_cut_for_machines", refuse)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     monkeypatch.setattr(routes, "are_few", lambda *_: False)
     on_gpu: list[bool] = []

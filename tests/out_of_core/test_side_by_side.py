@@ -30,13 +30,14 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core import programs
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
-from junctor.out_of_core.memory_splits import OFFSET_BYTES, ChunkRoute, GpuSplits, MemoryLimits, SideBySide
+from junctor.out_of_core.memory_splits import OFFSET_BYTES, ChunkRoute, GpuGroup, GpuSplits, MemoryLimits, SideBySide
 from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
 
 ROOM, ROWS = 1 << 27, 16
+GPUS = GpuGroup(4)
 SHARED = {1: 1.0, 2: 0.7, 4: 0.4}
 
 
@@ -104,7 +105,7 @@ def costs(**each: float) -> CostModel:
 def test_rows_go_side_by_side_where_that_is_forecast_to_be_faster() -> None:
     busy = costs(busiest=1.0, cases=1.0)
     # A second for each case, however many GPUs share it.
-    found = cut_for_gpus(problem(), reference.SINGLE, limits(), busy, ROWS, 4)
+    found = cut_for_gpus(problem(), reference.SINGLE, limits(), busy, ROWS, GPUS)
     alone = cut(problem(), reference.SINGLE, limits(1 << 30), busy, ROWS)
     assert found.side is not None
     assert found.side.rounds(ROWS) == [(ROWS, 4)]
@@ -112,7 +113,7 @@ def test_rows_go_side_by_side_where_that_is_forecast_to_be_faster() -> None:
     # The plan is that for one of them, so the answers are those of one, too.
     assert found.chunks.passes == alone.chunks.passes
     assert found.memory == 4 * alone.memory
-    assert cut_for_gpus(problem(), reference.SINGLE, limits(), busy, 1, 4).side is None
+    assert cut_for_gpus(problem(), reference.SINGLE, limits(), busy, 1, GPUS).side is None
 
 
 def test_all_gpus_share_rows_where_that_is_forecast_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +129,13 @@ def test_all_gpus_share_rows_where_that_is_forecast_to_be_faster(monkeypatch: py
         planned.append(of[-1])
         return cut(*of)
 
-    monkeypatch.setattr(programs, "cut", counted)
-    found = cut_for_gpus(problem(), reference.SINGLE, limits(), costs(cases=1.0), ROWS, 4)
+    found = cut_for_gpus(problem(), reference.SINGLE, limits(), costs(cases=1.0), ROWS, GPUS, counted)
     assert found.side is not None
     assert found.side.rounds(ROWS) == [(ROWS, 1)]
     assert found.seconds == pytest.approx(0.2)
     # Only with rows enough to pay for it a plan is searched that is best for all GPUs.
     assert planned == [1]
-    cut_for_gpus(problem(), reference.SINGLE, limits(), costs(cases=1.0), 1 << 10, 4)
+    cut_for_gpus(problem(), reference.SINGLE, limits(), costs(cases=1.0), 1 << 10, GPUS, counted)
     assert planned == [1, 1, 4]
 
 
@@ -143,7 +143,7 @@ def test_all_gpus_share_a_row_that_does_not_fit_beside_others() -> None:
     busy = costs(busiest=1.0, cases=1.0)
     one = cut(problem(), reference.SINGLE, limits(), busy, ROWS, 4)
     little = limits(int(1.2 * one.memory))
-    found = cut_for_gpus(problem(), reference.SINGLE, little, busy, ROWS, 4)
+    found = cut_for_gpus(problem(), reference.SINGLE, little, busy, ROWS, GPUS)
     assert found.side is None
     assert found.memory <= little.memory
 

@@ -142,7 +142,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     for memory in (1000, 2_050_000):
         with pytest.raises(BudgetError, match=r"over 2 workers needs about .* more workers") as refused:
-            WorkerPool(2, memory).cut(problem_of[0], 8, sizes[2].limits, 1)
+            WorkerPool(2, memory).cut(problem_of[0], DOUBLE, sizes[2].limits, 1)
         # What is needed is more than what is there.
         found = re.search(r"\(([\d,]+) bytes\).*, (.*) are there", str(refused.value))
         assert found is not None
@@ -164,6 +164,16 @@ def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert "over 3 workers" in result.output
+
+
+def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:
+    options = ["--memory", "1GiB", "--device-memory", "80MiB", "--device", "gpu", "--workers", "4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("junctor.engine.routes.Router.in_chunks", lambda *_: True)
+        patch.setattr("junctor.engine.routes.are_few", lambda *_: False)
+        result = CliRunner().invoke(app, ["inspect", "grid.uai", *options])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"over 4 workers, each row by one with [124] GPU", result.output), result.output
 
 
 def test_workers_share_no_rows_that_one_process_answers_sooner(

@@ -181,7 +181,7 @@ class CudaDevice:
         # Kept, because copies ask for it thousands of times a second.
         self._runtime = cupy.cuda.runtime
         self.number = number
-        self.queue = DeviceLock(self)
+        self.queue = DeviceLock(self._cupy, number)
         self.main: Stream | None = None
 
     # What it is.
@@ -255,9 +255,9 @@ class CudaDevice:
             return self._cupy.cuda.Memory(max(1, size))
 
     def arena(self, size: int) -> Any:
-        """Return bytes of CuPy's pool for arrays of `array_at`; raises MemoryError."""
-        with self.current():
-            return self._cupy.cuda.alloc(size)
+        """Return bytes for arrays of `array_at`, which go back with the object and they; raises MemoryError."""
+        # Not of CuPy's pool, which would keep from other processes what this one has given back.
+        return self._cupy.cuda.MemoryPointer(self.allocate(size), 0)
 
     def array_at(self, arena: Any, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return the array that begins at a byte of an arena."""
@@ -445,13 +445,14 @@ class CudaDevice:
 class DeviceLock(AbstractContextManager[None]):
     """A lock, with its device as the current one of the thread that holds it."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, cupy: Any, number: int) -> None:
         self._lock = Lock()
-        self._device = device
+        # Not the device itself: its memory is to go as soon as nobody needs it, without the collector.
+        self._cupy, self._number = cupy, number
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._device.use()
+        self._cupy.cuda.Device(self._number).use()
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()

@@ -22,10 +22,13 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
     chunks, limits = route.chunks, route.limits
     # The variables that cut most passes first: they say most of how the plan was cut.
     uses = Counter(v for pass_ in chunks.passes for v in pass_.fixed)
+    # The way of a full round of rows.
+    abreast = route.side.rounds(route.side.rows)[0][1] if route.side else 1
     return {
         "device": "gpu" if limits.on_gpu else "cpu",
         "workers": route.workers,
-        "rows_side_by_side": route.side.rounds(route.side.rows)[0][1] if route.side else 1,
+        "rows_side_by_side": abreast,
+        "gpus_of_leader": route.side.share(abreast) if route.side and route.workers else 0,
         "passes": len(chunks.passes),
         "tasks": chunks.tasks,
         "chunk_variables": [network.variables[v].name for v, _ in uses.most_common() if v < len(network.public)],
@@ -52,7 +55,8 @@ def show_chunks(facts: dict[str, Any]) -> None:
     names = ", ".join(facts["chunk_variables"][:SHOWN]) + ", ..." * (len(facts["chunk_variables"]) > SHOWN)
     where = "the memory of the GPU" if gpu else "memory for a task"
     seconds = duration(facts["seconds_per_row"])
-    over = f" over {facts['workers']} workers" if facts["workers"] else ""
+    over, led = f" over {facts['workers']} workers" if facts["workers"] else "", facts["gpus_of_leader"]
+    over += f", each row by one with {led} GPU{'s' * (led > 1)}" if led else ""
     over += f", {facts['rows_side_by_side']} rows side by side" if facts["rows_side_by_side"] > 1 else ""
     typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row{over}, {seconds}")
     typer.echo(f"      chunk variables   {len(facts['chunk_variables']):,}{': ' if names else ''}{names}")

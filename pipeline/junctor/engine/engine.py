@@ -82,7 +82,7 @@ class Engine:
     options: what the process may use; answers do not depend on its threads.
     costs: returns the cost models of devices; those of this machine if not given.
     expected_rows: how many rows are to come in all batches together, 0 where that is not known.
-    workers: that share the tasks of rows in chunks.
+    workers: that answer rows in chunks, alone or together.
     gpu: an opened GPU to use instead of the first that the process sees.
     store: plans of another engine of the same network and query.
 
@@ -514,13 +514,13 @@ class Engine:
     def _in_rounds(
         self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None, rows: Rows
     ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
-        """Yield rows in chunks, and what answers them: all workers, this process, or its GPUs, several rows at a time.
+        """Yield rows in chunks, and what answers them: workers, this process, or its GPUs, several rows at a time.
 
         Whoever takes them clears the list, so that the memory is free for the next ones.
         """
         router = self.router
         if router.workers is not None and chunks.workers:
-            yield rows, [router.workers.program(chunks, router.network, algebra)]
+            yield from router.workers.rounds_of(chunks, router.network, algebra, rows)
         elif not isinstance(device, CudaBlockDevice) or not chunks.limits.on_gpu:
             yield rows, [program_of(chunks, router.network, algebra)]
         else:

@@ -47,7 +47,7 @@ from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
-from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, MemoryLimits
+from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuGroup, MemoryLimits
 from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.budget import Budget
 from junctor.planning.chunk_search import operations_of
@@ -197,6 +197,7 @@ class PlanStore:
     plans: dict[PlanKey, Plan] = field(default_factory=dict)
     memories: dict[PlanKey, PlanMemory] = field(default_factory=dict)
     chunk_routes: dict[tuple[object, ...], ChunkRoute | BudgetError] = field(default_factory=dict)
+    searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
 
@@ -208,7 +209,7 @@ class Router:
     options: what the process may use.
     costs: returns the cost models of devices; asked at first need.
     expected_rows: rows of all batches together, 0 where that is not known; it decides what is worth preparing.
-    workers: that share the tasks of rows in chunks.
+    workers: that answer rows in chunks, alone or together.
     gpu: an opened GPU to use instead of the first that the process sees.
     store: plans of another router of the same network and query.
     """
@@ -556,6 +557,7 @@ class Router:
         memory = self.plan_memory(pattern, uses)
         if not memory.fits(free, self.options.device_memory):
             return True
+        gpu = gpu or self._gpu_of_workers
         on_gpu = gpu is not None and memory.working > gpu.bytes
         return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
 
@@ -590,10 +592,16 @@ class Router:
         if algebra.name not in GPU_CHUNK_FORMATS:
             return None
         if self.workers is not None:
-            return None if self.workers.room is None else GpuRoom(self.workers.room, True)
+            return self._gpu_of_workers
         if gpu is None and self.explains_on_gpu:
             gpu = self.gpu_room()
         return gpu if gpu is not None and gpu.chunks else None
+
+    @property
+    def _gpu_of_workers(self) -> GpuRoom | None:
+        """The GPU of each worker that answers rows in chunks, if there are workers and they have some."""
+        room = None if self.workers is None else self.workers.room
+        return None if room is None else GpuRoom(room, True)
 
     def chosen_chunks(
         self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None
@@ -662,10 +670,10 @@ class Router:
         # An explanation needs the states of all variables: those of the targets depend on them.
         problem = Problem(self.shape, pattern, None if self.query.kind == "mpe" else targets)
         # Workers first: they have the memory and the cores of all machines.
-        shared = self._cut_for_workers(problem, rows, algebra.dtype.itemsize, free, gpu is not None)
+        shared = self._cut_for_workers(problem, rows, algebra, free, gpu is not None)
         if shared is not None:
             return shared
-        # Where workers were to share the rows and cannot, this process answers them on its CPU.
+        # Where workers were to answer the rows and cannot, this process answers them on its CPU.
         on_gpu = gpu is not None and self.workers is None
         disk = self.options.spill_bytes
         # Asked anew for every cut: other programs fill the disk as well.
@@ -673,23 +681,38 @@ class Router:
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
         costs = self.gpu_costs if on_gpu else self.cpu_costs
-        gpus = count_gpus() if on_gpu and self.options.all_gpus else 1
-        if gpus > 1:
-            return cut_for_gpus(problem, algebra, limits, costs, rows, gpus)
-        return cut(problem, algebra, limits, costs, rows)
+        gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1)
+        if gpus.count > 1:
+            return cut_for_gpus(problem, algebra, limits, costs, rows, gpus, self._searched)
+        return self._searched(problem, algebra, limits, costs, rows, 1)
 
     def _cut_for_workers(
-        self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool
+        self, problem: Problem, rows: int, algebra: Algebra, free: int, on_gpu: bool
     ) -> ChunkRoute | None:
-        """Return how rows go over all workers, if there are any; None where these have too little memory for it."""
+        """Return how rows go over workers, if there are any; None where these have too little memory for it."""
         if self.workers is None:
             return None
-        limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, 1, on_gpu)
+        # On GPUs as those of this process, so that a plan is searched once for either.
+        threads = self.threads if on_gpu else 1
+        limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, threads, on_gpu, self.allowed)
+        device = self.workers.device
+        costs = self.gpu_costs if device is None else self.cost_models.gpu(device)
         try:
-            return self.workers.cut(problem, itemsize, limits, rows)
+            return self.workers.cut(problem, algebra, limits, rows, costs, self._searched)
         except BudgetError as error:
             logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
             return None
+
+    def _searched(
+        self, problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
+    ) -> ChunkRoute:
+        """Return what `cut` finds, which takes up to half a minute; kept for GPUs of this process and of workers."""
+        if not limits.on_gpu:
+            return cut(problem, algebra, limits, costs, rows)
+        key = problem.pattern, algebra.name, limits, costs.device.name, rows, gpus
+        return _cached(
+            self.store.searched, key, KEPT_CHUNK_ROUTES, lambda: cut(problem, algebra, limits, costs, rows, gpus)
+        )
 
     @property
     def costs(self) -> CostModel:

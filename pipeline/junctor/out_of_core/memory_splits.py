@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
+from junctor_kernels.gpu.blocks import DEVICE_SHARE
 from junctor_kernels.gpu.entries import PARTIAL_ENTRIES
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
@@ -217,20 +218,56 @@ class GpuSplits:
         return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
 
 
+def gpu_room(device: MeasuredDevice, allowed: int | None) -> int:
+    """Return the bytes of a GPU that rows may take: those allowed, None for a share of all; it need not be here."""
+    most = int(DEVICE_SHARE * device.figures["memory"])
+    return most if allowed is None else min(allowed, most)
+
+
 def device_bytes(task: int) -> int:
     """Return the bytes of a GPU on which the tables of a task may take so many: the inverse of `GpuSplits.splits`."""
     return aligned(math.ceil((task + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
-    """How GPUs of one process answer rows of one plan: several at a time, each on a share of the GPUs.
+class GpuGroup:
+    """GPUs that answer rows in chunks: a row has one of them, or several of a machine that reach each other's memory.
 
-    gpus: how many there are.
-    rows: at a time, at the most.
+    each: GPUs of a machine.
+    machines: with so many GPUs each.
+    processes: whether rows side by side have a process each, with GPUs of workers; else a thread of this process each.
+    most: bytes of memory that one process may take, None for all that its machine has for rows.
+    """
+
+    each: int
+    machines: int = 1
+    processes: bool = False
+    most: int | None = None
+
+    @property
+    def count(self) -> int:
+        """GPUs of all machines."""
+        return self.each * self.machines
+
+    def share(self, limits: MemoryLimits, beside: int) -> MemoryLimits:
+        """Return the limits of each of so many rows on a machine; limits: of the machine."""
+        memory = limits.memory // beside
+        if self.most is not None:
+            memory = min(memory, self.most)
+        # No files beside others: what is that large had better have all GPUs.
+        return replace(limits, memory=memory, disk=limits.disk if beside == 1 else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """How GPUs answer rows of one plan: several at a time, each on a share of the GPUs of a machine.
+
+    gpus: how many a machine has.
+    rows: at a time, at the most, on all machines.
     seconds: GPUs that share a row -> about what it takes.
-    host: seconds of a row in which its thread keeps all others from running.
+    host: seconds of a row in which its thread keeps all others from running; 0 where rows have processes.
     again: seconds to prepare a row's share of the GPUs anew.
+    machines: how many there are.
     """
 
     gpus: int
@@ -238,6 +275,11 @@ class SideBySide:
     seconds: Mapping[int, float]
     host: float
     again: float
+    machines: int = 1
+
+    def share(self, abreast: int) -> int:
+        """Return the GPUs that each of so many rows at a time has."""
+        return self.gpus // -(-abreast // self.machines)
 
     def rounds(self, rows: int) -> list[tuple[int, int]]:
         """Return which rows go how many at a time: (rows, at a time), first those of full rounds, then what is left."""
@@ -256,7 +298,7 @@ class SideBySide:
         """Return about what all rows take."""
         seconds = 0.0
         for rows, abreast in rounds:
-            seconds += -(-rows // abreast) * max(self.seconds[self.gpus // abreast], abreast * self.host)
+            seconds += -(-rows // abreast) * max(self.seconds[self.share(abreast)], abreast * self.host)
         return seconds + self.again * sum(abreast for _, abreast in rounds[1:])
 
 
@@ -271,8 +313,9 @@ class ChunkRoute:
     scratch: entries of a block in NumPy.
     entry_threads: of compiled contractions, 0 where there are none.
     slots: groups of tasks in flight at once on a GPU.
-    workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
-    side: how GPUs of this process answer several rows at a time; None where all of them share each row.
+    workers: that answer rows, 0 where this process does; then `memory` is that of all.
+    side: how GPUs answer several rows at a time. None where those of this process share each row, or where workers
+        share the tasks of each.
     """
 
     chunks: ChunkPlan

@@ -6,7 +6,7 @@ not fit goes into files. Everything is chosen before anything runs, and determin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,15 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuSplits, MemoryLimits, SideBySide, device_bytes
+from junctor.out_of_core.memory_splits import (
+    ChunkRoute,
+    CpuSplits,
+    GpuGroup,
+    GpuSplits,
+    MemoryLimits,
+    SideBySide,
+    device_bytes,
+)
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
     from junctor.cost.model import CostModel
 
 Rows = npt.NDArray[np.int64]
+
+# Returns what `cut` does for the same arguments.
+Search = Callable[[Problem, Algebra, MemoryLimits, "CostModel", int, int], ChunkRoute]
 
 # Orders and memory splits that a search for a plan cuts, about: 28 x 28 takes half a minute.
 SEARCHED_CUTS = 100
@@ -72,36 +83,65 @@ def cut(
 
 
 def cut_for_gpus(
-    problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
+    problem: Problem,
+    algebra: Algebra,
+    limits: MemoryLimits,
+    costs: CostModel,
+    rows: int,
+    gpus: GpuGroup,
+    search: Search = cut,
 ) -> ChunkRoute:
-    """Return the plan that takes least time for rows on the GPUs of one process; raises BudgetError where none fits.
+    """Return the plan that takes least time for rows on several GPUs; raises BudgetError where none fits.
 
-    Rows go side by side, each on its share of the GPUs and of the memory, unless it is forecast that all GPUs had
-    better share each row, or the memory is too small. Arguments as of `cut`.
+    Rows go side by side, each on its share of the GPUs and of the memory, unless it is forecast that all GPUs of a
+    machine had better share each row, or the memory is too small. Arguments as of `cut`, but
+    limits: of each machine.
+    gpus: of this process, or of workers.
+    search: finds the plan for some limits, as `cut` does; it may know it.
     """
-    abreast = min(rows, gpus)
-    if abreast == 1:
-        return cut(problem, algebra, limits, costs, rows, gpus)
-    # No files: what is that large had better have all GPUs.
-    share = replace(limits, memory=limits.memory // abreast, disk=0)
+    beside = -(-min(rows, gpus.count) // gpus.machines)
+    share = gpus.share(limits, beside)
     try:
-        route = cut(problem, algebra, share, costs, rows, gpus // abreast)
+        route = search(problem, algebra, share, costs, rows, gpus.each // beside)
     except BudgetError:
-        return cut(problem, algebra, limits, costs, rows, gpus)
-    ways = {gpus // n: GpuSplits(share, algebra, costs, gpus // n) for n in range(1, abreast + 1)}
-    seconds = {each: way.seconds_with(route.chunks, route.slots) for each, way in ways.items()}
-    host = GPU.host_held * ways[gpus // abreast].host_seconds(route.chunks, route.slots)
-    side = SideBySide(gpus, abreast, seconds, host, route.memory * GPU.pinned_byte)
+        if beside == 1:
+            raise
+        beside, share = 1, gpus.share(limits, 1)
+        route = search(problem, algebra, share, costs, rows, gpus.each)
+    side = _side(route, algebra, share, costs, gpus, min(rows, beside * gpus.machines))
     rounds = side.rounds(rows)
     total = side.total(rounds)
-    if rounds == [(rows, 1)]:
+    if beside > 1 and rounds == [(rows, gpus.machines)]:
         # Another plan may be faster where all GPUs share each row; the search for it takes seconds, too.
-        gain = total - rows * ways[gpus].least(route.chunks.plan) / gpus
-        if gain > CPU.cutting_step * len(route.chunks.plan.steps) * SEARCHED_CUTS:
-            together = cut(problem, algebra, limits, costs, rows, gpus)
-            if rows * together.seconds < total:
-                return together
+        alone = gpus.share(limits, 1)
+        least = GpuSplits(alone, algebra, costs, gpus.each).least(route.chunks.plan) / gpus.each
+        gain = total - -(-rows // gpus.machines) * least
+        if gain > search_seconds(route.chunks.plan):
+            together = search(problem, algebra, alone, costs, rows, gpus.each)
+            each = _side(together, algebra, alone, costs, gpus, min(rows, gpus.machines))
+            if each.total(each.rounds(rows)) < total:
+                route, side, total = together, each, each.total(each.rounds(rows))
+    if side.rows == 1 and not gpus.processes:
+        return route
     return replace(route, seconds=total / rows, side=side)
+
+
+def search_seconds(plan: Plan) -> float:
+    """Return about what the search for a plan in chunks takes, of the length of this one."""
+    return CPU.cutting_step * len(plan.steps) * SEARCHED_CUTS
+
+
+def _side(
+    route: ChunkRoute, algebra: Algebra, limits: MemoryLimits, costs: CostModel, gpus: GpuGroup, rows: int
+) -> SideBySide:
+    """Return how GPUs answer so many rows at a time by a plan that was cut for the limits of each."""
+    beside = -(-rows // gpus.machines)
+    ways = {gpus.each // n: GpuSplits(limits, algebra, costs, gpus.each // n) for n in range(1, beside + 1)}
+    seconds = {each: way.seconds_with(route.chunks, route.slots) for each, way in ways.items()}
+    host = 0.0
+    if not gpus.processes:
+        host = GPU.host_held * ways[gpus.each // beside].host_seconds(route.chunks, route.slots)
+    return SideBySide(gpus.each, rows, seconds, host, route.memory * GPU.pinned_byte, gpus.machines)
 
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:

@@ -286,10 +286,12 @@ def propagate(
             directory.manifest.unlink(missing_ok=True)
     rows = counts.rows if len(numbers) == counts.partitions else job.rows_in(numbers)
     progress.stage(job.words.work, rows, rows - job.rows_in(pending))
-    resources = resources.with_compute(device=device_for(resources, estimate))
-    # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
-    if estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu"):
-        results, workers = _spread(job, resources, pending), resources.workers or 1
+    asked, resources = resources.compute.device, resources.with_compute(device=device_for(resources, estimate))
+    # With "auto" it is for CPUs that workers were found to be faster.
+    spreads = estimate.spreads and not (asked == "auto" and resources.compute.device == "gpu")
+    if spreads:
+        workers = resources.workers or (count_gpus() if resources.compute.device == "gpu" else 1)
+        results = _spread(job, replace(resources, workers=workers), pending)
     else:
         workers = workers_for(resources, estimate, len(pending))
         results = _distribute(job, replace(resources, workers=workers), pending)
@@ -299,7 +301,7 @@ def propagate(
             progress.advance(part.rows)
             total += stages
             made.append(part)
-    apart = resources.scheduler is None and min(workers, len(pending)) > 1
+    apart = resources.scheduler is None and (spreads or min(workers, len(pending)) > 1)
     of_worker = largest_worker() if apart else 0
     return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker)
 
@@ -313,8 +315,8 @@ def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> 
 
 
 def _spread(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
-    """Answer partitions in this process, out-of-core rows on all workers."""
-    # This process leads, and is no worker of the scheduler.
+    """Answer partitions in this process, out-of-core rows on workers."""
+    # This process is no worker of the scheduler.
     threads = threads_for(replace(resources, scheduler=None), 1)
     tasks = _tasks(job, replace(resources.compute, device="cpu", threads=threads), pending)
     return propagate_over(tasks, resources, threads_for(resources, resources.workers or 1))

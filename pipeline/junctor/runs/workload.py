@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
@@ -21,8 +23,8 @@ from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth, open_inputs
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
-from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
-from junctor.runtime.devices import gpu_at_hand, has_gpu
+from junctor.runtime.dask_cluster import Resources, cluster_client, threads_for
+from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu
 from junctor.runtime.files import Checksum, aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
@@ -32,8 +34,11 @@ from junctor.runtime.threads import ahead
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import RunForecast
+    from junctor.engine.routes import Route
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
+    from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.out_of_core.memory_splits import ChunkRoute, GpuGroup
 
 
 # Threads that read partitions while patterns of others are looked at.
@@ -81,7 +86,7 @@ class RunEstimate:
     seconds: of one core.
     gpu_seconds: of a GPU, None if unknown.
     in_chunks: seconds of one core for out-of-core rows, part of `seconds`.
-    spreads: whether all workers share the tasks of such rows.
+    spreads: whether this process plans such rows, and workers answer each of them, one or all together.
     """
 
     least: int = 0
@@ -472,31 +477,87 @@ class _PlannedRun:
         """Return the estimate of exact answers on this machine."""
         from junctor.cost.dataset import MeasuredDevice
         from junctor.engine.forecast import survey
+        from junctor.out_of_core.cluster.workers import WorkerPool
 
         compute = self.resources.compute
         engine = self._engine(allowed_memory(compute), "cpu" if compute.device == "auto" else compute.device)
         asks_gpu = compute.device == "auto" and has_gpu()
         gpu = engine.router.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
         estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), len(self.pending), gpu))
+        if not estimate.is_mostly_in_chunks:
+            return estimate
+        if compute.device == "gpu":
+            return replace(estimate, spreads=self._gains_by_processes(engine))
         # Without sharing one process answers such rows, as each takes all the memory.
         workers = self.resources.workers or 1
-        spreads = workers > 1 and estimate.is_mostly_in_chunks and self._pays(engine, workers)
-        return replace(estimate, spreads=spreads)
+        return replace(estimate, spreads=workers > 1 and self._pays(engine, WorkerPool(workers)))
 
     def on_scheduler(self) -> RunEstimate:
-        """Return whether workers share out-of-core rows: fewer partitions than workers, or too large for one."""
+        """Return whether this process plans for rows out of core, and hands them or their tasks to workers."""
         from junctor.engine.forecast import survey
+        from junctor.out_of_core.cluster.workers import WorkerPool, memory_here, pool_of
 
         with cluster_client(self.resources) as client:
-            workers = workers_of(client)
-        memory, count = memory_of_each(workers.values(), self.resources), len(self.pending)
-        engine = self._engine(memory, "cpu")
+            pool = pool_of(client, self.resources, None)
+        count = len(self.pending)
+        if pool.gpus is not None:
+            here = self._engine(memory_here(pool, self.resources), "cpu")
+            # All threads: this process is no worker.
+            options = replace(here.options, threads=threads_for(replace(self.resources, scheduler=None), 1))
+            return self._on_gpus(here.with_options(options, pool), pool.gpus)
+        assert pool.memory is not None
+        engine = self._engine(pool.memory, "cpu")
         try:
             estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), count))
         except BudgetError:
-            return RunEstimate(spreads=len(workers) > 1)
-        spreads = count < len(workers) and estimate.is_mostly_in_chunks
-        return RunEstimate(spreads=spreads and self._pays(engine, len(workers), memory))
+            return RunEstimate(spreads=pool.workers > 1)
+        spreads = count < pool.workers and estimate.is_mostly_in_chunks
+        return RunEstimate(spreads=spreads and self._pays(engine, WorkerPool(pool.workers, pool.memory)))
+
+    def _on_gpus(self, engine: Engine, gpus: GpuGroup) -> RunEstimate:
+        """Return whether rows out of core go to workers one by one, not with their partitions.
+
+        engine: of this process, with the workers.
+        gpus: of the workers.
+        """
+        from junctor.engine.forecast import survey
+        from junctor.out_of_core.programs import search_seconds
+
+        count = len(self.pending)
+        try:
+            estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), count))
+        except BudgetError:
+            # Each worker for itself: it has files.
+            return RunEstimate()
+        routes = self._in_chunks(engine)
+        if not estimate.is_mostly_in_chunks or not all(chunks.workers for _, chunks in routes):
+            return RunEstimate()
+        one_by_one = by_partition = 0.0
+        for route, chunks in routes:
+            side, rows = chunks.side, route.group.answered
+            if side is None or 1 not in side.seconds:
+                # No GPU and its share of the memory is enough for a row.
+                return RunEstimate(spreads=True)
+            one_by_one += count * (side.total(side.rounds(rows)) + rows * CPU.task)
+            # Each worker searches for its plan anew.
+            by_partition += -(-count // gpus.count) * rows * side.seconds[1] + search_seconds(chunks.chunks.plan)
+        return RunEstimate(spreads=one_by_one < by_partition)
+
+    def _gains_by_processes(self, engine: Engine) -> bool:
+        """Return True if a process for each GPU of this machine gains more than it takes to start them."""
+        asked, gpus = self.resources.workers, count_gpus()
+        workers, start = (gpus, GPU.start) if asked is None else (min(asked, gpus), 0.0)
+        # With a partition for each there are processes in any case; without Dask-CUDA whoever asked for some is told.
+        if len(self.pending) >= workers or (asked is None and find_spec("dask_cuda") is None):
+            return False
+        gain = 0.0
+        for route, chunks in self._in_chunks(engine):
+            if chunks.side is not None:
+                # The same plan; only threads wait for each other.
+                threads, rows = chunks.side, route.group.answered
+                processes = replace(threads, rows=min(threads.rows, workers), host=0.0)
+                gain += threads.total(threads.rounds(rows)) - processes.total(processes.rounds(rows))
+        return len(self.pending) * gain > start
 
     def by_sampling(self) -> RunEstimate:
         """Return the estimate of sampling; with `auto`, write the budget of exact answers and explain it."""
@@ -511,7 +572,9 @@ class _PlannedRun:
     def _options(self, memory: int, device: DeviceChoice) -> ComputeOptions:
         """Return the options of this process for all of the work."""
         threads = threads_for(self.resources, 1) or 1
-        return replace(self.resources.compute, memory=memory, threads=threads, device=device)
+        # One process takes them all where there are too few partitions for others.
+        all_gpus = device == "gpu" and len(self.pending) < count_gpus()
+        return replace(self.resources.compute, memory=memory, threads=threads, device=device, all_gpus=all_gpus)
 
     def _engine(self, memory: int, device: DeviceChoice) -> Engine:
         """Return an engine that shares its plans with the one that later answers in this process."""
@@ -526,22 +589,19 @@ class _PlannedRun:
         parts = (self.directory.evidence_part(i) for i in self.pending)
         return ahead(lambda part: read_partition(part, cardinalities=sizes).batch, parts, threads)
 
-    def _pays(self, engine: Engine, workers: int, memory: int | None = None) -> bool:
+    def _pays(self, engine: Engine, workers: WorkerPool) -> bool:
         """Return True if the forecast of out-of-core rows is lower on all workers than in one process.
 
         engine: of one process.
-        workers: their number.
-        memory: of each worker, None for an equal share.
+        workers: that share the tasks of a row.
         """
+        shared = engine.with_options(engine.options, workers)
+        alone, together = (sum(route.seconds for route, _ in self._in_chunks(each)) for each in (engine, shared))
+        return together < alone
+
+    def _in_chunks(self, engine: Engine) -> list[tuple[Route, ChunkRoute]]:
+        """Return the routes of the first batch whose rows go in chunks, with their seconds."""
         from junctor.engine.forecast import forecast
-        from junctor.out_of_core.cluster.workers import WorkerPool
 
-        if self.resources.compute.device != "cpu":
-            # Devices of workers are unknown here.
-            return True
-        batch, shared = next(self._batches()), engine.with_options(engine.options, WorkerPool(workers, memory))
-
-        def seconds(engine: Engine) -> float:
-            return sum(route.seconds for route in forecast(engine, batch) if route.chunks is not None)
-
-        return seconds(shared) < seconds(engine)
+        routes = forecast(engine, next(self._batches()))
+        return [(route, route.chunks) for route in routes if route.chunks is not None]

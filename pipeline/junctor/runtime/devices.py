@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from junctor.model.errors import DeviceError
@@ -26,13 +27,8 @@ _INSTALL = "install junctor[cuda12] or junctor[cuda13], whichever the driver sup
 @cache
 def count_gpus() -> int:
     """Return the number of NVIDIA GPUs that this process sees; 0 without a driver."""
-    # By the driver, without CuPy, whose import takes a second.
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    driver, count = _driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
 
@@ -40,6 +36,14 @@ def count_gpus() -> int:
 def count_gpus_ahead() -> None:
     """Begin `count_gpus` in another thread: CUDA's driver takes a tenth of a second to start, without Python's lock."""
     threading.Thread(target=count_gpus, name="junctor-driver", daemon=True).start()
+
+
+def _driver() -> ctypes.CDLL | None:
+    """Return the driver, without CuPy, whose import takes a second; None where there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 @cache
@@ -60,6 +64,30 @@ def gpu_at_hand() -> tuple[str, dict[str, float]]:
     processors, major, minor = numbers
     figures = {"multiprocessors": processors, "memory": memory.value, "capability": 10 * major + minor}
     return name.value.decode(), {key: float(value) for key, value in figures.items()}
+
+
+@cache
+def visible_gpus() -> tuple[str, ...]:
+    """Return the unique names of the GPUs that this process sees, in its order."""
+    driver, names = _driver(), list[str]()
+    # The name of a part of a GPU (MIG) instead of that of the whole, where the driver knows both.
+    name_of = getattr(driver, "cuDeviceGetUuid_v2", None) or getattr(driver, "cuDeviceGetUuid", None)
+    for number in range(count_gpus()):
+        name = ctypes.create_string_buffer(16)
+        assert name_of is not None
+        name_of(name, number)
+        names.append(name.raw.hex())
+    return tuple(names)
+
+
+@cache
+def gpus_reach_each_other() -> bool:
+    """Return True if all GPUs that this process sees reach each other's memory."""
+    driver, reaches = _driver(), ctypes.c_int()
+    for one, other in permutations(range(count_gpus()), 2):
+        if driver is None or driver.cuDeviceCanAccessPeer(ctypes.byref(reaches), one, other) or not reaches.value:
+            return False
+    return True
 
 
 def has_gpu() -> bool:
@@ -94,17 +122,16 @@ _holders: list[Callable[[], None]] = []
 
 
 def when_gpu_is_needed(release: Callable[[], None]) -> None:
-    """Register `release`, which drops kept programs, for the time before one task uses all of the GPU."""
+    """Register `release`, which drops kept programs, for the time before one task uses all of a GPU."""
     _holders.append(release)
 
 
-def open_whole_gpu(memory: int | None) -> CudaBlockDevice:
-    """Return the first GPU with at most `memory` bytes after the release of kept programs; raises DeviceError."""
-    # The task may need all memory of the device.
+def give_gpus_back() -> None:
+    """Release what this process keeps on GPUs and does not use now: another task, or process, may need all of it."""
     for release in _holders:
         release()
     _first_gpu.cache_clear()
-    return open_one(0, memory)
+    open_other_gpus.cache_clear()
 
 
 def open_gpu(memory: int | None = None) -> BlockDevice:

@@ -15,7 +15,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +25,14 @@ from junctor_kernels.gpu.entries import extremes_of, ranks_of, scale_of
 from junctor_kernels.tables.axes import Contraction, Strides
 
 from junctor.model.errors import BudgetError, DeviceError
+from junctor.out_of_core.cluster.machine_gpus import open_gpus
 from junctor.out_of_core.cluster.tasks import GpuTasks, PassContext
 from junctor.out_of_core.gpu.copies import device_view, enqueue
 from junctor.out_of_core.gpu.launches import Scale, StepLaunch, step_launches, unscaled
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StepLayout
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.planning.first_fit import aligned, first_gap
+from junctor.runtime.devices import visible_gpus, when_gpu_is_needed
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -297,7 +298,6 @@ async def close() -> None:
     with _opening:
         _forget(0)
         _reach_shared(None)
-        open_device.cache_clear()
 
 
 def _reach_shared(register: Callable[[Array], None] | None) -> None:
@@ -322,17 +322,22 @@ def _forget(patience: float) -> None:
     opened = None
 
 
-def room_of(room: int | None) -> int:
-    """Return the bytes of this process's GPU that tasks get, of `room` allowed; raises DeviceError."""
-    return int(open_device(room).room)
-
-
-@lru_cache(maxsize=1)
 def open_device(room: int | None) -> CudaBlockDevice:
     """Return the first GPU that this process sees, with at most `room` bytes; raises DeviceError.
 
     What earlier partitions have there is given back: rows out of core need all of it.
     """
-    from junctor.runtime.devices import open_whole_gpu
+    (device,) = open_gpus(visible_gpus()[:1], room)
+    return device
 
-    return open_whole_gpu(room)
+
+def _forget_device() -> None:
+    """Release the device where no run has parts on it."""
+    # Held by who opens it.
+    if _opening.acquire(blocking=False):
+        with suppress(DeviceError):
+            _forget(0)
+        _opening.release()
+
+
+when_gpu_is_needed(_forget_device)

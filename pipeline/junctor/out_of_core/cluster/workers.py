@@ -1,16 +1,20 @@
-"""Rows out of core over all workers of a cluster: how they are cut for it, and the program that does them.
+"""Rows out of core over the workers of a cluster: how they are cut for it, and the programs that do them.
 
-A task is small, so that there are several for each worker: on a CPU `TASK_BYTES`, or less where workers have little
-memory, on a GPU a share of the device. Workers with memory enough cut a row alike whatever their number, so its answer
-is the same to the last bit; where they have less, or all of them together too little for that plan, another is taken.
+With GPUs a worker answers a row whole, as one process does: alone, or with several GPUs of its machine (`rows`). Where
+no machine has memory enough, and on CPUs, all workers share the tasks of a row (`run`). Such a task is small, so that
+there are several for each worker: on a CPU `TASK_BYTES`, or less where workers have little memory, on a GPU a share of
+the device. Workers with memory enough cut a row alike whatever their number, so its answer is the same to the last bit;
+where they have less, or all of them together too little for that plan, another is taken.
 """
 
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
@@ -19,15 +23,20 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.constants import CPU, GPU
+from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.model import CostModel
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
 from junctor.out_of_core import memory_splits
 from junctor.out_of_core.bound_plan import BoundPlan
-from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, close, room_of
+from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, close
+from junctor.out_of_core.cluster.machine_gpus import MachineGpus, WorkerGpus, gpus_here, machines_of
+from junctor.out_of_core.cluster.rows import ROWS_AHEAD, RowProgram, SentPlan, forget_program, same
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
 from junctor.out_of_core.cluster.tasks import GpuTasks, forget_shared
-from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+from junctor.out_of_core.memory_splits import ChunkRoute, GpuGroup, MemoryLimits, gpu_room
 from junctor.out_of_core.pass_program import CpuTasks
+from junctor.out_of_core.programs import Rows, Search, SingleCaseProgram, cut, cut_for_gpus
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning import chunk_search
@@ -37,11 +46,10 @@ from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, loaded_
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, workers_of
-from junctor.runtime.devices import has_gpu
 from junctor.runtime.machine import allowed_memory
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
 
 # What a task takes on a CPU. A worker keeps so many times as much for those in flight, for what they read from
 # elsewhere, there and here, and for what waits to be added up.
@@ -63,26 +71,62 @@ class WorkerSplit(MemorySplit):
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Workers that do the tasks of a row together.
+    """Workers that answer rows: one each, or all of them together.
 
     workers: how many there are.
     memory: bytes of each, None for an equal share of what rows may take.
     room: bytes of the GPU of each, None for CPUs.
     threads: of a task on a CPU.
+    gpus: how those of workers can share rows; None where workers answer none by themselves.
+    device: the GPU of a worker, None for that of this machine.
     client: of their cluster; none where only plans are made.
+    machines: which GPUs those are, and whose.
+    sent: plans on their way to workers or there, and what keeps them there.
     """
 
     workers: int
     memory: int | None = None
     room: int | None = None
     threads: int = 1
+    gpus: GpuGroup | None = None
+    device: MeasuredDevice | None = field(default=None, compare=False)
     client: Client | None = field(default=None, compare=False)
+    machines: tuple[MachineGpus, ...] = field(default=(), compare=False)
+    sent: dict[tuple[ChunkRoute, str], tuple[SentPlan, Future]] = field(default_factory=dict, compare=False, repr=False)
 
-    def cut(self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int) -> ChunkRoute:
+    def cut(
+        self,
+        problem: Problem,
+        algebra: Algebra,
+        limits: MemoryLimits,
+        rows: int,
+        costs: CostModel | None = None,
+        search: Search = cut,
+    ) -> ChunkRoute:
         """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
         limits: `memory` of all workers together where they have none of their own, `task` of each on CPUs; no files.
+        costs: of the GPU of a worker, None on CPUs.
+        search: as of `cut_for_gpus`.
         """
+        if self.gpus is not None and limits.on_gpu and costs is not None:
+            with suppress(BudgetError):
+                return self._cut_for_machines(problem, algebra, limits, rows, costs, search)
+        return self._cut_into_parts(problem, algebra.dtype.itemsize, limits, rows)
+
+    def _cut_for_machines(
+        self, problem: Problem, algebra: Algebra, limits: MemoryLimits, rows: int, costs: CostModel, search: Search
+    ) -> ChunkRoute:
+        """Return the plan for rows that workers answer whole; raises BudgetError where no machine has the memory."""
+        assert self.gpus is not None
+        each, machines = self.gpus.each, self.gpus.machines
+        memory = limits.memory // machines if self.memory is None else self.memory * each
+        there = replace(limits, memory=memory, task=self.room, disk=0)
+        route = cut_for_gpus(problem, algebra, there, costs, rows, self.gpus, search)
+        return replace(route, workers=self.workers, seconds=route.seconds + TASK_SECONDS)
+
+    def _cut_into_parts(self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int) -> ChunkRoute:
+        """Return the plan for rows whose tasks all workers share; raises BudgetError where they have too little."""
         operation = (GPU if limits.on_gpu else CPU).task_operation
         prices = ChunkPrices(
             # A lower bound: multiply-adds alone, spread evenly over the workers.
@@ -157,9 +201,32 @@ class WorkerPool:
         slot = slot_bytes(chunking.chunks, itemsize, single_steps)
         return memory - GPU_RESERVED * slot + max(0, (self.room or limits.task or memory) - chunking.working)
 
-    def program(self, chunking: ChunkRoute, network: Network, algebra: Algebra) -> WorkerProgram:
-        """Return what runs a plan that was cut for these workers."""
-        return WorkerProgram(self, chunking, network, algebra)
+    def rounds_of(
+        self, chunking: ChunkRoute, network: Network, algebra: Algebra, rows: Rows
+    ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
+        """Yield rows, and what answers so many of them at a time by a plan that was cut for these workers."""
+        if chunking.side is None:
+            yield rows, [WorkerProgram(self, chunking, network, algebra)]
+            return
+        assert self.client is not None
+        key = chunking, algebra.name
+        if key not in self.sent:
+            sent_plan = SentPlan(uuid.uuid4().hex, chunking, network, algebra)
+            self.sent[key] = sent_plan, self.client.submit(same, sent_plan, pure=False)
+        _, plan = self.sent[key]
+        first = 0
+        for count, abreast in chunking.side.rounds(len(rows)):
+            share = chunking.side.share(abreast)
+            programs: list[SingleCaseProgram] = [
+                RowProgram(self.client, plan, *self._leader(n, share)) for n in range(abreast)
+            ]
+            yield rows[first : first + count], programs * (ROWS_AHEAD if share == 1 else 1)
+            first += count
+
+    def _leader(self, number: int, share: int) -> tuple[str, tuple[str, ...]]:
+        """Return the worker that leads one of several rows at a time, and the GPUs that it uses; machines by turns."""
+        there, begin = self.machines[number % len(self.machines)], number // len(self.machines) * share
+        return there.workers[begin], there.gpus[begin : begin + share]
 
 
 class WorkerProgram:
@@ -226,29 +293,50 @@ def _contracts(task: int) -> tuple[int, int, bool]:
     return entries * entry, entries, False
 
 
-@contextmanager
-def open_workers(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
-    """Context manager: the workers that are asked for, and their GPUs.
+def pool_of(client: Client, resources: Resources, threads: int | None) -> WorkerPool:
+    """Return the workers that are there, and their GPUs; raises DeviceError where they have none and should.
 
+    client: of their cluster.
     resources: what is asked for.
     threads: of a task; None for those of the workers.
     """
+    workers = workers_of(client)
+    memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
+    # Two tasks of a worker run side by side and share its threads.
+    shared = min(int(worker["nthreads"]) for worker in workers.values()) // IN_FLIGHT
+    pool = WorkerPool(len(workers), memory, threads=threads or max(1, shared), client=client)
+    found: dict[str, WorkerGpus | None] = client.run(gpus_here, resources.compute.device, version("junctor"))
+    with_gpu = {address: gpus for address, gpus in found.items() if gpus is not None}
+    if not found or len(with_gpu) < len(found):
+        return pool
+    bounded = resources.compute.memory is None and any(worker.get("memory_limit") for worker in workers.values())
+    machines = machines_of(with_gpu)
+    # One plan for all: the smallest device decides.
+    least = min(with_gpu.values(), key=lambda gpus: gpus.figures["memory"])
+    device = MeasuredDevice(least.name, dict(least.figures))
+    # Nannies end workers that take more than their own memory.
+    group = GpuGroup(len(machines[0].gpus), len(machines), processes=True, most=memory if bounded else None)
+    room = gpu_room(device, resources.compute.device_memory)
+    return replace(pool, room=room, gpus=group, device=device, machines=machines)
+
+
+def pool_here(workers: int, room: int) -> WorkerPool:
+    """Return workers as a run on this machine would start them, each with a GPU; they only plan."""
+    return WorkerPool(workers, None, room, gpus=GpuGroup(workers, processes=True))
+
+
+@contextmanager
+def open_workers(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
+    """Context manager: the workers that are asked for; arguments as of `pool_of`."""
     with cluster_client(resources) as client:
-        workers = workers_of(client)
-        memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
-        # Two tasks of a worker run side by side and share its threads.
-        shared = min(int(worker["nthreads"]) for worker in workers.values()) // IN_FLIGHT
-        room = None
-        device = resources.compute.device
-        if device == "gpu" or (device == "auto" and all(client.run(has_gpu).values())):
-            # One plan for all: the smallest device decides.
-            room = min(client.run(room_of, resources.compute.device_memory).values())
+        pool = pool_of(client, resources, threads)
         try:
-            yield WorkerPool(len(workers), memory, room, threads or max(1, shared), client)
+            yield pool
         finally:
             # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
             with suppress(OSError, RuntimeError, JunctorError):
-                if room is not None:
+                if pool.room is not None:
+                    client.run(forget_program, [plan.key for plan, _ in pool.sent.values()])
                     client.run(close)
                 client.run(forget_shared)
 
