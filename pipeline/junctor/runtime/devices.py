@@ -49,9 +49,9 @@ def _driver() -> ctypes.CDLL | None:
 @cache
 def gpu_at_hand() -> tuple[str, dict[str, float]]:
     """Return name and figures of the first GPU, as of `CudaDevice`, without CuPy; no figures without a GPU."""
-    if not count_gpus():
+    driver = _driver()
+    if driver is None or not count_gpus():
         return "no GPU", {}
-    driver = ctypes.CDLL("libcuda.so.1")
     device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
     driver.cuDeviceGet(ctypes.byref(device), 0)
     driver.cuDeviceGetName(name, len(name), device)
