@@ -171,6 +171,7 @@ class _Place:
         size = rows * program.cases * self._dtype.itemsize
         fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
         fields |= {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+        fields["arena_rows"] = program._arrays["arena"].shape[0]
         return dict.fromkeys(FIELDS, 0) | fields
 
     def begin(
