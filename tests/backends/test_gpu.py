@@ -18,7 +18,7 @@ from junctor.backends import blocks, gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
-from junctor.backends.gpu import GpuProgram
+from junctor.backends.gpu import GpuProgram, _Place
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
@@ -26,7 +26,7 @@ from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
-from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import OK, Answers, Scores, posteriors_in
 from junctor.model.network import Network
@@ -167,8 +167,15 @@ def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 @pytest.mark.parametrize("room", [1 << 24, 1 << 18])
 def test_the_engine_answers_as_on_the_cpu(
-    device: Callable[..., gpu.BlockDevice], precision: Precision, missing: float, room: int
+    device: Callable[..., gpu.BlockDevice],
+    precision: Precision,
+    missing: float,
+    room: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Compiled code takes the states of half of the blocks.
+    monkeypatch.setattr(blocks, "COMPILED_CELLS", 4 * 64)
+    monkeypatch.setattr(reference, "THREAD_CELLS", 100)
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 300, missing)
     query = Query(precision=precision)
@@ -225,17 +232,31 @@ def test_few_rows_are_spent_on_a_format_that_will_not_do(
     expected = Engine(network, Query(), gpu=opened(device)).answer(batch)
     monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": 1.0, "single": -1.0})
     seen: dict[str, list[int]] = {"single": [], "double": []}
-    answer = GpuProgram.answer
+    begin = _Place._begin
 
-    def watched(program: GpuProgram, block: EvidenceBlock, rows: Rows, *rest: Any) -> BlockOutcome:
-        seen[program._program.algebra.name].append(block.cases)
-        return answer(program, block, rows, *rest)
+    def watched(place: _Place, evidence: dict[str, Any], found: Any, cases: int, *rest: Any) -> Any:
+        seen[place._program._program.algebra.name].append(cases)
+        return begin(place, evidence, found, cases, *rest)
 
-    monkeypatch.setattr(GpuProgram, "answer", watched)
+    monkeypatch.setattr(_Place, "_begin", watched)
     found = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
     assert seen["single"] == [blocks.PROBED_ROWS]
     assert sum(seen["double"]) > blocks.PROBED_ROWS
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+
+
+@ON
+def test_blocks_do_not_wait_for_first_rows_that_failed(
+    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+
+    def failing(place: _Place, *of: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(_Place, "_begin", failing)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch_of(network, 300, 0.1))
 
 
 @ON

@@ -254,6 +254,13 @@ class PlanMemory:
 
     def case_bytes(self, itemsize: int) -> int:
         """Return the bytes of a case of a block, its numbers of `itemsize` bytes."""
+        numbers, words = self._case_numbers
+        return numbers * itemsize + 8 * words
+
+    # Kept, because every group of every batch asks, and there may be a hundred thousand variables.
+    @cached_property
+    def _case_numbers(self) -> tuple[int, int]:
+        """Numbers of tables and results of a case of a block, and words beside them."""
         sizes = self.plan.shape.cardinalities
         results = sum(sizes[v] for v, _ in self.plan.marginals)
         inputs = len(self.plan.pattern.sliced) + 2 * sum(sizes[v] for v in self.plan.pattern.weighted)
@@ -261,8 +268,7 @@ class PlanMemory:
         # The compiled backend keeps scales and bounds of all tables.
         inputs += 4 * len(self.plan.tables)
         explained = len(self.plan.shape.cardinalities) if self.plan.traceback else 0
-        tables = (self._case_entries + results) * itemsize
-        return tables + 8 * (inputs + explained + 3 * max(sizes) + CASE_NUMBERS)
+        return self._case_entries + results, inputs + explained + 3 * max(sizes) + CASE_NUMBERS
 
 
 def scratch_bytes(entries: int) -> int:
