@@ -1,8 +1,8 @@
 // Many cases: a warp does an item for 32 * WIDTH of them, the case axis innermost. Loads and stores of rows are 128 bits
 // a lane, offsets and entries of factors the same for a whole warp.
 
-// A row of an operand, which an earlier stage made. Past the first cache: it has no room for the rows of all its warps, and
-// what they drove each other out of took a fifth of the time.
+// A row of an operand, which an earlier stage made, by a load of its own kind: those of the compiler's choice take a fifth
+// longer.
 __device__ __forceinline__ Line row_at(const real *at) {
     static_assert(sizeof(Line) == sizeof(float4), "what a lane reads at once");
     union {
