@@ -18,18 +18,20 @@ from junctor.backends import blocks, gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
-from junctor.backends.gpu import GpuProgram
+from junctor.backends.gpu import GpuProgram, _Place
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel
+from junctor.engine import patterns, routes, smaller_plans
 from junctor.engine.engine import Engine
-from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import OK, Answers, Scores, posteriors_in
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
@@ -167,8 +169,15 @@ def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 @pytest.mark.parametrize("room", [1 << 24, 1 << 18])
 def test_the_engine_answers_as_on_the_cpu(
-    device: Callable[..., gpu.BlockDevice], precision: Precision, missing: float, room: int
+    device: Callable[..., gpu.BlockDevice],
+    precision: Precision,
+    missing: float,
+    room: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Compiled code takes the states of half of the blocks.
+    monkeypatch.setattr(blocks, "COMPILED_CELLS", 4 * 64)
+    monkeypatch.setattr(reference, "THREAD_CELLS", 100)
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 300, missing)
     query = Query(precision=precision)
@@ -225,17 +234,72 @@ def test_few_rows_are_spent_on_a_format_that_will_not_do(
     expected = Engine(network, Query(), gpu=opened(device)).answer(batch)
     monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": 1.0, "single": -1.0})
     seen: dict[str, list[int]] = {"single": [], "double": []}
-    answer = GpuProgram.answer
+    begin = _Place._begin
 
-    def watched(program: GpuProgram, block: EvidenceBlock, rows: Rows, *rest: Any) -> BlockOutcome:
-        seen[program._program.algebra.name].append(block.cases)
-        return answer(program, block, rows, *rest)
+    def watched(place: _Place, evidence: dict[str, Any], found: Any, cases: int, *rest: Any) -> Any:
+        seen[place._program._program.algebra.name].append(cases)
+        return begin(place, evidence, found, cases, *rest)
 
-    monkeypatch.setattr(GpuProgram, "answer", watched)
+    monkeypatch.setattr(_Place, "_begin", watched)
     found = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
     assert seen["single"] == [blocks.PROBED_ROWS]
     assert sum(seen["double"]) > blocks.PROBED_ROWS
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+
+
+@ON
+def test_blocks_do_not_wait_for_first_rows_that_failed(
+    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+
+    def failing(place: _Place, *of: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(_Place, "_begin", failing)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch_of(network, 300, 0.1))
+
+
+def gaps(network: Network, rows: int) -> EvidenceBatch:
+    rng, states = np.random.default_rng(3), sample(network, rows, seed=5)
+    seen = rng.random(states.shape) < 0.9
+    columns = {v: np.where(seen[:, v], states[:, v], UNOBSERVED).astype(np.int32) for v in range(1, 16)}
+    return EvidenceBatch(rows, columns, invalid={7: "wrong"})
+
+
+@ON
+def test_rows_of_several_plans_have_the_answers_of_one(
+    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=5, width=4, states=3, parents=2, seed=2, zeros=0.2)
+    batch, options = gaps(network, 500), ComputeOptions(device="gpu", threads=2)
+
+    def engine() -> Engine:
+        return Engine(network, Query(precision="single"), options, expected_rows=1 << 22, gpu=opened(device))
+
+    def sampled(batch: EvidenceBatch, threads: int) -> patterns.Patterns:
+        # Some of so few rows observe the same.
+        return patterns.patterns_of(EvidenceBatch(batch.rows, batch.states, invalid=batch.invalid), threads)
+
+    monkeypatch.setattr(routes, "sampled_patterns", sampled)
+    (whole,) = engine().router.groups(batch)
+    expected = Engine(network, Query()).answer(batch)
+    monkeypatch.setattr(smaller_plans, "SURE", 0.0)
+    monkeypatch.setattr(routes, "GPU", routes.GPU.__class__(group=0.0))
+    used = engine()
+    groups = used.router.groups(batch)
+    assert 1 < len(groups) <= 1 + smaller_plans.MOST_PLANS
+    assert groups[-1].pattern == whole.pattern
+    assert sorted(np.concatenate([group.rows for group in groups]).tolist()) == whole.rows.tolist()
+    assert [group.pattern for group in used.router.groups(gaps(network, 490))] == [group.pattern for group in groups]
+    # However many rows each has, their plans are made for those of all batches.
+    assert {used.router.uses(group, batch) for group in groups} == {used.router.uses(whole, batch)}
+    found = used.answer(batch)
+    assert found.status.tolist() == expected.status.tolist()
+    np.testing.assert_allclose(found.log_value, expected.log_value, atol=2e-5)
+    for v, posterior in expected.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[v], posterior, atol=2e-6)
 
 
 @ON

@@ -95,7 +95,8 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 @cache
 def library(algebra: str) -> ctypes.CDLL:
     """Compile the kernels in an algebra."""
-    return built(gpu.source(algebra), (HERE / "blocks_launch.h").read_text(), flags=("-O1",))
+    before, after = ((HERE / name).read_text() for name in ("blocks.h", "blocks_launch.h"))
+    return built(before, gpu.source(algebra), after, flags=("-O1",))
 
 
 @cache

@@ -150,7 +150,9 @@ def test_one_pattern_for_all_rows(data: st.DataObject, threads: int) -> None:
     hard = EvidenceBatch(batch.rows, batch.states, {}, batch.invalid)
     found = patterns_of(hard)
     if found.rows.size:
-        assert serving_all(hard, threads) == found.serving(found.marks)
+        some = patterns_of(EvidenceBatch(1, {v: states[found.rows[:1]] for v, states in hard.states.items()}))
+        for part in (some, found):
+            assert serving_all(hard, part, threads) == found.serving(found.marks)
 
 
 def test_some_rows_tell_of_all_where_hardly_two_observe_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +169,7 @@ def test_some_rows_tell_of_all_where_hardly_two_observe_the_same(monkeypatch: py
     # Fewer rows, rows that share patterns, and likelihoods.
     assert sampled_patterns(EvidenceBatch(190, {v: column[:190] for v, column in states.items()})) is None
     assert sampled_patterns(EvidenceBatch(200, {0: states[0]})) is None
+    assert sampled_patterns(EvidenceBatch(200, states, complete=frozenset(states))) is None
     soft = SoftEvidence(np.array([7]), np.ones((1, 2)))
     assert sampled_patterns(EvidenceBatch(200, states, {9: soft})) is None
 

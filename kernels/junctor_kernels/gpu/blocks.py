@@ -74,7 +74,7 @@ FIELDS = (
     *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy"),
     *("posteriors", "parts", "found", "fixed", "answers"),
     *("choices", "best", "probabilities", "entropies", "chosen"),
-    *("cases", "totals", "closings", "filled", "asked", "answered", "top", "choosing"),
+    *("cases", "totals", "closings", "filled", "asked", "answered", "top", "choosing", "arena_rows"),
 )
 _NAMES = (
     *("SLICE", "LIKELIHOOD", "REDUCE", "FIXED", "CLOSED", "OPEN", "CONSTANT", "LINES", "PAIRS", "PRODUCTS"),

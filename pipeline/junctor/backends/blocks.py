@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,8 @@ from junctor.runtime.threads import in_threads
 # which all others begin in the next format. At a half, single precision and then double takes as long as double alone.
 PROBED_ROWS = 64
 MOST_DOUBTFUL = 0.5
+# Cells of a block from which on compiled code takes the states of weighted variables.
+COMPILED_CELLS = 1 << 16
 
 
 def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
@@ -62,28 +64,38 @@ def answer_in(
     """
     backend = _backend(prepared, algebra, len(rows))
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
-    first = FirstRows(prepared.tells_from_first(algebra))
+    asked = prepared.tells_from_first(algebra)
+    # On a GPU they go alone, or all others would be under way before it is known; evidence of these comes meanwhile.
+    alone = asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks
+    first = FirstRows(asked, alone)
 
     def answer_block(start: int, place: int, end: int = len(rows)) -> Rows:
         part = rows[start : min(end, start + backend.cases)]
         if first.fail and start >= PROBED_ROWS:
             return part[:0]
-        block = block_of(batch, part, pattern, sizes)
-        outcome = backend.answer(block, part, answers, place)
+        answer = backend.prepare(block_of(batch, part, pattern, sizes), part, answers, place)
+        if start >= PROBED_ROWS and first.fails():
+            return part[:0]
+        outcome = answer()
         write(outcome, part, answers)
         # A row without any probability left is most likely impossible, which says nothing of the others.
         first.add(start, outcome.doubtful & ~np.isneginf(outcome.log_value))
         doubtful: Rows = part[outcome.doubtful]
         return doubtful
 
-    begin, found = 0, [rows[:0]]
-    if first.asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks:
-        # Alone, or all others would be under way before it is known.
-        found.append(answer_block(0, 0, PROBED_ROWS))
-        begin = PROBED_ROWS
+    def answer_any(start: int, place: int) -> Rows:
+        if start or not alone:
+            return answer_block(start, place)
+        try:
+            return answer_block(0, place, PROBED_ROWS)
+        finally:
+            # Also where it went wrong: others wait.
+            first.told.set()
+
+    begin = PROBED_ROWS if alone else 0
     # The size of blocks must not depend on threads: roundings follow it.
-    found += in_threads(answer_block, range(begin, len(rows), backend.cases), backend.threads)
-    doubtful = np.concatenate(found)
+    starts = [*range(0, begin, PROBED_ROWS), *range(begin, len(rows), backend.cases)]
+    doubtful = np.concatenate([rows[:0], *in_threads(answer_any, starts, backend.threads)])
     if not first.fail:
         return doubtful, rows[:0]
     # Blocks that were under way already make no difference: which rows climb depends on the first rows alone.
@@ -94,14 +106,23 @@ class FirstRows:
     """Whether a number format will do for a pattern, as its first rows in a batch tell.
 
     asked: False where that is of no use.
+    alone: whether they are answered before all others.
+    told: set once they have told.
     fail: True once too many of them are doubtful.
     """
 
-    def __init__(self, asked: bool) -> None:
-        self.asked = asked
+    def __init__(self, asked: bool, alone: bool) -> None:
         self._left = MOST_DOUBTFUL * PROBED_ROWS if asked else math.inf
         self._lock = Lock()
+        self.told = Event()
+        if not alone:
+            self.told.set()
         self.fail = False
+
+    def fails(self) -> bool:
+        """Return True if too many are doubtful, once they have told."""
+        self.told.wait()
+        return self.fail
 
     def add(self, start: int, doubtful: npt.NDArray[np.bool_]) -> None:
         """Count doubtful rows of a block that begins at row `start` of the group."""
@@ -116,8 +137,11 @@ class BlockExecutor(Protocol):
     cases: int
     threads: int
 
-    def answer(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> BlockOutcome:
-        """Answer a block at a place below `threads`; its posteriors or states are in `rows` of the answers then."""
+    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
+        """Bring the evidence of a block to a place below `threads`, as far as there is anything to do ahead.
+
+        Returns what answers the block; its posteriors or states are in `rows` of the answers then.
+        """
 
 
 def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecutor:
@@ -143,10 +167,13 @@ class _Plain:
     cases: int
     threads: int = 1
 
-    def answer(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> BlockOutcome:
-        outcome = self.run(block, place)
-        write_tables(outcome, block, rows, answers)
-        return outcome
+    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
+        def answer() -> BlockOutcome:
+            outcome = self.run(block, place)
+            write_tables(outcome, block, rows, answers)
+            return outcome
+
+        return answer
 
 
 def write(outcome: BlockOutcome, rows: Rows, answers: Answers) -> None:
@@ -180,7 +207,12 @@ def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: 
     states = {v: batch.states[v][at] for v in sorted(pattern.sliced)}
     weighted = sorted(pattern.weighted)
     likelihoods = _AtNeed(weighted, lambda v: _likelihood(batch, rows, v, cardinalities[v]))
-    return EvidenceBlock(len(rows), states, likelihoods, _AtNeed(weighted, lambda v: _seen(batch, rows, v)))
+    seen = _AtNeed(weighted, lambda v: _seen(batch, rows, v))
+    hard = pattern.weighted <= batch.states.keys() and batch.likelihoods.keys().isdisjoint(weighted)
+    if not hard or len(rows) * len(weighted) < COMPILED_CELLS:
+        return EvidenceBlock(len(rows), states, likelihoods, seen)
+    columns = {v: batch.states[v] for v in (*states, *weighted)}
+    return EvidenceBlock(len(rows), states, likelihoods, seen, columns, rows)
 
 
 class _AtNeed(Mapping[int, npt.NDArray[Any]]):

@@ -5,6 +5,7 @@ Main class: CompiledProgram; called by the engine, one thread a block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -91,6 +92,12 @@ class CompiledProgram:
     def work(self, rows: int) -> dict[str, float]:
         """Return the counts of work of so many rows, by feature."""
         return cpu_work(self.code, self._plan, self.cases, self.itemsize, self.arena_bytes, rows)
+
+    def prepare(
+        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int
+    ) -> Callable[[], BlockOutcome]:
+        """Return what answers a block, as `answer`."""
+        return lambda: self.answer(block, rows, answers, place)
 
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, thread: int = 0

@@ -65,12 +65,23 @@ class GpuProgram(GpuBlocks):
 
         Those lie in memory that the device's `host` gave.
         """
-        under_way = self._places[place].begin(block, rows, answers)
-        # While the device is at work.
-        constants = self._program.constants(block)
-        sums = under_way()[:, : block.cases]
-        log_value = sums[0] + constants
-        return BlockOutcome(log_value, {}, {}, doubtful_rows(sums[1] + sums[2], log_value, self._program.algebra))
+        return self.prepare(block, rows, answers, place)()
+
+    def prepare(
+        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int
+    ) -> Callable[[], BlockOutcome]:
+        """Bring the evidence of a block into the memory that is copied, and return what answers it, as `answer`."""
+        begin = self._places[place].take(block, rows, answers)
+
+        def answer() -> BlockOutcome:
+            under_way = begin()
+            # While the device is at work.
+            constants = self._program.constants(block)
+            sums = under_way()[:, : block.cases]
+            log_value = sums[0] + constants
+            return BlockOutcome(log_value, {}, {}, doubtful_rows(sums[1] + sums[2], log_value, self._program.algebra))
+
+        return answer
 
     def targets(self, answers: Answers) -> DeviceArray:
         """Return where the posterior of each target comes from; `queue` of the device has to be held."""
@@ -171,40 +182,47 @@ class _Place:
         size = rows * program.cases * self._dtype.itemsize
         fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
         fields |= {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+        fields["arena_rows"] = program._arrays["arena"].shape[0]
         return dict.fromkeys(FIELDS, 0) | fields
 
-    def begin(
+    def take(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers
-    ) -> Callable[[], npt.NDArray[np.float64]]:
-        """Set the device to work on a block.
+    ) -> Callable[[], Callable[[], npt.NDArray[np.float64]]]:
+        """Bring the evidence of a block into the memory that is copied; returns what sets the device to work on it.
 
-        Returns what waits for its end and then has what was found beside posteriors, float64 [3, lanes].
+        That returns what waits for the end and then has what was found beside posteriors, float64 [3, lanes].
         """
         host, given = self._take(block, rows)
         # Only what the kernels read: small copies cost as much as kernels.
         names = ["states"] * bool(self._rows) + ["likelihoods"] * given + ["rows"]
+        return lambda: self._begin({name: host[name] for name in names}, host["found"], block.cases, answers)
+
+    def _begin(
+        self, evidence: dict[str, npt.NDArray[Any]], found: npt.NDArray[np.float64], cases: int, answers: Answers
+    ) -> Callable[[], npt.NDArray[np.float64]]:
+        """Set the device to work on evidence of so many cases; returns what waits for its end, and has `found`."""
         device = self._device
         with device.queue:
-            fields = {"cases": host["found"].shape[1], "filled": block.cases} | self._places_of(answers)
+            fields = {"cases": found.shape[1], "filled": cases} | self._places_of(answers)
             # In pinned memory, so that the upload does not wait for the host.
             record = self._record.view(np.int64)
             for name, value in fields.items():
                 record[FIELDS.index(name)] = value
             device.upload(self._record, self.run)
-            for name in names:
-                device.upload(host[name], self._arrays[name])
+            for name, array in evidence.items():
+                device.upload(array, self._arrays[name])
             self.replay.start()
             if isinstance(answers, Scores):
                 device.write_answers(self.work, SCORERS[answers.entropies.itemsize], SCORE_BLOCKS)
             else:
                 assert answers.memory is not None
                 device.write_answers(self.work, WRITERS[answers.memory.itemsize], WRITE_BLOCKS)
-            device.download(self._arrays["found"], host["found"])
+            device.download(self._arrays["found"], found)
             mark = device.mark()
 
         def sums() -> npt.NDArray[np.float64]:
             device.wait(mark)
-            return host["found"]
+            return found
 
         return sums
 
@@ -231,7 +249,8 @@ class _Place:
         for name, ((*lines, _), dtype) in self._shapes.items():
             size = math.prod(lines) * lanes * np.dtype(dtype).itemsize
             host[name] = self._host[name][:size].view(dtype).reshape(*lines, lanes)
-        given = block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
+        threads = self._program._program.threads
+        given = block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods, threads)
         host["rows"][0, : block.cases] = rows
         return host, given
 

@@ -23,8 +23,12 @@ from junctor.backends.sparsity import NonzeroSupport, support_of
 from junctor.model.network import Factor, Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
+from junctor.runtime.threads import in_threads
 
 HowToLower = Callable[..., Contraction]
+
+# Fewer states of a block are not worth a thread.
+THREAD_CELLS = 1 << 20
 
 # Every table carries the logarithm of its scale, so log P(e) is a sum of scales, and two bounds on losses to underflow.
 # All operands have entries of at most 1. Where the smallest entries above zero (`least`) of the operands have a product
@@ -57,15 +61,25 @@ class EvidenceBlock:
     likelihoods: weighted variable -> float64 [cardinality, cases].
     seen: weighted variable -> integers [cases], the state that a case observes, UNOBSERVED, or GIVEN where it has
         likelihoods; of variables without an entry, all cases have.
+    columns: variable -> int32 [rows of a batch], states or UNOBSERVED of all variables with evidence, for compiled
+        code; empty where some evidence is soft or there is little of it.
+    rows: int64 [cases], ascending, the rows of the columns; None without columns.
     """
 
     cases: int
     states: Mapping[int, npt.NDArray[np.integer]]
     likelihoods: Mapping[int, Floats]
     seen: Mapping[int, npt.NDArray[np.integer]] = field(default_factory=dict)
+    columns: Mapping[int, npt.NDArray[np.int32]] = field(default_factory=dict)
+    rows: npt.NDArray[np.int64] | None = None
 
     def copy_to(
-        self, states: Table, state_rows: Mapping[int, int], likelihoods: Table, likelihood_rows: Mapping[int, int]
+        self,
+        states: Table,
+        state_rows: Mapping[int, int],
+        likelihoods: Table,
+        likelihood_rows: Mapping[int, int],
+        threads: int = 1,
     ) -> bool:
         """Write the evidence into arrays of a backend; returns whether there are likelihoods among it.
 
@@ -73,8 +87,20 @@ class EvidenceBlock:
         state_rows: variable -> its row of `states`; of weighted variables where the backend reads states of them, and
             likelihoods only where these are given.
         likelihood_rows: variable -> its first row of `likelihoods`.
+        threads: of compiled code.
         """
         # Lanes beyond the last case repeat it, so that kernels need no case for partial vectors.
+        if self.columns and state_rows.keys() >= self.seen.keys():
+            # Imported here: loaded where the work is worth it.
+            from junctor_kernels.cpu.columns import addresses_of, take_states
+
+            # In one piece each, and there until their states are taken.
+            columns = [np.ascontiguousarray(self.columns[v], dtype=np.int32) for v in state_rows]
+            places, lines = addresses_of(columns), np.array([*state_rows.values()])
+            count = max(1, min(threads, len(columns), states.size // THREAD_CELLS))
+            parts = [slice(len(lines) * n // count, len(lines) * (n + 1) // count) for n in range(count)]
+            in_threads(lambda part, _: take_states(places[part], self.rows, lines[part], states), parts, count)
+            return False
         written = False
         for variable, row in state_rows.items():
             line = states[row]

@@ -254,6 +254,7 @@ class PlanMemory:
         entries, numbers = self._case_numbers
         return entries * itemsize + 8 * numbers
 
+    # Kept, because every group of every batch asks, and there may be a hundred thousand variables.
     @cached_property
     def _case_numbers(self) -> tuple[int, int]:
         """Entries of a case in its tables and results, and its other numbers, of eight bytes each."""

@@ -70,6 +70,8 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "learning of networks", partial(_count, impossible, device)
     yield "learning of hidden Markov models", _learn
     yield "choice of trees", partial(_choose, network)
+    if device == "gpu":
+        yield "evidence of many rows", _look
     yield "a few rows", partial(_answer, network, Query(), "cpu", 0.8, 3, 3)
     yield "orders of long networks", _order
 
@@ -176,6 +178,23 @@ def _choose(network: Network) -> None:
     from junctor.backends.row_trees import RowEngine
 
     RowEngine(network, range(len(network.variables)), 1 << 28).savings((), {0: 0.5})
+
+
+def _look() -> None:
+    """Look at more rows than `_answer` has, as for a GPU, and take their states."""
+    import numpy as np
+
+    from junctor.backends.blocks import block_of
+    from junctor.engine.patterns import LEAST_STEP, MOST_PATTERNS, sampled_patterns
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.planning.shape import Pattern
+
+    rows = LEAST_STEP * MOST_PATTERNS
+    columns = {v: np.zeros(rows, dtype=np.int32) for v in range(4)}
+    batch = EvidenceBatch(rows, columns)
+    sampled_patterns(batch)
+    block = block_of(batch, np.arange(rows), Pattern(frozenset(), frozenset(columns)), (1,) * 4)
+    block.copy_to(np.empty((4, rows), dtype=np.int16), {v: v for v in columns}, np.empty((4, rows)), {})
 
 
 def _learn() -> None:

@@ -181,6 +181,11 @@ class GpuConstants(DeviceConstants):
     # Seconds a cell, to bring a state to the device and make a likelihood of it. munin2, 16,384 rows on an H200;
     # 2026-11-22.
     likelihood: float = 1.5e-9
+    # Seconds a table of a tree, to plan, bind and lower it for a GPU. munin2 and andes on one core; 2026-11-23.
+    plan_table: float = 5e-4
+    # Seconds of a group of rows on a plan of its own: answers of its last block go out, and the first rows of the next
+    # group go alone, while nothing else is computed. H200; 2026-11-23.
+    group: float = 0.02
     # Rows that a GPU answers in the time of one on a core. Estimate, for the search for orders; 2026-11-21.
     gain: int = 64
 

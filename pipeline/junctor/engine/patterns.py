@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,7 @@ class PatternGroup:
     per_row: whether each of them has a tree of its own.
     tree: whether they share a tree made in compiled code, instead of a plan.
     unique: the unique rows among them, where only those are answered.
+    comes_again: whether the next batches have such a group, too, whatever its rows observe.
     """
 
     pattern: Pattern
@@ -109,6 +110,7 @@ class PatternGroup:
     per_row: bool = False
     tree: bool = False
     unique: UniqueRows | None = None
+    comes_again: bool = False
 
     @property
     def by_trees(self) -> bool:
@@ -192,25 +194,45 @@ def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
 
     batch: evidence.
     threads: that look at columns.
-    None where all rows have to tell: of few rows, with likelihoods, or where rows share patterns.
+    None where all rows have to tell: of few rows, with likelihoods, or where rows share patterns or are complete.
     """
     rows = valid_rows(batch)
     step = rows.size // MOST_PATTERNS
-    if step < LEAST_STEP or batch.likelihoods:
+    if step < LEAST_STEP or batch.likelihoods or batch.states.keys() <= (batch.complete or frozenset()):
         return None
-    some = rows[::step]
-    at = some if rows.size < batch.rows else slice(None, None, step)
-    found = patterns_of(EvidenceBatch(some.size, {v: states[at] for v, states in batch.states.items()}), threads)
-    return replace(found, rows=some) if len(found.counts) == some.size else None
+    # Imported here: loaded where there are many rows.
+    from junctor_kernels.cpu.columns import addresses_of, mark_observed
+
+    some, variables = rows[::step].copy(), sorted(batch.states)
+    columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in variables]
+    places, words = addresses_of(columns), _words(len(columns))
+    marks = np.empty((len(columns), some.size), dtype=np.bool_)
+
+    def look(part: slice, _thread: int) -> npt.NDArray[np.uint64]:
+        """Look at some of the columns, and return a key of each row."""
+        keys = np.zeros(some.size, dtype=np.uint64)
+        mark_observed(places[part], some, words[part], marks[part], keys)
+        return keys
+
+    keys = sum(in_threads(look, _parts(marks.T, threads), threads), np.zeros(some.size, dtype=np.uint64))
+    if np.unique(keys).size < some.size:
+        return None
+    return Patterns(tuple(variables), len(variables), marks.T, np.ones(some.size, np.int64), np.arange(some.size), some)
 
 
-def serving_all(batch: EvidenceBatch, threads: int = 1) -> Pattern:
+def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Pattern:
     """Return the pattern that serves all rows without likelihoods: what all of them observe is cut out.
 
     batch: evidence.
+    some: patterns of some of its rows.
     threads: that look at columns.
     """
-    rows, columns = valid_rows(batch), sorted(batch.states)
+    rows = valid_rows(batch)
+    often = rows_that_observe(some.marks, some.counts)
+    # What some observe and others do not needs no look at all of them.
+    differs = (often > 0) & (often < some.counts.sum())
+    weighted = frozenset(some.variables[i] for i in np.flatnonzero(differs))
+    columns = [some.variables[i] for i in np.flatnonzero(~differs)]
 
     def look(part: list[int], _thread: int) -> list[tuple[int, int]]:
         """Return the least state of some columns, and the greatest where that is none."""
@@ -221,13 +243,13 @@ def serving_all(batch: EvidenceBatch, threads: int = 1) -> Pattern:
             found.append((least, least if least != UNOBSERVED else int(states.max())))
         return found
 
-    parts = [columns[first::threads] for first in range(threads)]
+    parts = [part for first in range(threads) if (part := columns[first::threads])]
     found = [
         dict(zip(part, its, strict=True)) for part, its in zip(parts, in_threads(look, parts, threads), strict=True)
     ]
     always = frozenset(v for each in found for v, (least, _) in each.items() if least != UNOBSERVED)
     ever = frozenset(v for each in found for v, (_, most) in each.items() if most != UNOBSERVED)
-    return Pattern(always, ever - always)
+    return Pattern(always, weighted | (ever - always))
 
 
 def valid_rows(batch: EvidenceBatch) -> Rows:
@@ -274,13 +296,17 @@ class PatternChoice:
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
         # Nothing is loose, and all patterns are distinct.
         self.seconds = self._total(self._loose, np.arange(len(self._counts)))
-        if search and FOUND_SHARE * self._saving() > MOST_TRIALS * self._marks.size * prices.mark:
+        if search and self._may_pay():
             self._search()
 
-    def _saving(self) -> float:
-        """Return the seconds that a search may save at the most: of rows of which all is cut out."""
+    def _may_pay(self) -> bool:
+        """Return True if a search may save more than it takes, and more than a plan does."""
         seen = self._share > 0
-        return self.seconds - self._rows * self._price(seen & self._is_hard, seen & ~self._is_hard)
+        # At the most, of rows of which all is cut out.
+        least = self._patterns.pattern(seen & self._is_hard, seen & ~self._is_hard)
+        saving = self.seconds - self._rows * self._prices.row(least)
+        search = MOST_TRIALS * self._marks.size * self._prices.mark
+        return FOUND_SHARE * saving > search and saving > self._prices.once(least)
 
     def _search(self) -> None:
         """Find columns that are better left loose: they cost little and are often missing."""

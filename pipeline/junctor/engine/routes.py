@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 from junctor_kernels.gpu.blocks import DEVICE_SHARE, CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
@@ -33,11 +34,20 @@ from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, p
 from junctor.engine.patterns import (
     PatternChoice,
     PatternGroup,
+    PatternPricer,
     Patterns,
     patterns_of,
+    rows_that_observe,
     sampled_patterns,
     serving_all,
     valid_rows,
+)
+from junctor.engine.smaller_plans import (
+    SmallerPlan,
+    SmallerPlanCosts,
+    rounded_shares,
+    rows_by_plan,
+    smaller_plans,
 )
 from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
@@ -70,10 +80,13 @@ if TYPE_CHECKING:
 KEPT_PLANS = 1024
 KEPT_PROGRAMS = 256
 KEPT_CHUNK_ROUTES = 16
+KEPT_CHOICES = 64
 # Patterns whose row trees are kept; a batch asks for some hundreds.
 KEPT_WORK = 512
 # The share of the memory beyond what a plan needs at the least that answers to the unique rows of a group may take.
 UNIQUE_SHARE = 0.25
+# The share of the rows that stands for no more than "some", where a tree is asked for by shares.
+LEAST_SHARE = 1e-9
 # Seconds of work in NumPy from which compiled code is loaded; tests replace it.
 COMPILED_SECONDS = CPU.compiled_work
 # Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
@@ -200,6 +213,7 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
+    smaller_plans: dict[tuple[object, ...], tuple[SmallerPlan, ...]] = field(default_factory=dict)
 
 
 class Router:
@@ -272,7 +286,7 @@ class Router:
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
         if self.takes_gpu and (together := self._together(batch)) is not None:
-            return self._deduplicated([together], batch)
+            return together
         patterns = patterns_of(batch, self.threads)
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
@@ -286,19 +300,54 @@ class Router:
         whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
         return self._deduplicated([whole], batch)
 
-    def _together(self, batch: EvidenceBatch) -> PatternGroup | None:
+    def _together(self, batch: EvidenceBatch) -> list[PatternGroup] | None:
         """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
 
-        Some of the rows tell, because to tell all of them apart takes as long as a GPU takes to answer them.
+        Rows that a smaller plan serves, if there is one, are groups of their own. Some of the rows tell, because to
+        tell all of them apart takes as long as a GPU takes to answer them.
         """
         some = None if self._are_few(batch) else sampled_patterns(batch, self.threads)
         if some is None:
             return None
         rows = valid_rows(batch)
         groups = self._choice(some, batch, rows.size).groups()
-        pattern = serving_all(batch, self.threads)
+        pattern = serving_all(batch, some, self.threads)
         group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
-        return group if len(groups) == 1 and self._fits(pattern, self.uses(group, batch)) else None
+        if len(groups) > 1 or not self._fits(pattern, self.uses(group, batch)):
+            return None
+        (group,) = self._deduplicated([group], batch)
+        return [group] if group.by_trees or group.unique is not None else self._split(group, some, batch)
+
+    def _split(self, group: PatternGroup, some: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return a group of rows that differ in what they observe, less those that smaller plans serve, and these."""
+        whole, uses = group.pattern, self.uses(group, batch)
+        if not self._has_row_trees:
+            return [group]
+        prices, batches = self._compiled_prices(math.inf), max(1, round(uses / group.rows.size))
+        costs = SmallerPlanCosts(prices, self._savings, GPU.group, rounded(uses), batches)
+        if not costs.may_pay(whole):
+            return [group]
+        columns = sorted(whole.weighted)
+        often = rows_that_observe(some.marks, some.counts)[np.searchsorted(some.variables, columns)]
+        shares = rounded_shares(often / some.rows.size)
+        key = whole, shares.tobytes(), costs.rows, costs.batches
+        plans = _cached(
+            self.store.smaller_plans, key, KEPT_CHOICES, lambda: smaller_plans(whole, columns, shares, costs)
+        )
+        patterns = [*(plan.pattern for plan in plans), whole]
+        parts = zip(patterns, rows_by_plan(batch, group.rows, plans, GPU.group), strict=True)
+        groups = [PatternGroup(pattern, rows, rows.size, comes_again=True) for pattern, rows in parts if rows.size]
+        return groups if all(self._fits(each.pattern, uses) for each in groups) else [group]
+
+    def _compiled_prices(self, per_row: float) -> PatternPricer:
+        """Return prices from trees; per_row: seconds of a row with a tree of its own."""
+        cell, table = (GPU.likelihood, GPU.plan_table) if self.takes_gpu else (CPU.likelihood, None)
+        return compiled_prices(self.work, self.allowed, per_row, self.row_price, cell, table)
+
+    def _savings(self, pattern: Pattern) -> dict[int, float]:
+        """Return what a row of a plan would save, in multiply-adds, without one of the weighted variables."""
+        # On a plan all their states count, however many rows observe one.
+        return self.row_engine.savings(pattern.sliced, dict.fromkeys(sorted(pattern.weighted), LEAST_SHARE))
 
     def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
         """Return the cheapest answers to rows of several patterns; valid: rows of the batch that are not invalid."""
@@ -310,8 +359,7 @@ class Router:
         if choice is None or choice.seconds * rows > COMPILED_SECONDS * valid:
             # Enough work for better prices, and the row engine, to pay for being loaded.
             per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
-            cell = (GPU if self.takes_gpu else CPU).likelihood
-            prices = compiled_prices(self.work, self.allowed, per_row, self.row_price, cell)
+            prices = self._compiled_prices(per_row)
             choice = PatternChoice(patterns, prices, search=True, rows=valid)
         return choice
 
@@ -424,9 +472,13 @@ class Router:
 
         Rows of one pattern come again with the next batches, and so does a group of all rows, whatever they observe.
         Another group of several is made of what this batch happens to hold, and the next one may well choose other
-        loose columns.
+        loose columns, unless it is known that such a group comes again.
         """
-        again = group.patterns == 1 or len(group.rows) == batch.rows - len(batch.invalid)
+        valid = batch.rows - len(batch.invalid)
+        if group.comes_again:
+            # How many rows it has differs from batch to batch, and the plan must not.
+            return self.to_come(batch, valid)
+        again = group.patterns == 1 or len(group.rows) == valid
         return self.to_come(batch, group.answered) if again else group.answered
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:

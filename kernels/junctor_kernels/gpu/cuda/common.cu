@@ -48,7 +48,7 @@ struct Run {
     const int *choices;
     int *best;
     void *probabilities, *entropies, *chosen;
-    index_t cases, totals, closings, filled, asked, answered, top, choosing;
+    index_t cases, totals, closings, filled, asked, answered, top, choosing, arena_rows;
 };
 
 extern "C" {
@@ -61,4 +61,14 @@ template <int V, class T> __device__ __forceinline__ Lanes<V, T> load(const T *a
 
 template <int V, class T> __device__ __forceinline__ void store(T *at, const Lanes<V, T> &lanes) {
     *reinterpret_cast<Lanes<V, T> *>(at) = lanes;
+}
+
+// From one row of the arena to the next. Where there are many cases all rows of a warp's cases lie side by side, so that
+// what a warp reads in turns shares pages; a few cases are one piece.
+template <int V> __device__ __forceinline__ index_t row_length() { return V == 1 ? run.cases : 32 * V; }
+
+// Where the first row of the arena has case b.
+template <int V> __device__ __forceinline__ real *first_row(index_t b) {
+    if (V == 1) return run.arena + b;
+    return run.arena + b / (32 * V) * run.arena_rows * (32 * V) + b % (32 * V);
 }

@@ -1,6 +1,18 @@
 // Many cases: a warp does an item for 32 * WIDTH of them, the case axis innermost. Loads and stores of rows are 128 bits
 // a lane, offsets and entries of factors the same for a whole warp.
 
+// A row of an operand, which an earlier stage made, by a load of its own kind: those of the compiler's choice take a fifth
+// longer.
+__device__ __forceinline__ Line row_at(const real *at) {
+    static_assert(sizeof(Line) == sizeof(float4), "what a lane reads at once");
+    union {
+        float4 bits;
+        Line line;
+    } row;
+    row.bits = __ldcg(reinterpret_cast<const float4 *>(at));
+    return row.line;
+}
+
 // The largest entries of some cases, and the smallest above zero.
 struct Extremes {
     static const int V = WIDTH;
@@ -69,7 +81,7 @@ __device__ __forceinline__ void contract_tiles(
     const int *y_operand = operands + (PAIR ? 6 : 0), *y_terms = run.offsets + y_operand[1];
     const int *x_kept = run.offsets + operands[3], *y_kept = run.offsets + y_operand[0], *out = run.offsets + step[OUT];
     const bool listed = step[STRIDE];
-    const real *arena = run.arena + b;
+    real *arena = first_row<V>(b);
     Line x_by = scaling_of<V>(operands[5], b), y_by;
     if (PAIR) y_by = scaling_of<V>(operands[8], b);
     Extremes extremes;
@@ -90,7 +102,7 @@ __device__ __forceinline__ void contract_tiles(
                 const int r = listed ? run.terms[n] : n, x_term = x_terms[r], y_term = y_terms[r];
                 Line x[NI];
 #pragma unroll
-                for (int i = 0; i < NI; i++) x[i] = load<V>(arena + (index_t)(x_at[i] + x_term) * run.cases);
+                for (int i = 0; i < NI; i++) x[i] = row_at(arena + (index_t)(x_at[i] + x_term) * row_length<V>());
 #pragma unroll
                 for (int i = 0; i < NI; i++) {
                     multiply(x[i], x_by);
@@ -99,7 +111,7 @@ __device__ __forceinline__ void contract_tiles(
 #pragma unroll
                 for (int j = 0; j < NJ; j++) {
                     Line y;
-                    if (PAIR) y = load<V>(arena + (index_t)(y_at[j] + y_term) * run.cases);
+                    if (PAIR) y = row_at(arena + (index_t)(y_at[j] + y_term) * row_length<V>());
                     else y.at[0] = run.shared[y_at[j] + y_term];
 #pragma unroll
                     for (int i = 0; i < NI; i++) EACH_CASE sums[i][j].at[v] += x[i].at[v] * y.at[PAIR ? v : 0];
@@ -118,24 +130,28 @@ __device__ __forceinline__ void contract_tiles(
                 const int *at = out + t * NI * NJ + n;
                 // Where a tile is not full its last entries are repeated; a sum must join them once.
                 if ((n >= NJ && at[0] == at[-NJ]) || (n % NJ && at[0] == at[-1])) continue;
-                share.settle(run.arena + (index_t)*at * run.cases + b, summed[n], again, round >= end, extremes);
+                share.settle(arena + (index_t)*at * row_length<V>(), summed[n], again, round >= end, extremes);
             }
         } while (round < end);
     }
     if (share.leads()) extremes.record(step[SLOT], b);
 }
 
-// Kept entries one by one, with any number of operands.
+// Kept entries one by one. K: the number of operands where it is known to the compiler, else 0.
+template <int K>
 __device__ __forceinline__ void contract_products(
     const int *step, int first, int last, index_t b, const Share &share) {
     const int V = WIDTH;
     const int *operands = run.operands + 3 * step[FIRST], *out = run.offsets + step[OUT];
-    const int count = step[COUNT];
+    const int count = K ? K : step[COUNT];
     const bool scaled = operands[0] >= 0, listed = step[STRIDE];
     const int *f_kept = run.offsets + (scaled ? operands[0] : 0), *f_terms = run.offsets + (scaled ? operands[1] : 0);
     const int *x_kept = run.offsets + operands[3], *x_terms = run.offsets + operands[4];
     const Line x_by = scaling_of<V>(operands[5], b);
-    const real *arena = run.arena + b;
+    Line y_by[K > 2 ? K - 2 : 1];
+#pragma unroll
+    for (int k = 2; k < K; k++) y_by[k - 2] = scaling_of<V>(operands[3 * k + 2], b);
+    real *arena = first_row<V>(b);
     Extremes extremes;
     for (int s = first; s < last; s++) {
         const int *span = run.span + step[SPAN] + s * step[STRIDE];
@@ -147,24 +163,25 @@ __device__ __forceinline__ void contract_products(
 #pragma unroll 4
             for (int n = start; n < stop; n++) {
                 const int r = listed ? run.terms[n] : n;
-                Line x = load<V>(arena + (index_t)(x_at + x_terms[r]) * run.cases);
+                Line x = row_at(arena + (index_t)(x_at + x_terms[r]) * row_length<V>());
                 multiply(x, x_by);
                 if (scaled) {
                     const real f = run.shared[f_at + f_terms[r]];
                     EACH_CASE x.at[v] *= f;
                 }
+#pragma unroll
                 for (int k = 2; k < count; k++) {
                     const int *other = operands + 3 * k;
                     const index_t row = run.offsets[other[0] + s] + run.offsets[other[1] + r];
-                    Line y = load<V>(arena + row * run.cases);
-                    multiply(y, scaling_of<V>(other[2], b));
+                    Line y = row_at(arena + row * row_length<V>());
+                    multiply(y, K ? y_by[k - 2] : scaling_of<V>(other[2], b));
                     multiply(x, y);
                 }
                 EACH_CASE sum.at[v] += x.at[v];
             }
             const bool again = round > begin;
             round += share.warps * RUN;
-            share.settle(run.arena + (index_t)out[s] * run.cases + b, sum, again, round >= end, extremes);
+            share.settle(arena + (index_t)out[s] * row_length<V>(), sum, again, round >= end, extremes);
         } while (round < end);
     }
     if (share.leads()) extremes.record(step[SLOT], b);
@@ -176,7 +193,11 @@ __device__ __forceinline__ void contract_products(
 
 __device__ __forceinline__ void contract(
     const int *step, int first, int last, index_t b, const Share &share) {
-    if (step[HOW] == PRODUCTS) return contract_products(step, first, last, b, share);
+    if (step[HOW] == PRODUCTS) {
+        if (step[COUNT] == 3) return contract_products<3>(step, first, last, b, share);
+        if (step[COUNT] == 4) return contract_products<4>(step, first, last, b, share);
+        return contract_products<0>(step, first, last, b, share);
+    }
     const bool pair = step[HOW] == PAIRS;
     switch (16 * step[LINES_OF_TILE] + step[SIZE] / step[LINES_OF_TILE]) {
         TILES(1, 2) TILES(1, 3) TILES(1, 4) TILES(1, 5) TILES(1, 6) TILES(1, 7) TILES(1, 8)

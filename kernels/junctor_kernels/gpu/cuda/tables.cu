@@ -27,11 +27,12 @@ template <int V> __device__ __forceinline__ void slice(const int *step, int firs
         EACH_CASE column[v] += states.at[v] * run.observed[2 * n + 1];
     }
     const real *columns = run.columns + step[PLACE];
+    real *table = first_row<V>(b) + step[ROW] * row_length<V>();
 #pragma unroll 4
     for (int e = first; e < last; e++) {
         Lanes<V> line;
         EACH_CASE line.at[v] = columns[(index_t)e * step[COLUMNS] + column[v]];
-        store(run.arena + (index_t)(step[ROW] + e) * run.cases + b, line);
+        store(table + e * row_length<V>(), line);
     }
     if (first) return;
     Lanes<V, double> scale;
@@ -57,6 +58,7 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
     bool any_given = false;
     EACH_CASE any_given |= seen.at[v] == GIVEN;
     Lanes<V, double> largest = {}, scale = {};
+    real *table = first_row<V>(b) + step[ROW] * row_length<V>();
     Lanes<V> least;
     EACH_CASE largest.at[v] = least.at[v] = 1;
     if (any_given) {
@@ -79,7 +81,7 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
         const Lanes<V, double> value = said<V>(seen, e, given, any_given);
         Lanes<V> line;
         EACH_CASE line.at[v] = brought_in(value.at[v], largest.at[v]);
-        store(run.arena + (index_t)(step[ROW] + e) * run.cases + b, line);
+        store(table + e * row_length<V>(), line);
     }
     set_bounds(step[SLOT], b, scale, least);
 }
@@ -157,14 +159,14 @@ template <int V>
 __device__ __forceinline__ void marginal(const int *step, int row, index_t chunk, int cases, real *room) {
     const int entries = step[ENTRIES], lane = threadIdx.x % 32;
     const int slot = step[KIND] == REDUCE ? step[SLOT] : -1;
-    const real *table = run.arena + (index_t)step[ROW] * run.cases + chunk;
+    const real *table = first_row<V>(chunk) + step[ROW] * row_length<V>();
     real *by = room, *totals = room + 32 * V;
     if (lane * V < cases) {
         const Lanes<V> scales = scaling_of<V>(slot, chunk + lane * V);
         Lanes<V> total = {};
 #pragma unroll(V == 1 ? 8 : 4)
         for (int e = 0; e < entries; e++) {
-            const Lanes<V> line = load<V>(table + e * run.cases + lane * V);
+            const Lanes<V> line = load<V>(table + e * row_length<V>() + lane * V);
             EACH_CASE total.at[v] += plain(combine(line.at[v], scales.at[v]));
         }
         store(by + lane * V, scales);
@@ -174,7 +176,7 @@ __device__ __forceinline__ void marginal(const int *step, int row, index_t chunk
     real *out = run.posteriors + row * run.cases + chunk * entries;
     for (int n = lane; n < cases * entries; n += 32) {
         const int b = n / entries, e = n % entries;
-        out[n] = plain(combine(table[e * run.cases + b], by[b])) / totals[b];
+        out[n] = plain(combine(table[e * row_length<V>() + b], by[b])) / totals[b];
     }
     __syncwarp();
 }

@@ -1,0 +1,78 @@
+"""Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
+
+Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
+Main functions: `mark_observed`, `take_states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from junctor_kernels.cpu.jit import loops
+
+# Bytes of a state.
+_STATE = 4
+
+
+def _load_state(_typing: Any, _address: Any) -> Any:
+    """Return the int32 at an address."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer()))
+
+    return types.int32(types.int64), code
+
+
+_state_at = intrinsic(_load_state)
+
+
+def addresses_of(columns: Iterable[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
+    """Return where columns begin, int64 [columns]; they must lie in one piece each, and stay while they are read."""
+    return np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+
+
+@loops
+def mark_observed(columns: Any, rows: Any, words: Any, marks: Any, keys: Any) -> None:
+    """Note which columns have a state in some rows.
+
+    columns: int64 [c], addresses of int32.
+    rows: int64 [n].
+    words: uint64 [c], a random number for each column.
+    marks: bool [c, n], written: whether there is a state, and not -1.
+    keys: uint64 [n], raised by the words of the columns with a state: equal for rows that observe the same.
+    """
+    for c in range(columns.size):
+        for i in range(rows.size):
+            marks[c, i] = _state_at(columns[c] + _STATE * rows[i]) != -1
+            if marks[c, i]:
+                keys[i] += words[c]
+
+
+@loops
+def take_states(columns: Any, rows: Any, lines: Any, states: Any) -> None:
+    """Write the states of some rows, one line a column; lanes beyond the last row repeat it.
+
+    columns: int64 [c], addresses of int32.
+    rows: int64 [n], at least one.
+    lines: int64 [c], the line of each column.
+    states: integers [lines, lanes], written.
+    """
+    last = rows.size - 1
+    first, has_gaps = rows[0], rows[last] - rows[0] != last
+    for c in range(columns.size):
+        line = lines[c]
+        if has_gaps:
+            for i in range(rows.size):
+                states[line, i] = _state_at(columns[c] + _STATE * rows[i])
+        else:
+            for i in range(rows.size):
+                states[line, i] = _state_at(columns[c] + _STATE * (first + i))
+        for i in range(rows.size, states.shape[1]):
+            states[line, i] = states[line, last]

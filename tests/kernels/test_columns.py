@@ -1,0 +1,45 @@
+"""Evidence of many columns at once, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor_kernels.cpu.columns import addresses_of, mark_observed, take_states
+
+
+def drawn(data: st.DataObject) -> tuple[list[np.ndarray], np.ndarray]:
+    """Columns of states, -1 where there is none, and some of their rows."""
+    rows, count = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 5))
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    columns = [rng.integers(-1, 3, rows).astype(np.int32) for _ in range(count)]
+    if data.draw(st.booleans()):
+        first = data.draw(st.integers(0, rows - 1))
+        return columns, np.arange(first, data.draw(st.integers(first + 1, rows)))
+    return columns, np.flatnonzero(np.append(rng.random(rows - 1) < 0.5, True))
+
+
+@given(data=st.data())
+def test_marks_of_some_rows(data: st.DataObject) -> None:
+    columns, rows = drawn(data)
+    words = np.uint64(1) << np.arange(len(columns), dtype=np.uint64)
+    marks = np.empty((len(columns), len(rows)), dtype=np.bool_)
+    keys = np.zeros(len(rows), dtype=np.uint64)
+    mark_observed(addresses_of(columns), rows, words, marks, keys)
+    expected = np.array(columns)[:, rows] != -1
+    np.testing.assert_array_equal(marks, expected)
+    np.testing.assert_array_equal(keys, words @ expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int64])
+@given(data=st.data())
+def test_states_of_some_rows(dtype: type[np.integer], data: st.DataObject) -> None:
+    columns, rows = drawn(data)
+    lanes = len(rows) + data.draw(st.integers(0, 5))
+    lines = np.random.default_rng(1).permutation(len(columns) + 1)[: len(columns)]
+    states = np.full((len(columns) + 1, lanes), 99, dtype=dtype)
+    take_states(addresses_of(columns), rows, lines, states)
+    for column, line in zip(columns, lines, strict=True):
+        np.testing.assert_array_equal(states[line], np.pad(column[rows], (0, lanes - len(rows)), mode="edge"))
+    assert (np.delete(states, lines, axis=0) == 99).all()
