@@ -276,11 +276,8 @@ def test_rows_on_a_real_gpu(gpus: bool) -> None:
         route = replace(route, limits=replace(route.limits, task=pool.room))
         (there,) = pool.machines
         for worker in sorted(workers_of(client)) * 2:
-            began = time.monotonic()
             turn = replace(pool, machines=(replace(there, workers=(worker,)),), sent={})
             assert_same(answered(turn, route, algebra, batch), expected)
-            # Nobody has waited in vain for memory of another worker.
-            assert time.monotonic() - began < machine_gpus.PATIENCE
             assert client.run(held, workers=[worker]) == {worker: set(there.gpus)}
 
 
