@@ -138,7 +138,8 @@ def test_memory_of_messages_stays_within_its_bound_between_calls() -> None:
     assert (engine.resting, engine.held) == (of_all, 2)
     assert answered(engine, network, batch) == fresh
     engine.rest(of_all - 1)
-    assert 0 < engine.resting < of_all
+    # One thread may have answered all blocks.
+    assert engine.resting < of_all
     assert answered(engine, network, batch) == fresh
     engine.rest(0)
     assert engine.resting == 0

@@ -100,8 +100,9 @@ def test_a_task_that_always_kills_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(distribution, "WINDOW", 1)
     results = distribute(die, [0, 1], Resources(workers=2, compute=HUNDRED))
     with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
-        assert next(results) == 0
         with pytest.raises(RunError, match=r"every worker process died at 1, more than once.*--memory"):
+            # A worker that had both may take the result of the first one with it.
+            assert next(results) == 0
             next(results)
 
 
