@@ -13,7 +13,10 @@ import junctor
 import psutil
 import pyarrow as pa
 import pytest
+import typer
 from helpers.signals import COMMAND, children_of, lines_until
+from junctor.cli.failures import told_if_interrupted
+from junctor.cli.signals import Terminated
 from junctor.generate import evidence_batches, random_network
 from pyarrow import csv, parquet
 
@@ -132,6 +135,18 @@ except KeyboardInterrupt as error:
     assert done.stdout.strip() == ("Terminated" if name == "SIGTERM" else "KeyboardInterrupt")
     assert not done.stderr
     assert not done.returncode
+
+
+def test_signal_while_a_class_is_made() -> None:
+    class Slow:
+        def __set_name__(self, _owner: type, _name: str) -> None:
+            raise Terminated
+
+    with pytest.raises(typer.Exit) as caught, told_if_interrupted():
+        type("Class", (), {"member": Slow()})
+    assert caught.value.exit_code == 143
+    with pytest.raises(RuntimeError), told_if_interrupted():
+        raise RuntimeError from ValueError()
 
 
 @pytest.mark.prefect

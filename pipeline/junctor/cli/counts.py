@@ -49,7 +49,7 @@ def counts(
     if path.suffix.lower() not in (".parquet", ".csv"):
         raise InputError(f"{shown(output)}: expected a file .parquet or .csv")
     from junctor.cli.display import progress_display, show_statuses
-    from junctor.cli.failures import all_invalid, interrupted
+    from junctor.cli.failures import all_invalid
     from junctor.formats import read_network
     from junctor.learning.counts import count_rows, counts_table, write_counts
     from junctor.learning.rows import RowOptions
@@ -63,11 +63,8 @@ def counts(
     check_resources(resources)
     prepare_workers(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    try:
-        with progress_display(quiet) as progress:
-            found, statuses = count_rows(model, evidence, rows, resources, progress)
-    except KeyboardInterrupt as wish:
-        raise interrupted(wish) from None
+    with progress_display(quiet) as progress:
+        found, statuses = count_rows(model, evidence, rows, resources, progress)
     table = counts_table(model, found)
     write_counts(table, path)
     if json:

@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -27,6 +29,8 @@ from junctor.model.errors import InputError, JunctorError, RunError
 
 # Rows that are invalid are no failure, unless there are no others: then columns or names are not those of the model.
 ALL_INVALID = 4
+# What is said of an interrupted command that leaves what it has done.
+GO_ON = "run the same command again to go on"
 
 
 class Commands(TyperGroup):
@@ -35,7 +39,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
-            return super().invoke(ctx)
+            # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
+            with told_if_interrupted():
+                return super().invoke(ctx)
         except JunctorError as error:
             raise _exit(str(error), error.exit_code) from error
         except typer.BadParameter as error:
@@ -47,9 +53,6 @@ class Commands(TyperGroup):
         except OSError as error:
             ours = of_system(error)
             raise _exit(str(ours), ours.exit_code) from error
-        except KeyboardInterrupt as wish:
-            # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
-            raise interrupted(wish) from None
 
 
 def all_invalid(rows: int) -> typer.Exit:
@@ -66,10 +69,20 @@ def of_system(error: OSError) -> JunctorError:
     return RunError(error.strerror or str(error))
 
 
-def interrupted(wish: KeyboardInterrupt, advice: str | None = None) -> typer.Exit:
-    """Say that the user, or a service manager, stopped it, and return the exit to raise."""
-    what, code = ("terminated", TERMINATED) if isinstance(wish, Terminated) else ("interrupted", INTERRUPTED)
-    return _exit(f"{what}: {advice}" if advice else what, code)
+@contextmanager
+def told_if_interrupted(advice: str | None = None) -> Iterator[None]:
+    """Context manager: if the user, or a service manager, stops what is inside, say so and exit."""
+    try:
+        yield
+    except BaseException as error:
+        wish: BaseException | None = error
+        # Python 3.11 wraps what is raised while a class is made, as modules are when they are imported.
+        while not isinstance(wish, KeyboardInterrupt | None):
+            wish = wish.__cause__
+        if wish is None:
+            raise
+        what, code = ("terminated", TERMINATED) if isinstance(wish, Terminated) else ("interrupted", INTERRUPTED)
+        raise _exit(f"{what}: {advice}" if advice else what, code) from None
 
 
 def _exit(message: str, code: int) -> typer.Exit:

@@ -100,7 +100,7 @@ def learn(
     same command is given again.
     """
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import interrupted
+    from junctor.cli.failures import GO_ON, told_if_interrupted
     from junctor.cli.run import names_in
     from junctor.evidence.pipes import spooled
     from junctor.formats import read_network, writable_format, write_network
@@ -152,15 +152,12 @@ def learn(
     files = {"network file": network, "evidence": evidence, "fitted network": output}
     facts = {name: shown(file) for name, file in files.items()}
     fits.say_resumed(checkpoint, quiet)
-    try:
-        with ExitStack() as reading:
-            progress = reading.enter_context(progress_display(quiet))
-            # Lines would get into a bar: its display ends before the first of them.
-            lines = fits.FitLines(options.restarts, quiet, reading.close)
-            extras = Extras(errors, report, facts, lines.tell_extra)
-            found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras)
-    except KeyboardInterrupt as wish:
-        raise interrupted(wish, "run the same command again to go on") from None
+    with told_if_interrupted(GO_ON), ExitStack() as reading:
+        progress = reading.enter_context(progress_display(quiet))
+        # Lines would get into a bar: its display ends before the first of them.
+        lines = fits.FitLines(options.restarts, quiet, reading.close)
+        extras = Extras(errors, report, facts, lines.tell_extra)
+        found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras)
     mean = found.log_likelihood / found.weight
     refuse_crossed_fit(thresholds, found.rows, mean, report, found.cells, found.reasons)
     for warning in write_network(found.network, target):

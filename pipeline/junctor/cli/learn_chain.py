@@ -102,7 +102,7 @@ def learn_chain(
     Zeros of MODEL stay. An interrupted fit goes on where it stopped when the same command is given again.
     """
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import interrupted
+    from junctor.cli.failures import GO_ON, told_if_interrupted
     from junctor.cli.run import names_in
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
@@ -132,20 +132,15 @@ def learn_chain(
     thresholds = fit_thresholds(conditions, ())
     files = {"model file": model, "sequences": sequences, "fitted model": output}
     facts = {name: shown(file) for name, file in files.items()}
-    try:
-        with ExitStack() as beginning:
-            beginning.enter_context(progress_display(quiet))
-            lines = fits.FitLines(restarts, quiet, beginning.close)
-            extras = Extras(errors, report, facts, lines.tell_extra)
+    with told_if_interrupted(GO_ON), ExitStack() as beginning:
+        beginning.enter_context(progress_display(quiet))
+        lines = fits.FitLines(restarts, quiet, beginning.close)
+        extras = Extras(errors, report, facts, lines.tell_extra)
 
-            def judge(learned: LearnedModel) -> None:
-                refuse_crossed_fit(thresholds, learned.statuses, learned.log_likelihood / learned.weight, report)
+        def judge(learned: LearnedModel) -> None:
+            refuse_crossed_fit(thresholds, learned.statuses, learned.log_likelihood / learned.weight, report)
 
-            learned = job.run(
-                compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet), judge
-            )
-    except KeyboardInterrupt as wish:
-        raise interrupted(wish, "run the same command again to go on") from None
+        learned = job.run(compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet), judge)
     fits.conclude_fit(learned.statuses, learned.fit.trace, learned.fit.converged)
     if json:
         typer.echo(dumps({"output": shown(output), **learned.to_record()}, indent=2))

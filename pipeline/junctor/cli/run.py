@@ -184,17 +184,14 @@ def run_share_and_show(
     import json
 
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import interrupted
+    from junctor.cli.failures import GO_ON, told_if_interrupted
     from junctor.runs.share import Share, run_share
 
     if is_check() or prefect:
         raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
     share = Share.parse(part)
-    try:
-        with progress_display(quiet) as progress:
-            done = run_share(job, share, resources, progress)
-    except KeyboardInterrupt as wish:
-        raise interrupted(wish, "run the same command again to go on") from None
+    with told_if_interrupted(GO_ON), progress_display(quiet) as progress:
+        done = run_share(job, share, resources, progress)
     if as_json:
         typer.echo(json.dumps({"directory": str(job.directory.path), **done.to_record()}, indent=2))
         return
@@ -211,7 +208,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     prefect: None for a report where a Prefect server is configured.
     progress: shown in addition.
     """
-    from junctor.cli.failures import interrupted
+    from junctor.cli.failures import GO_ON, told_if_interrupted
     from junctor.cli.prefect_server import is_configured
     from junctor.runs.run import read_manifest
     from junctor.runs.run import run as run_plainly
@@ -220,18 +217,15 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     configured = is_configured()
     recorded = deployed.get() is not None or (configured if prefect is None else prefect)
     job.check_places(recorded=recorded)
-    try:
-        with watched(job, progress, _watchers(job, recorded, configured)) as watch:
-            # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
-            reported = replace(job, report=recorded) if job.report is None else job  # type: ignore[type-var]
-            try:
-                watch.manifest = run_plainly(reported, resources, watch)
-            except ThresholdError:
-                watch.manifest = read_manifest(job.directory)
-                raise
-            return watch.manifest
-    except KeyboardInterrupt as wish:
-        raise interrupted(wish, "run the same command again to go on") from None
+    with told_if_interrupted(GO_ON), watched(job, progress, _watchers(job, recorded, configured)) as watch:
+        # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
+        reported = replace(job, report=recorded) if job.report is None else job  # type: ignore[type-var]
+        try:
+            watch.manifest = run_plainly(reported, resources, watch)
+        except ThresholdError:
+            watch.manifest = read_manifest(job.directory)
+            raise
+        return watch.manifest
 
 
 def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:
