@@ -166,7 +166,8 @@ def _encodes(network_file: Path, evidence: Path) -> Iterator[float]:
 
 def _arrow_writes(output: Path, folder: Path) -> Iterator[float]:
     """Yield the seconds in which Arrow writes the same tables in the same format, with all cores."""
-    files = sorted(path for path in output.glob("*/part-*") if path.parent.name not in ("evidence", "sequences"))
+    others = "evidence", "sequences", "statistics"
+    files = sorted(path for path in output.glob("*/part-*") if path.parent.name not in others)
     tables, size = [], 0
     for path in files:
         table, options = _table_of(path)
