@@ -37,7 +37,7 @@ from junctor.backends import cpu as compiled
 from junctor.backends import numpy as propagation
 from junctor.backends import row_trees as rowwise
 from junctor.cli.prefect_server import EmbeddedServer, embed
-from junctor.engine import engine, routes
+from junctor.engine import engine, router
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
@@ -53,7 +53,7 @@ from side_by_side import print_jobs
 
 # What propagation consists of: the functions whose time is taken, without changing what they do.
 INSIDE: dict[str, tuple[Any, str]] = {
-    "patterns and plans": (routes.Router, "groups"),
+    "patterns and plans": (router.Router, "groups"),
     "gathering evidence": (execution, "block_of"),
     "contraction and marginals, compiled": (compiled.CompiledProgram, "run"),
     "contraction and marginals, NumPy": (propagation.Program, "run"),

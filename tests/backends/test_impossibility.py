@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.backends import impossibility
 from junctor.backends.impossibility import FindingColumns, Limits, answer_impossible, decide, impossible_rows, zeros_of
-from junctor.engine import routes
+from junctor.engine import router
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
 from junctor.generate import random_network, sample
@@ -250,7 +250,7 @@ def test_settled_rows_are_written() -> None:
 
 @pytest.mark.parametrize("precision", ["single", "double"])
 def test_impossible_rows_do_not_climb(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "COMPILED_SECONDS", 0)
+    monkeypatch.setattr(router, "COMPILED_SECONDS", 0)
     batch = zeros_and_gaps(SPARSE, 200, seed=9)
     complete = EvidenceBatch(200, {v: np.maximum(column, 0) for v, column in batch.states.items()})
     answers = Engine(SPARSE, Query(precision=precision)).answer(complete)  # type: ignore[arg-type]

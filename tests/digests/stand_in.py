@@ -24,7 +24,7 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cliques import streamed as stored_stream
 from junctor.cliques.tree import StoredTree
 from junctor.cost.model import CostModel
-from junctor.engine import engine, routes
+from junctor.engine import engine, router
 from junctor.engine.engine import Engine
 from junctor.evidence.encode import encode_table
 from junctor.model.network import Network
@@ -68,11 +68,11 @@ WORKING = 16
 def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
     """Context manager: compiled code as for long jobs, blocks of rows where asked, or else a tree for each row."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes, "COMPILED_SECONDS", 0.0)
+        patch.setattr(router, "COMPILED_SECONDS", 0.0)
         if blocks:
             patch.setattr(memory, "LOWERING_SECONDS", 0.0)
         if alone:
-            patch.setattr(routes, "row_tree_seconds", lambda *_: 0.0)
+            patch.setattr(router, "row_tree_seconds", lambda *_: 0.0)
         yield
 
 
@@ -87,7 +87,7 @@ def chunks_on_disk() -> Iterator[None]:
 def no_gpu() -> Iterator[None]:
     """Plan for the GPU that is known best, whatever is here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (devices, routes, steps):
+        for module in (devices, router, steps):
             if hasattr(module, "has_gpu"):
                 patch.setattr(module, "has_gpu", lambda: False)
         patch.setattr(devices, "count_gpus", lambda: 0)
@@ -106,7 +106,7 @@ def block_gpu() -> Iterator[EmulatedDevice]:
             patch.setattr(gpu, name, value)
         patch.setattr(gpu_items, "MAKE_ROWS", 3)
         patch.setattr(CostModel, "launch_tuner", lambda speeds, algebra: small_items())
-        for module in (routes, steps):
+        for module in (router, steps):
             patch.setattr(module, "has_gpu", lambda: True)
         patch.setattr(engine, "open_gpu", lambda memory: device)
         patch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)

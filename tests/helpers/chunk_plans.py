@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from junctor.engine.routes import Router
+from junctor.engine.router import Router
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import compile_plan

@@ -27,7 +27,8 @@ from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel, CostModels
 from junctor.engine.engine import Engine
-from junctor.engine.routes import GpuRoom, Router, one_piece_seconds
+from junctor.engine.router import Router, one_piece_seconds
+from junctor.engine.routes import GpuRoom
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions, DeviceChoice

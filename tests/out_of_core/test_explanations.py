@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
 from junctor.engine import explanations as engine_explanations
 from junctor.engine.engine import Engine
-from junctor.engine.routes import Backend, Router
+from junctor.engine.router import Router
+from junctor.engine.routes import Backend
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, OK

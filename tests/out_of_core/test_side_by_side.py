@@ -23,6 +23,7 @@ from junctor.cost.model import CostModel
 from junctor.engine import engine as engines
 from junctor.engine import routes
 from junctor.engine.engine import Engine
+from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid
 from junctor.model.answers import Answers
@@ -174,8 +175,8 @@ def answered(
         of = SideBySide(len(gpus), abreast, seconds, 0.0, 0.0)
         return ChunkRoute(**{**route.__dict__, "slots": 2, "side": of})
 
-    monkeypatch.setattr(routes.Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(routes.Router, "chunk_route", chunk_route)
+    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(Router, "chunk_route", chunk_route)
     monkeypatch.setattr(engines, "open_other_gpus", lambda memory: tuple(gpus[1:]))
     options = ComputeOptions(1 << 32, 2, "gpu", all_gpus=True)
     return Engine(network, Query(), options, gpu=gpus[0]).answer(batch)

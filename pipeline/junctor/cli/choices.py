@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from junctor.engine.routes import Route, Router
+    from junctor.engine.router import Router
+    from junctor.engine.routes import Route
 
 
 def choices(router: Router, routes: Sequence[Route], stored: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,8 @@ from junctor.planning.budget import approximate, format_bytes
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
-    from junctor.engine.routes import Route, Router
+    from junctor.engine.router import Router
+    from junctor.engine.routes import Route
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
@@ -226,7 +227,7 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
 
 def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     """Return what the plan with the most work does not have to do, in multiply-adds of a row."""
-    from junctor.engine.routes import rounded
+    from junctor.engine.router import rounded
     from junctor.planning.savings import Saving, count_savings
 
     # Routes are sorted by work; rows with trees of their own have no plan that could be compared.

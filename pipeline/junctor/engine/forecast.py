@@ -18,7 +18,8 @@ from junctor.cost.features.plans import plan_work
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup, patterns_of
-from junctor.engine.routes import Backend, Route, Router
+from junctor.engine.router import Router
+from junctor.engine.routes import Backend, Route
 from junctor.engine.tree_choice import shared_seconds
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.elimination import best_order, moral_graph
