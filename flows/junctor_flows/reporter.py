@@ -82,7 +82,7 @@ class Reporter:
         self._rows = self._done = 0
         self._shown = 100.0
         self._title = self._folder = ""
-        self._gave_up = False
+        self._gave_up = self._has_ended = False
         # Of a flow run that is tried again, each attempt has task runs of its own.
         self._attempt = uuid4().hex[:8]
         # A copy: settings of Prefect may be those of a context.
@@ -155,8 +155,10 @@ class Reporter:
             self._changed.notify()
         # A request may be under way when patience ends.
         self._thread.join(patience if is_interrupted else patience + REQUEST_SECONDS)
-        if self._queue:
-            logger.warning("Prefect's server was not told of the end of this run")
+        with self._changed:
+            self._has_ended = True
+            if self._queue:
+                logger.warning("Prefect's server was not told of the end of this run")
 
     def _tell(self, call: Callable[[Send], None]) -> None:
         with self._changed:
@@ -207,9 +209,10 @@ class Reporter:
                 while self._take(send):
                     pass
         except Exception as error:
-            # No server is worth a run: one that is misconfigured neither.
-            logger.warning("Prefect cannot be told of this run (%s): it goes on without", error)
             with self._changed:
+                # No server is worth a run: one that is misconfigured neither. What comes after the end is told there.
+                if not self._has_ended:
+                    logger.warning("Prefect cannot be told of this run (%s): it goes on without", error)
                 self._gave_up = True
                 self._queue.clear()
 
