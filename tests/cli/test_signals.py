@@ -138,6 +138,22 @@ except KeyboardInterrupt as error:
     assert not done.returncode
 
 
+def test_signal_inside_of_the_import_system() -> None:
+    code = (
+        "import os, signal, sys, time\n"
+        "from junctor.cli.signals import end_on_sigterm\n"
+        "end_on_sigterm()\n"
+        # As if it were a function of the import system.
+        "body = 'def find_spec(*_): os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.01)'\n"
+        "exec(compile(body, '<frozen importlib._bootstrap>', 'exec'))\n"
+        "sys.meta_path.insert(0, type('Finder', (), {'find_spec': staticmethod(find_spec)}))\n"
+        "try: import colorsys; sys.meta_path.pop(0); time.sleep(5)\n"
+        "except KeyboardInterrupt as error: print(type(error).__name__, 'colorsys' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.stdout.split()[-2:], done.stderr) == (["Terminated", "True"], "")
+
+
 def test_signal_while_a_class_is_made() -> None:
     class Slow:
         def __set_name__(self, _owner: type, _name: str) -> None:

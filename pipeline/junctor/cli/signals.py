@@ -16,6 +16,8 @@ from types import FrameType
 GRACE_SECONDS = 8.0
 # Until an interrupt that came to nothing is told again.
 AGAIN_SECONDS = 0.05
+# For killing child processes.
+KILL_SECONDS = 1.0
 # As shells have them: 128 and the number of the signal.
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
@@ -29,7 +31,16 @@ def end_on_sigterm() -> None:
     told, tell = os.pipe()
     os.set_blocking(tell, False)
 
-    def terminate(number: int, _frame: FrameType | None) -> None:
+    def again(number: int) -> None:
+        timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+            # An exception between two steps of the import system leaves its lock locked, and other threads wait for it.
+            again(number)
+            return
         # Once: another one must not stop what is being cleared away.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(tell, bytes([number]))
@@ -47,9 +58,7 @@ def end_on_sigterm() -> None:
         if isinstance(lost.exc_value, Terminated):
             number = signal.SIGTERM
             signal.signal(number, terminate)
-        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        again(number)
 
     signal.signal(signal.SIGTERM, terminate)
     sys.unraisablehook = tell_again
@@ -63,9 +72,16 @@ def _end_late(told: int) -> None:
     while signal.SIGTERM not in os.read(told, 1):
         pass
     time.sleep(GRACE_SECONDS)
+    # In a thread of its own: imports may wait for what has gone wrong.
+    killer = threading.Thread(target=_kill_children, daemon=True)
+    killer.start()
+    killer.join(KILL_SECONDS)
+    os.write(2, b"error: terminated before all was cleared away: run the same command again to go on\n")
+    os._exit(TERMINATED)
+
+
+def _kill_children() -> None:
     import psutil
 
     for child in psutil.Process().children(recursive=True):
         child.kill()
-    os.write(2, b"error: terminated before all was cleared away: run the same command again to go on\n")
-    os._exit(TERMINATED)
