@@ -477,7 +477,6 @@ class _PlannedRun:
         """Return the estimate of exact answers on this machine."""
         from junctor.cost.dataset import MeasuredDevice
         from junctor.engine.forecast import survey
-        from junctor.out_of_core.cluster.workers import WorkerPool
 
         compute = self.resources.compute
         engine = self._engine(allowed_memory(compute), "cpu" if compute.device == "auto" else compute.device)
@@ -490,7 +489,11 @@ class _PlannedRun:
             return replace(estimate, spreads=self._gains_by_processes(engine))
         # Without sharing one process answers such rows, as each takes all the memory.
         workers = self.resources.workers or 1
-        return replace(estimate, spreads=workers > 1 and self._pays(engine, WorkerPool(workers)))
+        if workers == 1:
+            return estimate
+        from junctor.out_of_core.cluster.workers import WorkerPool
+
+        return replace(estimate, spreads=self._pays(engine, WorkerPool(workers)))
 
     def on_scheduler(self) -> RunEstimate:
         """Return whether this process plans for rows out of core, and hands them or their tasks to workers."""
