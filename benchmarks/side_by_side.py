@@ -29,6 +29,8 @@ from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs.results import default_partition_rows
+from junctor.runs.run import read_manifest
+from junctor.runs.storage import RunDirectory
 from junctor.runtime.machine import usable_cores
 from pyarrow import csv, parquet
 
@@ -166,8 +168,7 @@ def _encodes(network_file: Path, evidence: Path) -> Iterator[float]:
 
 def _arrow_writes(output: Path, folder: Path) -> Iterator[float]:
     """Yield the seconds in which Arrow writes the same tables in the same format, with all cores."""
-    others = "evidence", "sequences", "statistics"
-    files = sorted(path for path in output.glob("*/part-*") if path.parent.name not in others)
+    files = [output / part.file for part in read_manifest(RunDirectory(output)).parts]
     tables, size = [], 0
     for path in files:
         table, options = _table_of(path)

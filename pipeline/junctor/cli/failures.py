@@ -29,8 +29,6 @@ from junctor.model.errors import InputError, JunctorError, RunError
 
 # Rows that are invalid are no failure, unless there are no others: then columns or names are not those of the model.
 ALL_INVALID = 4
-# What is said of an interrupted command that leaves what it has done.
-GO_ON = "run the same command again to go on"
 
 
 class Commands(TyperGroup):

@@ -100,8 +100,9 @@ def learn(
     same command is given again.
     """
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import GO_ON, told_if_interrupted
+    from junctor.cli.failures import told_if_interrupted
     from junctor.cli.run import names_in
+    from junctor.cli.signals import GO_ON
     from junctor.evidence.pipes import spooled
     from junctor.formats import read_network, writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint

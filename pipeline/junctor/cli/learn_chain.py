@@ -102,8 +102,9 @@ def learn_chain(
     Zeros of MODEL stay. An interrupted fit goes on where it stopped when the same command is given again.
     """
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import GO_ON, told_if_interrupted
+    from junctor.cli.failures import told_if_interrupted
     from junctor.cli.run import names_in
+    from junctor.cli.signals import GO_ON
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions

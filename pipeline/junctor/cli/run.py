@@ -184,7 +184,8 @@ def run_share_and_show(
     import json
 
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import GO_ON, told_if_interrupted
+    from junctor.cli.failures import told_if_interrupted
+    from junctor.cli.signals import GO_ON
     from junctor.runs.share import Share, run_share
 
     if is_check() or prefect:
@@ -208,8 +209,9 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     prefect: None for a report where a Prefect server is configured.
     progress: shown in addition.
     """
-    from junctor.cli.failures import GO_ON, told_if_interrupted
+    from junctor.cli.failures import told_if_interrupted
     from junctor.cli.prefect_server import is_configured
+    from junctor.cli.signals import GO_ON
     from junctor.runs.run import read_manifest
     from junctor.runs.run import run as run_plainly
     from junctor.runs.watch import watched

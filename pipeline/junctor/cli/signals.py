@@ -18,6 +18,8 @@ GRACE_SECONDS = 8.0
 AGAIN_SECONDS = 0.05
 # For killing child processes.
 KILL_SECONDS = 1.0
+# What is said of an interrupted command that leaves what it has done.
+GO_ON = "run the same command again to go on"
 # As shells have them: 128 and the number of the signal.
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
@@ -76,7 +78,7 @@ def _end_late(told: int) -> None:
     killer = threading.Thread(target=_kill_children, daemon=True)
     killer.start()
     killer.join(KILL_SECONDS)
-    os.write(2, b"error: terminated before all was cleared away: run the same command again to go on\n")
+    os.write(2, f"error: terminated before all was cleared away: {GO_ON}\n".encode())
     os._exit(TERMINATED)
 
 
