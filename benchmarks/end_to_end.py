@@ -44,6 +44,7 @@ from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
+from junctor.runs.results import numbers_of_scores, states_of
 from junctor.runs.score_tables import tables_for
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -154,18 +155,20 @@ def stage_seconds(job: Job) -> dict[str, float]:
     }
 
 
-def encodings(network_file: str, evidence: Path, precision: str, folder: Path) -> Iterator[str]:
+def encodings(network_file: str, evidence: Path, query: Query, folder: Path) -> Iterator[str]:
     """Yield a row of a table for each way to write one partition of answers: MB and CPU seconds for a million rows."""
-    network, query = read_network(network_file), Query(precision=precision)
+    network = read_network(network_file)
     partition = read_partition(evidence)
     answers = engine.Engine(network, query, expected_rows=10**7).answer(partition.batch)
     table = tables_for(network, query).table(answers, partition.case_ids)
     posteriors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
-    words = [name for name in table.column_names if name not in posteriors]
-    leaves = [f"{name}.list.element" for name in posteriors]
+    numbers = [*posteriors, *numbers_of_scores(table.schema)]
+    words = [name for name in table.column_names if name not in numbers]
+    leaves = [f"{name}.list.element" if name in posteriors else name for name in numbers]
+    minima = [name for name in words if name not in states_of(table.schema)]
     million = 10**6 / table.num_rows
     for encoding in ("plain", "dictionary", "byte_stream_split"):
-        options: dict[str, Any] = {"use_dictionary": words, "write_statistics": words}
+        options: dict[str, Any] = {"use_dictionary": words, "write_statistics": minima}
         if encoding == "dictionary":
             options["use_dictionary"] = words + leaves
         elif encoding == "byte_stream_split":
@@ -174,7 +177,7 @@ def encodings(network_file: str, evidence: Path, precision: str, folder: Path) -
             options |= {"compression": compression, "compression_level": level}
             seconds, size = written(table, folder / "encoded.parquet", options)
             name = compression if level is None else f"{compression}-{level}"
-            yield f"{precision} | {encoding} | {name} | {million * size / 1e6:,.0f} | {million * seconds:.2f}"
+            yield f"{query.precision} | {encoding} | {name} | {million * size / 1e6:,.0f} | {million * seconds:.2f}"
 
 
 def written(table: pa.Table, path: Path, options: dict[str, Any]) -> tuple[float, int]:
@@ -224,6 +227,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("double", "single"), default="double")
     parser.add_argument("--flow", action="store_true", help="the Prefect flow as well")
     parser.add_argument("--encodings", action="store_true", help="measure encodings of the answers instead")
+    parser.add_argument("--answers", choices=("posteriors", "scores"), default="posteriors", help="of --encodings")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the rows of the jobs of a folder")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
@@ -240,11 +244,11 @@ def main() -> None:
         make_evidence(options.network, options.rows, Path(folder) / "evidence.parquet")
         numbers = iter(range(10**6))
 
+        query = Query(precision=options.precision, answers=options.answers)
+
         def job_for() -> Job:
             output = str(Path(folder) / f"out{next(numbers)}")
-            return Job(
-                options.network, str(Path(folder) / "evidence.parquet"), output, Query(precision=options.precision)
-            )
+            return Job(options.network, str(Path(folder) / "evidence.parquet"), output, query)
 
         if options.encodings:
             job = job_for()
@@ -252,7 +256,7 @@ def main() -> None:
                 steps.ingest_model(job, Silence())
                 steps.ingest_inputs(job, Silence())
             print("precision | encoding | compression | MB | CPU seconds\n---|---|---|---|---")
-            for line in encodings(options.network, job.directory.evidence_part(0), options.precision, Path(folder)):
+            for line in encodings(options.network, job.directory.evidence_part(0), job.query, Path(folder)):
                 print(line, flush=True)
         else:
             with prefect_server(Path(folder)) if options.flow else nullcontext("") as server:

@@ -194,7 +194,8 @@ def _table_of(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         group = file.metadata.row_group(0)
         columns = [group.column(i) for i in range(group.num_columns)]
         words = [column.path_in_schema for column in columns if column.has_dictionary_page]
-        options = {"compression": columns[0].compression, "use_dictionary": words, "write_statistics": words}
+        minima = [column.path_in_schema for column in columns if column.is_stats_set]
+        options = {"compression": columns[0].compression, "use_dictionary": words, "write_statistics": minima}
         if columns[0].compression == "ZSTD":
             options["compression_level"] = 1
         return file.read(), options

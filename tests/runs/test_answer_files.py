@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import tempfile
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -156,6 +157,46 @@ def test_files_hold_what_the_table_has(files: AnswerFiles, precision: Any, tmp_p
     pieces = list(batches_of(path, 3))
     assert max(piece.num_rows for piece in pieces) == 3
     assert pa.concat_tables(pieces).to_pydict() == expected.to_pydict()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    values=st.lists(st.sampled_from(["yes", "no", None, "bad"]), max_size=24),
+    top=st.sampled_from([None, 2]),
+    precision=st.sampled_from(["double", "single"]),
+    layout=st.sampled_from(["lists", "columns"]),
+)
+@example(["yes", "no"] * 8, None, "double", "lists")
+@example(["yes", "no"] * 8, 2, "single", "columns")
+def test_scores_of_rows_that_repeat_have_dictionaries(values: list[Any], top: Any, precision: Any, layout: Any) -> None:
+    query: dict[str, Any] = {"precision": precision, "answers": "scores", "top": top, "probabilities": ["lung=yes"]}
+    table = junctor.posteriors(ASIA, {"smoke": values}, ["lung", "xray"], device="cpu", **query)
+    files = AnswerFiles("parquet", layout, "lz4")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part.parquet"
+        AnswerWriter(files).write(table, path)
+        found, group = read(path), parquet.ParquetFile(path).metadata
+    expected = in_columns(table) if layout == "columns" else table
+    assert found.schema.equals(expected.schema)
+    assert found.to_pydict() == expected.to_pydict()
+    columns = [group.row_group(0).column(i) for i in range(group.num_columns)] if values else []
+    repeat = len(set(table["log_evidence"].to_pylist())) <= len(values) / 4
+    for column in columns:
+        name = column.path_in_schema.removesuffix(".list.element")
+        is_number = "_probability" in name or "_entropy" in name
+        words = name.partition(".")[0] in ("lung", "xray", "status", "reason")
+        assert column.has_dictionary_page == (words or (is_number and repeat))
+        # Minima of what is asked serve nobody.
+        assert column.is_stats_set == (name in ("case_id", "lung=yes", "log_evidence", "status", "reason"))
+
+
+@pytest.mark.parametrize(("query", "expected"), [(Query(), "zstd"), (Query(answers="scores"), "lz4")])
+def test_compression_suits_the_answers(query: Query, expected: str, job: Job) -> None:
+    asked = replace(job, query=query)
+    run(asked, HERE)
+    assert read_manifest(asked.directory).spec.compression == expected
+    # Named, it is the same run.
+    assert run(replace(asked, compression=expected), HERE).reused_parts == 3
 
 
 @given(rows=st.integers(0, 9), first=st.integers(0, 9), size=st.integers(1, 4), seed=st.integers(0, 99))

@@ -41,6 +41,22 @@ def test_memory_is_not_lent_again_while_a_view_of_a_view_is_there() -> None:
     assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
 
 
+def test_a_shorter_batch_is_lent_a_part_of_the_same_memory() -> None:
+    lender, made = BufferPool(), list[int]()
+
+    def allocate(size: int) -> np.ndarray:
+        made.append(size)
+        return fresh(size)
+
+    for size in (4096, 3000, 2048, 4096):
+        assert lender.lend(size, allocate, spare=4096).size == size
+    assert made == [4096]
+    # No more than twice what is asked for.
+    for size in (2000, 5000):
+        assert lender.lend(size, allocate, spare=4096).size == size
+    assert made == [4096, 2000, 5000]
+
+
 def test_an_engine_writes_the_next_batch_where_answers_are_gone_and_nowhere_else() -> None:
     network = random_network(6, seed=1)
     states = sample(network, 40, seed=2)

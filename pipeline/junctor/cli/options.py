@@ -286,8 +286,12 @@ LayoutOption = Annotated[
     ),
 ]
 CompressionOption = Annotated[
-    Compression,
-    typer.Option("--compression", help="Of the answers: zstd is smallest, none is fastest.", rich_help_panel=OUTPUT),
+    Compression | None,
+    typer.Option(
+        "--compression",
+        help="Of the answers: zstd is smallest, none is fastest. Default: zstd, and lz4 for scores.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 PartSize = Annotated[
     str | None,

@@ -60,7 +60,7 @@ def run(
     evidence_format: cli.EvidenceFormat = None,
     output_format: cli.OutputFormatOption = "parquet",
     layout: cli.LayoutOption = "lists",
-    compression: cli.CompressionOption = "zstd",
+    compression: cli.CompressionOption = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="Also write the answers as one CSV file.", rich_help_panel=cli.OUTPUT)
     ] = False,

@@ -23,12 +23,15 @@ from junctor.runs.results import (
     list_states_of,
     lists_of_scores,
     numbers_of_scores,
+    states_of,
     statuses_of,
 )
 from junctor.runs.score_tables import schema_of
 from junctor.runtime.arrow import columns_of_lists, in_one_piece
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
+# Rows of a part that tell whether its rows repeat, and the most of them that may differ then.
+SAMPLED_ROWS, MOST_DIFFERENT = 4096, 1 / 4
 # Rows of a record batch in Arrow files: whoever reads batch by batch holds no whole part.
 BATCH_ROWS = 65_536
 
@@ -64,26 +67,48 @@ class _Columns:
 
     lists: list column -> names of the columns of its places.
     words: columns of few different values.
+    scores: leaves of columns of numbers of scores.
+    log: column of logarithms.
     others: columns of no posteriors or scores, whose minima are of use.
     """
 
     lists: dict[str, list[str]]
     words: list[str]
+    scores: list[str]
+    log: str
     others: list[str]
 
     @classmethod
     def of(cls, schema: pa.Schema, files: AnswerFiles) -> _Columns:
-        lists = column_names(schema)
-        numbers = {*lists, *numbers_of_scores(schema)}
+        lists, targets = column_names(schema), states_of(schema)
+        numbers, scores = {*lists, *numbers_of_scores(schema)}, {*numbers_of_scores(schema)}
         if files.layout == "columns":
             numbers.update(column for columns in lists.values() for column in columns)
+            scores = {column for name in scores for column in lists.get(name, [name])}
             schema = schema_in_columns(schema, lists)
-        # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a
-        # column, to try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no
-        # query either. Nor do those of scores, which would take a sixth of their time.
-        words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
-        others = [name for name in schema.names if name not in numbers]
-        return cls(lists, [*words, *files.keep], others)
+        # By measurement, see docs/performance.md: dictionaries are for the few different words of a column, to try them
+        # on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either. Nor do
+        # those of scores, their states included, which would take a third of their time.
+        words = [_leaf(field) for field in schema if _has_words(field)]
+        floats = [field.name for field in schema if field.type == pa.float64() and field.name not in numbers]
+        others = [name for name in schema.names if name not in numbers and name not in targets]
+        leaves = [_leaf(field) for field in schema if field.name in scores]
+        return cls(lists, [*words, *files.keep], leaves, floats[-1], others)
+
+    def repeat_in(self, table: pa.Table) -> bool:
+        """Return True if few of the rows of a table of scores differ, by the logarithms of its first rows."""
+        some = table.column(self.log).slice(0, SAMPLED_ROWS)
+        return bool(self.scores and len(some.unique()) <= MOST_DIFFERENT * len(some))
+
+
+def _has_words(field: pa.Field) -> bool:
+    kind = field.type.value_type if pa.types.is_fixed_size_list(field.type) else field.type
+    return bool(pa.types.is_dictionary(kind) or field.name == "reason")
+
+
+def _leaf(field: pa.Field) -> str:
+    """Return the name by which Parquet knows the cells of a column."""
+    return f"{field.name}.list.element" if pa.types.is_fixed_size_list(field.type) else field.name
 
 
 def _write_arrow(table: pa.Table, path: Path, compression: Compression) -> None:
@@ -96,12 +121,14 @@ def _write_arrow(table: pa.Table, path: Path, compression: Compression) -> None:
 def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, columns: _Columns) -> None:
     from pyarrow import parquet
 
+    # Where rows repeat, dictionaries take half the space of numbers, in the same time; elsewhere half as much again.
+    repeated = columns.scores if columns.repeat_in(table) else []
     parquet.write_table(
         table,
         path,
         compression=files.compression,
         compression_level=1 if files.compression == "zstd" else None,
-        use_dictionary=columns.words,
+        use_dictionary=[*columns.words, *repeated],
         write_statistics=columns.others,
     )
 

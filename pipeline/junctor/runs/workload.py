@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import BudgetError, EvidenceError, InputError
-from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
+from junctor.model.options import (
+    AnswerFiles,
+    Compression,
+    ComputeOptions,
+    DeviceChoice,
+    Layout,
+    OutputFormat,
+    compression_of,
+)
 from junctor.model.query import Query
 from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth, open_inputs
@@ -240,7 +248,7 @@ class Job(Workload):
     partition_rows: cases in one part; None for a number by the width of the answers.
     part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
     keep: evidence columns that are carried through to the answers.
-    output_format, layout, compression: of the answers, as in `AnswerFiles`.
+    output_format, layout, compression: of the answers, as in `AnswerFiles`; compression None for one that suits them.
     case_id: evidence column with the names of the cases.
     ignore_extra: whether columns that are not in the network are left out.
     mapping: file of what columns and cells of the evidence mean.
@@ -276,7 +284,7 @@ class Job(Workload):
     keep: tuple[str, ...] = ()
     output_format: OutputFormat = "parquet"
     layout: Layout = "lists"
-    compression: Compression = "zstd"
+    compression: Compression | None = None
     incremental: bool = False
     backfill: tuple[str, ...] = ()
     drop_removed: bool = False
@@ -317,7 +325,7 @@ class Job(Workload):
         from junctor.formats import read_network
         from junctor.model.query import answered_names
 
-        files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
+        files = AnswerFiles(self.output_format, self.layout, compression_of(self.compression, self.query), self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
         if self.incremental and self.csv:
@@ -394,7 +402,7 @@ class Job(Workload):
             keep=self.keep,
             output_format=self.output_format,
             layout=self.layout,
-            compression=self.compression,
+            compression=compression_of(self.compression, self.query),
             **sampling,
             answers=self.query.answers,
             top=self.query.top,

@@ -20,26 +20,29 @@ def fresh(size: int) -> npt.NDArray[np.uint8]:
 
 
 class BufferPool:
-    """Lends buffers of one size; a buffer returns when the last array on it is gone."""
+    """Lends buffers of one size, or most of one; a buffer returns when the last array on it is gone."""
 
     def __init__(self) -> None:
-        self._kind: tuple[int, Allocate] | None = None
+        self._size = 0
+        self._allocate: Allocate | None = None
         self._idle: deque[memoryview] = deque()
 
     def lend(self, size: int, allocate: Allocate, spare: int) -> npt.NDArray[Any]:
         """Return `size` bytes, not cleared; at most `spare` bytes stay idle beside them.
 
-        allocate: makes a buffer. Buffers of another size or another `allocate` are released.
+        allocate: makes a buffer. Buffers that are too small or of another `allocate` are released, and those of more
+            than twice the size.
         """
         if not size:
             return fresh(0)
-        if self._kind != (size, allocate):
+        # The last batch of a run is shorter than the others.
+        if self._allocate != allocate or not size <= self._size <= 2 * size:
             # Buffers still lent return to the old deque, and are freed with it.
-            self._kind, self._idle = (size, allocate), deque()
-        memory = self._idle.pop() if self._idle else memoryview(allocate(size))  # type: ignore[arg-type]
-        while len(self._idle) * size > spare:
+            self._size, self._allocate, self._idle = size, allocate, deque()
+        memory = self._idle.pop() if self._idle else memoryview(allocate(self._size))  # type: ignore[arg-type]
+        while len(self._idle) * self._size > spare:
             self._idle.popleft()
         # An array on a memoryview, because arrays on arrays refer to the innermost one: this one lives as long as any.
-        lent = np.frombuffer(memory, dtype=np.uint8)
+        lent = np.frombuffer(memory, dtype=np.uint8, count=size)
         weakref.finalize(lent, self._idle.append, memory).atexit = False
         return lent
