@@ -28,6 +28,7 @@ from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.kept_orders import KeptOrders
+from junctor.engine.kept_plans import KeptPlans
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import (
     PatternChoice,
@@ -155,6 +156,7 @@ class Router:
         self.chunk_ladder = chunk_ladder_of(query)
         cache = user_cache()
         keep_orders_in(KeptOrders(cache) if cache.limit else None)
+        self._kept_plans = KeptPlans(cache)
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
@@ -166,8 +168,9 @@ class Router:
         def compiled() -> Plan:
             targets = None if self.query.targets is None else self.targets
             # A search makes millions of small objects, none of which is garbage before its end.
+            what = pattern, targets, self.query.kind == "mpe", key[1]
             with collector_paused():
-                return compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", key[1])
+                return self._kept_plans.plan(self.network, *what, lambda: compile_plan(self.shape, *what))
 
         return _cached(self.store.plans, key, KEPT_PLANS, compiled)
 
