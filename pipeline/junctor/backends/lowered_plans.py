@@ -5,7 +5,6 @@ Main function: `lowered`, called by `backends.cpu` and the GPU backend; main cla
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from junctor_kernels.tables.axes import Contraction, Strides
 from junctor.backends import register_tiles as tiles
 from junctor.backends.lowering import Lowering, NumberTables
 from junctor.backends.numpy import Program
-from junctor.planning.plan import Plan
 from junctor.runtime.cache import user_cache
 
 # Shorter plans are lowered in a tenth of a second or less.
@@ -74,20 +72,13 @@ def lowered(
     if not cache.limit or len(program.plan.steps) < KEPT_STEPS:
         return made()
     # All that a lowering depends on: which entries are zero does on the network and on the number format.
-    what = program.network.digest, _digest(program.plan), program.algebra.name
+    what = program.network.digest, program.plan.digest, program.algebra.name
     key = repr((*what, cases, state_rows, shapes, places))
     found = cache.read(KIND, key, lambda content: _parsed(content, program))
     if found is None:
         found = made()
         cache.write(KIND, key, _to_bytes(found))
     return found
-
-
-def _digest(plan: Plan) -> str:
-    # Sets have no order.
-    pattern = sorted(plan.pattern.sliced), sorted(plan.pattern.weighted)
-    what = plan.tables, plan.steps, plan.marginals, plan.totals, plan.edges, plan.constants, plan.traceback
-    return hashlib.sha256(repr((pattern, *what)).encode()).hexdigest()
 
 
 def _to_bytes(plan: LoweredPlan) -> bytes:

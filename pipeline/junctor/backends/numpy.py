@@ -18,9 +18,10 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, contraction, unmerged
 from junctor_kernels.tables.reference import Algebra
 
+from junctor.backends.bound_numbers import BoundNumbers, FactorColumns, bound, cut_scope, radices_of
 from junctor.backends.scaled_table import Floats, ScaledTable, Table, lost_below, lost_here, scaled_to
 from junctor.backends.sparsity import NonzeroSupport, support_of
-from junctor.model.network import Factor, Network
+from junctor.model.network import Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.threads import in_threads
@@ -142,30 +143,6 @@ class _Bounds:
     open: Floats
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Columns:
-    """A factor as a matrix, scaled column by column; a case reads the column of its observed states.
-
-    table: [configurations of free variables, configurations of observed ones].
-    log_scale, least: float64 [columns], as in ScaledTable.
-    observed: observed variables of the factor.
-    radices: stride of each of them in the number of a column.
-    """
-
-    table: Table
-    log_scale: Floats
-    least: Floats
-    observed: tuple[int, ...]
-    radices: tuple[int, ...]
-
-    def at(self, block: EvidenceBlock) -> npt.NDArray[np.int64]:
-        """Return the column of every case."""
-        column = np.zeros(block.cases, dtype=np.int64)
-        for variable, radix in zip(self.observed, self.radices, strict=True):
-            column += np.multiply(block.states[variable], radix, dtype=np.int64)
-        return column
-
-
 @dataclass(frozen=True, slots=True)
 class LoweredContraction:
     """A reduction: its operands in the order of their combination, its strides, and the growth of losses."""
@@ -204,18 +181,16 @@ class Program:
         self.edge_of = {down: (up, total) for up, down, total in plan.edges}
         self.closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.lifts = lifts_of(plan, algebra) if lifted else {}
-        self.columns: dict[int, _Columns] = {}
+        self.columns: dict[int, FactorColumns] = {}
         self.shared: dict[int, ScaledTable] = {}
         self.lowered: dict[int, LoweredContraction] = {}
         self._means: dict[tuple[int, tuple[int, ...]], float] = {}
-        self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
+        self._constants: list[FactorColumns] = []
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
         self._wide = reference.WIDER.get(algebra.name, algebra)
-        for step in plan.steps:
-            self._bind(step, network)
-        self._narrow()
-        # Rounded tables have other means.
-        self._means.clear()
+        numbers = bound(plan, network, algebra, bool(threads), self._bind_all)
+        if numbers.shared is not self.shared:
+            self._take(numbers)
 
     @property
     def network(self) -> Network:
@@ -299,12 +274,33 @@ class Program:
         """Return True if a table is known before any case: a factor, sliced or not, or a message without evidence."""
         return table in self.columns or (table in self.shared and table not in self.closed)
 
+    def _bind_all(self) -> BoundNumbers:
+        """Compute all that does not depend on cases, and return its numbers."""
+        self._constants = [self._as_columns(i) for i in self.plan.constants]
+        for step in self.plan.steps:
+            self._bind(step, self._network)
+        self._narrow()
+        # Rounded tables have other means.
+        self._means.clear()
+        growth = np.array([step.growth for step in self.lowered.values()])
+        return BoundNumbers(self.shared, [*self.columns.values(), *self._constants], growth)
+
+    def _take(self, numbers: BoundNumbers) -> None:
+        """Take numbers that were computed before."""
+        slices = [step.out for step in self.plan.steps if isinstance(step, Slice)]
+        self.shared, self._constants = numbers.shared, numbers.columns[len(slices) :]
+        self.columns = dict(zip(slices, numbers.columns, strict=False))
+        reductions = (step for step in self.plan.steps if isinstance(step, Reduce))
+        for step, growth in zip(reductions, numbers.growth.tolist(), strict=True):
+            operands = self._ordered(step)
+            self.lowered[step.out] = LoweredContraction(operands, self._lower(step, operands, contraction), growth)
+
     def _bind(self, step: object, network: Network) -> None:
         """Prepare a step as far as it does not depend on cases; a step with shared operands only is performed."""
         if isinstance(step, Potential):
             self.shared[step.out] = self._potential(step, network)
         elif isinstance(step, Slice):
-            self.columns[step.out] = self._as_columns(network.factors[step.factor])
+            self.columns[step.out] = self._as_columns(step.factor)
         elif isinstance(step, Reduce):
             operands = self._ordered(step)
             how = self._lower(step, operands, contraction)
@@ -431,15 +427,13 @@ class Program:
             lost = sum((factor.lost for factor in factors), here) / scaled.largest
         return ScaledTable(product, log_scale, lost, lost, scaled.least)
 
-    def _as_columns(self, factor: Factor) -> _Columns:
+    def _as_columns(self, number: int) -> FactorColumns:
         """Return a factor as [free configurations, observed configurations], each column scaled."""
-        observed = tuple(v for v in factor.scope if v in self.plan.pattern.sliced)
-        free = tuple(v for v in factor.scope if v not in self.plan.pattern.sliced)
+        factor, (free, observed) = self._network.factors[number], cut_scope(self.plan, number)
         axes = [factor.scope.index(v) for v in (*free, *observed)]
-        shape = (math.prod(self._sizes[v] for v in free), math.prod(self._sizes[v] for v in observed))
+        shape = self.plan.shape.entries(free), self.plan.shape.entries(observed)
         value = scaled_to(factor.table.transpose(axes).reshape(shape), self.algebra)
-        radices = [math.prod(self._sizes[v] for v in observed[i + 1 :]) for i in range(len(observed))]
-        return _Columns(value.table, value.log_scale, value.least, observed, tuple(radices))
+        return FactorColumns(value.table, value.log_scale, value.least, observed, radices_of(self.plan, observed))
 
     def _ordered(self, step: Reduce) -> tuple[int, ...]:
         """Return the operands in the order in which all backends combine them: shared ones first, small ones first."""

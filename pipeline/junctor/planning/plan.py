@@ -6,6 +6,7 @@ Tables are numbered; a step makes one table or frees one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -149,6 +150,14 @@ class Plan:
     def shared_operations(self) -> int:
         """Multiply-adds done once for the plan (messages that do not depend on evidence)."""
         return sum(self.work(step) for step in self.reductions(per_case=False))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the pattern, the tables and what is done with them; equal for equal plans."""
+        # Sets have no order.
+        pattern = sorted(self.pattern.sliced), sorted(self.pattern.weighted)
+        what = self.tables, self.steps, self.marginals, self.totals, self.edges, self.constants, self.traceback
+        return hashlib.sha256(repr((pattern, *what)).encode()).hexdigest()
 
     @property
     def total_clique_entries(self) -> int:
