@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from helpers.files import ROOT
 from junctor.cli import _app_for, app
+from pyarrow import parquet
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -76,3 +80,13 @@ def test_a_command_line_is_understood_by_its_command_alone() -> None:
 def test_it_says_what_all_commands_together_say(words: list[str]) -> None:
     alone, together = (CliRunner().invoke(each, words) for each in (_app_for(words[0] if words else ""), app))
     assert (alone.exit_code, alone.output) == (together.exit_code, together.output)
+
+
+def test_a_run_of_scores_does_without_what_arrow_loads(tmp_path: Path) -> None:
+    # Pandas alone is a quarter of a second, and Arrow loads it for `to_numpy`.
+    parquet.write_table(pa.table({"smoke": ["yes", "no"]}), tmp_path / "in.parquet")
+    words = ["run", str(ROOT / "data" / "asia.bif"), str(tmp_path / "in.parquet"), "--output", str(tmp_path / "out")]
+    words += ["--answers", "scores", "--no-prefect", "--quiet"]
+    found = loaded(f"import sys\nfrom junctor.cli import main\nsys.argv = {['junctor', *words]}\nmain()\n")
+    assert "pyarrow" in found
+    assert not found & {"pandas", "prefect", "distributed", "matplotlib"}
