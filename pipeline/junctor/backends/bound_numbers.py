@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,9 +21,6 @@ from junctor.backends.scaled_table import Floats, ScaledTable, Table
 from junctor.model.network import Network
 from junctor.planning.plan import Plan, Potential, Reduce
 from junctor.runtime.cache import user_cache
-
-if TYPE_CHECKING:
-    from junctor.backends.numpy import EvidenceBlock
 
 KIND = "bound"
 # Part of the key: other numbers, another one.
@@ -48,11 +45,11 @@ class FactorColumns:
     observed: tuple[int, ...]
     radices: tuple[int, ...]
 
-    def at(self, block: EvidenceBlock) -> npt.NDArray[np.int64]:
-        """Return the column of every case."""
-        column = np.zeros(block.cases, dtype=np.int64)
+    def at(self, states: Mapping[int, npt.NDArray[np.integer]], cases: int) -> npt.NDArray[np.int64]:
+        """Return the column of every case; states: observed variable -> integers [cases]."""
+        column = np.zeros(cases, dtype=np.int64)
         for variable, radix in zip(self.observed, self.radices, strict=True):
-            column += np.multiply(block.states[variable], radix, dtype=np.int64)
+            column += np.multiply(states[variable], radix, dtype=np.int64)
         return column
 
 

@@ -259,7 +259,7 @@ class Program:
         """Return the part of log P(e) in factors whose variables are all observed, float64 [cases]."""
         log_value = np.zeros(block.cases)
         for constant in self._constants:
-            log_value += constant.log_scale[constant.at(block)]
+            log_value += constant.log_scale[constant.at(block.states, block.cases)]
         return log_value
 
     def evidence(self, block: EvidenceBlock) -> dict[int, ScaledTable]:
@@ -324,7 +324,7 @@ class Program:
         """Return the table that a step makes for a block, of tables by their numbers."""
         if isinstance(step, Slice):
             columns = self.columns[step.out]
-            at = columns.at(block)
+            at = columns.at(block.states, block.cases)
             table, least = reference.take_cases(columns.table, at), columns.least[at]
             lost = lost_below(least, self.algebra)
             return ScaledTable(table, columns.log_scale[at], lost, lost, least)
