@@ -75,14 +75,14 @@ def test_what_is_read_back_is_what_was_computed(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("junctor.backends.numpy.bound", read_back)
-        found = Program(plan, network, algebra)
+        found = Program(plan, network, algebra, keeps=True)
     assert kept
     assert_same(found, expected)
 
 
 def program_of(network: Network, observed: int = 0, algebra: Algebra = reference.DOUBLE, threads: int = 0) -> Program:
     pattern = Pattern(frozenset([observed]), frozenset())
-    return Program(compile_plan(shape_of(network), pattern), network, algebra, threads)
+    return Program(compile_plan(shape_of(network), pattern), network, algebra, threads, keeps=True)
 
 
 def test_a_plan_is_bound_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +131,5 @@ def test_what_takes_too_much_or_little_is_not_kept(cache: Cache, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(bound_numbers, name, value)
             program_of(network)
+    Program(compile_plan(shape_of(network), Pattern(frozenset(), frozenset())), network, reference.DOUBLE)
     assert not cache.entries()

@@ -27,6 +27,8 @@ KIND = "bound"
 BINDING = 1
 # Plans of fewer steps are bound in a few hundredths of a second, and more bytes take too much of the cache.
 KEPT_STEPS, MOST_BYTES = 500, 1 << 25
+# Of a shared table, one number each.
+_FACTS = ("log_scale", "lost", "open", "least")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,9 +105,6 @@ def _to_bytes(numbers: BoundNumbers) -> bytes:
     return file.getvalue()
 
 
-_FACTS = ("log_scale", "lost", "open", "least")
-
-
 def _joined(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for array in arrays)])
 
@@ -121,9 +120,8 @@ def _parsed(content: bytes, plan: Plan, algebra: Algebra) -> BoundNumbers:
         shapes = [(plan.shape.entries(free), plan.shape.entries(observed)) for free, observed in cuts]
         facts = arrays["facts"].astype(np.float64, copy=False)
         growth = arrays["growth"].astype(np.float64, copy=False)
-        if facts.shape != (len(names), len(_FACTS)) or growth.shape != (
-            sum(isinstance(s, Reduce) for s in plan.steps),
-        ):
+        reductions = sum(isinstance(step, Reduce) for step in plan.steps)
+        if facts.shape != (len(names), len(_FACTS)) or growth.shape != (reductions,):
             raise ValueError("no numbers of this plan")
         tables = _parts(arrays["tables"].astype(algebra.dtype, copy=False), sizes)
         shared = {

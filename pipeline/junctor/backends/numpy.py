@@ -160,6 +160,7 @@ class Program:
     algebra: semiring and number format.
     threads: threads of large contractions in compiled code; 0 for NumPy only.
     lifted: whether messages are stored with a lift.
+    keeps: whether its numbers stay in the user's cache, for plans of many rows.
     marginal_of: table -> variable whose posterior is read off it.
     totals: tables without axes.
     lifts: table of a case -> power of two by which it is stored larger, where it is.
@@ -168,7 +169,15 @@ class Program:
     """
 
     @collector_paused()
-    def __init__(self, plan: Plan, network: Network, algebra: Algebra, threads: int = 0, lifted: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        network: Network,
+        algebra: Algebra,
+        threads: int = 0,
+        lifted: bool = True,
+        keeps: bool = False,
+    ) -> None:
         self.plan = plan
         self.algebra = algebra
         self.threads = threads
@@ -188,7 +197,7 @@ class Program:
         self._constants: list[FactorColumns] = []
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
         self._wide = reference.WIDER.get(algebra.name, algebra)
-        numbers = bound(plan, network, algebra, bool(threads), self._bind_all)
+        numbers = bound(plan, network, algebra, bool(threads), self._bind_all) if keeps else self._bind_all()
         if numbers.shared is not self.shared:
             self._take(numbers)
 

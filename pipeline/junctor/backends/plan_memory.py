@@ -340,7 +340,10 @@ class ProgramCache:
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""
         if algebra.name not in self._programs:
-            self._programs[algebra.name] = Program(self.plan, self.network, algebra, self.sizes.entry_threads)
+            # Others are of few rows, and there may be many of them.
+            keeps = self._device is not None or self.sizes.lanes > 0
+            threads = self.sizes.entry_threads
+            self._programs[algebra.name] = Program(self.plan, self.network, algebra, threads, keeps=keeps)
         program = self._programs[algebra.name]
         # The program stays; what it may take changes with each batch.
         program.threads = self.sizes.entry_threads
