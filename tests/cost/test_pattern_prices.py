@@ -41,11 +41,11 @@ def holes(rows: int, variables: int) -> EvidenceBatch:
 
 
 def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
-    engine = Engine(network, Query())
+    engine, batch = Engine(network, Query()), holes(40, 6)
     prices = pricing.compiled_prices(
         engine.router.work,
         1 << 30,
-        pricing.row_tree_seconds(engine.router.row_engine, patterns_of(holes(40, 6))),
+        pricing.row_tree_seconds(engine.router.row_engine, patterns_of(batch), batch),
         engine.router.row_price,
     )
     cut, entering, none = (

@@ -52,7 +52,7 @@ def answer(precision: Precision, threads: int = 2) -> None:
         cells = table[network.variables[variable].name].to_pylist()
         states[variable] = np.array([numbers[cell] for cell in cells], dtype=np.int32)
     options = ComputeOptions(threads=threads, device="cpu")
-    engine = Engine(network, Query(precision=precision), options, expected_rows=20_000)
+    engine = Engine(network, Query(precision=precision), options, expected_rows=200_000)
     engine.answer(EvidenceBatch(2_000, states))
 
 

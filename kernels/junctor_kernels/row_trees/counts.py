@@ -50,6 +50,7 @@ from junctor_kernels.row_trees.propagate import (
     RowWorkspace,
     collect,
     distribute,
+    load_leaves,
     work,
 )
 
@@ -75,6 +76,8 @@ class Local(NamedTuple):
     of: int32, number of each variable of the network in the pattern, -1 for others.
     unobserved: int64 [variables], -1 throughout.
     nothing: bool [variables], False throughout.
+    firsts: int64 [variables], 0 throughout: the first possible state of each variable in `every`.
+    every: int64 [states of a variable at most], 0, 1, 2, ...: all states are possible.
     offsets: int64 [entries], of the entries of each factor for every state of an enumerated component.
     products: float64 [MOST_STATES].
     counters: int64 [2, MOST_AXES], index along each axis of a family, and its stride.
@@ -89,6 +92,8 @@ class Local(NamedTuple):
     of: npt.NDArray[np.int32]
     unobserved: Ints
     nothing: npt.NDArray[np.bool_]
+    firsts: Ints
+    every: Ints
     offsets: Ints
     products: npt.NDArray[np.float64]
     counters: Ints
@@ -102,10 +107,11 @@ class CountRoom(NamedTuple):
     work: RowWorkspace
 
 
-def room(network: int, variables: int, factors: int, scopes: int, links: int, entries: int) -> CountRoom:
+def room(network: int, states: int, variables: int, factors: int, scopes: int, links: int, entries: int) -> CountRoom:
     """Return memory for components.
 
     network: variables of the network.
+    states: of one of them at most.
     variables, factors: of the largest component.
     scopes: entries of the scopes of its factors; links: the sum of the squares of their lengths.
     entries: of its messages.
@@ -124,6 +130,8 @@ def room(network: int, variables: int, factors: int, scopes: int, links: int, en
         of=np.full(network, -1, dtype=np.int32),
         unobserved=np.full(variables, -1, dtype=np.int64),
         nothing=np.zeros(variables, dtype=np.bool_),
+        firsts=ints(variables),
+        every=np.arange(states),
         offsets=ints(MOST_STATES * factors),
         products=np.zeros(MOST_STATES),
         counters=ints(2, MOST_AXES),
@@ -208,10 +216,7 @@ def count(
             return at
         for i in range(last - first):
             room.local.places[i] = store.bases[start + i]
-        unobserved = room.local.unobserved[: factors.cards.size]
-        status[component] = _propagate(
-            factors, unobserved, planted, room.work, room.local.counters, store, component, log_values, sums
-        )
+        status[component] = _propagate(factors, planted, room.work, room.local, store, component, log_values, sums)
     return end
 
 
@@ -418,10 +423,9 @@ def _read_leaves(store: Any, first: int, counted: int, planned: Any, rows: int) 
 @part
 def _propagate(
     factors: Any,
-    unobserved: Any,
     planned: Any,
     work: Any,
-    counters: Any,
+    local: Any,
     store: Any,
     component: int,
     log_values: Any,
@@ -430,7 +434,8 @@ def _propagate(
     """Pass messages of a component up and down, and add its counts; return its status."""
     nodes, arena = planned.nodes, work.arena
     arena[0] = 1.0
-    status = collect(factors, unobserved, planned.position, nodes, work, log_values, component)
+    load_leaves(factors, local.unobserved, local.firsts, local.every, planned.position, nodes, work)
+    status = collect(nodes, work, log_values, component)
     if status == IMPOSSIBLE:
         log_values[component] = -np.inf
     if status != ANSWERED:
@@ -444,7 +449,7 @@ def _propagate(
     weight = store.weights[component, 0] + store.weights[component, 1]
     for number in range(nodes.counts[TABLES]):
         if nodes.tables[number, LEFT] < 0 and nodes.tables[number, WANTED]:
-            _add_family(factors, planned, number, weight, counters, arena, sums)
+            _add_family(factors, planned, number, weight, local.counters, arena, sums)
     return ANSWERED
 
 

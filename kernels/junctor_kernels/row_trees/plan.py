@@ -187,6 +187,13 @@ def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree
     rows: that share the tree.
     Returns False if the tables are too large.
     """
+    find_relevant(factors, states, soft, wanted, tree)
+    return bool(plan_relevant(factors, soft, wanted, rows, tree))
+
+
+@part
+def plan_relevant(factors: Any, soft: Any, wanted: Any, rows: int, tree: Any) -> bool:
+    """Plan the tree of some rows as `plan_rows` does; `find_relevant` has found their relevant variables."""
     best, criterion, noise, seed = np.inf, WEIGHTED_MIN_FILL, 0.0, np.uint64(0)
     tried = 0
     while True:
@@ -197,7 +204,7 @@ def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree
         else:
             jitter = JITTER
         tree.random[0] = np.uint64(tried)
-        fits = plan_row(factors, states, soft, wanted, again, rows, tree, jitter)
+        fits = _plan(factors, soft, wanted, again, rows, tree, jitter)
         operations = tree.nodes.work[MEAN_OPERATIONS] if fits else np.inf
         tried += 1
         last = operations
@@ -209,7 +216,7 @@ def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree
             break
     if last > best:
         tree.random[0] = seed
-        plan_row(factors, states, soft, wanted, criterion, rows, tree, noise)
+        _plan(factors, soft, wanted, criterion, rows, tree, noise)
     return best < np.inf
 
 
@@ -227,9 +234,14 @@ def plan_row(
     rows: that share the tree.
     tree: written.
     """
+    find_relevant(factors, states, soft, wanted, tree)
+    return bool(_plan(factors, soft, wanted, criterion, rows, tree, noise))
+
+
+@part
+def _plan(factors: Any, soft: Any, wanted: Any, criterion: int, rows: int, tree: Any, noise: float) -> bool:
+    """Plan the tree of relevant variables by one order; return False if its tables are too large."""
     nodes, position = tree.nodes, tree.position
-    # The bucket is the stack of the search: it has room for all variables, and is empty until elimination.
-    _find_relevant(factors, states, soft, wanted, position, tree.bucket)
     _order(factors, criterion, tree, noise)
     nodes.counts[TABLES] = nodes.counts[SCOPES] = 0
     # Only what the row uses is reset; all other memory keeps old rows.
@@ -259,11 +271,14 @@ def stride_of(factors: Any, factor: int, variable: int) -> int:
 
 
 @part
-def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: Any, waiting: Any) -> None:
+def find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, tree: Any) -> None:
     """Mark relevant unobserved variables with position 0, observed ones with -2, all others with -1.
 
-    In a Bayesian network only ancestors of evidence and of wanted variables are relevant (Shachter 1986).
+    In a Bayesian network only ancestors of evidence and of wanted variables are relevant (Shachter 1986). Arguments as
+    for `plan_row`.
     """
+    # The bucket is the stack of the search: it has room for all variables, and is empty until elimination.
+    position, waiting = tree.position, tree.bucket
     variables = position.size
     count = 0
     for v in range(variables):
@@ -306,7 +321,8 @@ def _takes_part(factors: Any, factor: int, position: Any) -> bool:
 def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
     """Number the variables by greedy elimination of the moral graph without the observed ones."""
     for v in range(tree.position.size):
-        tree.members[v] = tree.position[v] == 0
+        # Those relevant at the first order, which has numbered them.
+        tree.members[v] = tree.position[v] >= 0
     count = greedy(factors.graph, tree.members, factors.weights, criterion, noise, tree.random, tree.work, tree.order)
     for i in range(count):
         v = tree.order[i]

@@ -1,8 +1,8 @@
 """The row engine: every row of evidence is planned and propagated on its own in compiled code (Numba).
 
 Main function: `answer_rows`, called by `junctor.backends.row_trees`. Rows that observe different variables share
-nothing, but each row's evidence is cut out of the factors, and the rest is small. The tree of a row is a binary join
-tree (Shenoy 1997, `plan`).
+nothing, but each row's evidence, and every state that it makes impossible, is cut out of the factors, and the rest is
+small. The tree of a row is a binary join tree (Shenoy 1997, `plan`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from junctor_kernels.cpu.vectors import (
     spread8,
     store,
 )
+from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
 from junctor_kernels.row_trees.plan import (
     ARENA,
     BEHIND,
@@ -48,7 +49,9 @@ from junctor_kernels.row_trees.plan import (
     TABLES,
     UP,
     WANTED,
-    plan_rows,
+    Factors,
+    find_relevant,
+    plan_relevant,
 )
 
 # Every message is a contraction of two tables, out[kept] = sum over the rest of one[..] * other[..]. Messages go up
@@ -512,29 +515,42 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
 
 
 @part
-def _load(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, number: int) -> None:
-    """Copy the entries of a factor at the observed states into the table of a leaf."""
-    table = nodes.tables[number]
-    factor = table[FACTOR]
-    place = factors.places[factor]
-    axes = work.axes
-    length = table[LENGTH]
-    for at in range(factors.starts[factor], factors.starts[factor + 1]):
-        v = factors.scopes[at]
-        position = positions[v]
-        if position < 0:
-            place += states[v] * factors.strides[at]
-        else:
+def load_leaves(factors: Any, known: Any, firsts: Any, possible: Any, positions: Any, nodes: Any, work: Any) -> None:
+    """Copy the entries of factors at the possible states of their variables into the tables of leaves.
+
+    factors: of the network.
+    known: int64 [variables], the only possible state of a variable, for those without a position.
+    firsts, possible: int64, possible states of each variable, from its first place on.
+    positions: int64 [variables].
+    nodes, work: tables and numbers of the row.
+    """
+    given, tables, axes, arena = factors.starts.size - 1, nodes.tables, work.axes, work.arena
+    for number in range(nodes.counts[TABLES]):
+        table = tables[number]
+        factor, length, target = table[FACTOR], table[LENGTH], np.uint64(table[UP])
+        if table[LEFT] >= 0 or factor >= given:
+            continue
+        if factor == ONES:
+            for e in range(table[ENTRIES]):
+                arena[table[UP] + e] = 1.0
+            continue
+        place = factors.places[factor]
+        for at in range(factors.starts[factor], factors.starts[factor + 1]):
+            v = factors.scopes[at]
+            position = positions[v]
+            if position < 0:
+                place += known[v] * factors.strides[at]
+                continue
             for i in range(length):
                 if nodes.scopes[table[FIRST] + i] == position:
                     axes[i, SIZE], axes[i, ONE] = np.uint64(nodes.sizes[position]), np.uint64(factors.strides[at])
-    source, target = np.uint64(place), np.uint64(table[UP])
-    _gather(factors.values, work, length, source, target)
+                    axes[i, OTHER] = np.uint64(firsts[v])
+        _gather(factors.values, possible, work, length, np.uint64(place), target)
 
 
 @part
-def _gather(values: Any, work: Any, length: int, source: Any, target: Any) -> None:
-    """Copy a strided array of `length` axes (outermost first) into the arena."""
+def _gather(values: Any, possible: Any, work: Any, length: int, source: Any, target: Any) -> None:
+    """Copy the possible states of a strided array of `length` axes (outermost first) into the arena."""
     axes, counters, arena = work.axes, work.counters, work.arena
     u1 = np.uint64(1)
     if length == 0:
@@ -543,20 +559,22 @@ def _gather(values: Any, work: Any, length: int, source: Any, target: Any) -> No
     last = length - 1
     for i in range(length):
         counters[i] = np.uint64(0)
-    size, stride = axes[last, SIZE], axes[last, ONE]
+        source += axes[i, ONE] * np.uint64(possible[axes[i, OTHER]])
+    size, stride, first = axes[last, SIZE], axes[last, ONE], axes[last, OTHER]
+    source -= stride * np.uint64(possible[first])
     while True:
-        p = source
-        for _ in range(size):
-            arena[target] = values[p]
+        for j in range(size):
+            arena[target] = values[source + stride * np.uint64(possible[first + j])]
             target += u1
-            p += stride
         i = last - 1
         while i >= 0:
+            at = axes[i, OTHER] + counters[i]
+            source -= axes[i, ONE] * np.uint64(possible[at])
             counters[i] += u1
-            source += axes[i, ONE]
             if counters[i] < axes[i, SIZE]:
+                source += axes[i, ONE] * np.uint64(possible[at + u1])
                 break
-            source -= axes[i, SIZE] * axes[i, ONE]
+            source += axes[i, ONE] * np.uint64(possible[axes[i, OTHER]])
             counters[i] = np.uint64(0)
             i -= 1
         if i < 0:
@@ -564,91 +582,122 @@ def _gather(values: Any, work: Any, length: int, source: Any, target: Any) -> No
 
 
 @loops
-def answer_rows(factors: Any, evidence: Any, wanted: Any, starts: Any, first: int, room: Any, results: Any) -> int:
+def answer_rows(
+    factors: Any, zeros: Any, evidence: Any, wanted: Any, starts: Any, first: int, room: Any, results: Any
+) -> int:
     """Answer rows from `first` on; return the row that the arena is too small for, or the number of rows.
 
-    factors: of the network.
+    Where it returns a row, its tree is planned.
+
+    factors, zeros: of the network.
     evidence: states int64 [rows, variables] (-1: unobserved), soft int64 [rows, kinds] (variables with likelihoods, or
         -1), likelihoods float64 [rows, entries], places int64 [kinds], first column of each kind.
     wanted: bool [variables], whose posteriors are computed.
     starts: int64 [variables], offset of each posterior in a row of the results.
-    room: Tree and RowWorkspace.
+    room: Tree, Domains and RowWorkspace.
     results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows].
     """
     states, soft, likelihoods, places = evidence
-    tree, work = room
+    tree, domains, work = room
     posteriors, log_values, status = results
+    variables = domains.variables
+    narrowed = Factors(
+        variables[STATES],
+        factors.starts,
+        factors.scopes,
+        factors.strides,
+        factors.places,
+        factors.values,
+        factors.directed,
+        factors.graph,
+        variables[WEIGHT],
+        domains.means,
+    )
     for row in range(first, states.shape[0]):
-        if not plan_rows(factors, states[row], soft[row], wanted, 1, tree):
+        find_relevant(factors, states[row], soft[row], wanted, tree)
+        if not narrow(factors, zeros, states[row], soft[row], likelihoods[row], places, tree.position, domains):
+            status[row] = IMPOSSIBLE
+            continue
+        for v in range(states.shape[1]):
+            if variables[KNOWN, v] >= 0 and tree.position[v] >= 0:
+                tree.position[v] = -2
+        if not plan_relevant(narrowed, soft[row], wanted, 1, tree):
             status[row] = TOO_LARGE
             continue
         if tree.nodes.counts[ARENA] > work.arena.size:
             # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
             return row
-        _load_likelihoods(factors.starts.size - 1, likelihoods[row], places, tree.nodes, work.arena)
-        status[row] = _propagate(factors, states[row], wanted, starts, tree, work, posteriors[row], log_values, row)
+        known = _load_likelihoods(factors.starts.size - 1, soft[row], likelihoods[row], places, tree, domains, work)
+        status[row] = _propagate(factors, wanted, starts, tree, domains, work, posteriors[row], log_values, row)
+        log_values[row] += known
     return int(states.shape[0])
 
 
 @part
-def _load_likelihoods(given: int, likelihoods: Any, places: Any, nodes: Any, arena: Any) -> None:
+def _load_likelihoods(
+    given: int, soft: Any, likelihoods: Any, places: Any, tree: Any, domains: Any, work: Any
+) -> float:
+    """Write the likelihoods of a row; return the logarithm of those of variables with one possible state."""
+    nodes, states = tree.nodes, domains.states
     for number in range(nodes.counts[TABLES]):
         kind = nodes.tables[number, FACTOR] - given
         if kind >= 0:
-            place, entries = nodes.tables[number, UP], nodes.tables[number, ENTRIES]
-            for e in range(entries):
-                arena[place + e] = likelihoods[places[kind] + e]
+            place, first = nodes.tables[number, UP], domains.variables[FIRST_STATE, soft[kind]]
+            for e in range(nodes.tables[number, ENTRIES]):
+                work.arena[place + e] = likelihoods[places[kind] + states[first + e]]
+    known = 0.0
+    for kind in range(soft.size):
+        if soft[kind] >= 0 and tree.position[soft[kind]] == -2:
+            known += np.log(likelihoods[places[kind] + domains.variables[KNOWN, soft[kind]]])
+    return known
 
 
 @part
 def _propagate(
     factors: Any,
-    states: Any,
     wanted: Any,
     starts: Any,
     tree: Any,
+    domains: Any,
     work: Any,
     posteriors: Any,
     log_values: Any,
     row: int,
 ) -> int:
     """Pass messages up and down the tree of a row, write its posteriors, and return its status."""
-    nodes = tree.nodes
+    nodes, variables = tree.nodes, domains.variables
     # Entry 0 is the number 1, the operand of tables with one child.
     work.arena[0] = 1.0
-    status = collect(factors, states, tree.position, nodes, work, log_values, row)
+    load_leaves(factors, variables[KNOWN], variables[FIRST_STATE], domains.states, tree.position, nodes, work)
+    status = collect(nodes, work, log_values, row)
     if status != ANSWERED:
         return int(status)
     distribute(nodes, work)
     for v in range(wanted.size):
         if not wanted[v]:
             continue
-        # Observed: certain, whatever the tables say.
-        if states[v] >= 0:
-            for e in range(factors.cards[v]):
-                posteriors[starts[v] + e] = 0.0
-            posteriors[starts[v] + states[v]] = 1.0
-        elif not _read(nodes, work, tree.host[tree.position[v]], tree.position[v], starts[v], posteriors):
+        for e in range(factors.cards[v]):
+            posteriors[starts[v] + e] = 0.0
+        # Certain, whatever the tables say.
+        if variables[KNOWN, v] >= 0:
+            posteriors[starts[v] + variables[KNOWN, v]] = 1.0
+            continue
+        position = tree.position[v]
+        possible = domains.states[variables[FIRST_STATE, v] : variables[FIRST_STATE, v] + variables[STATES, v]]
+        if not _read(nodes, work, tree.host[position], position, starts[v], possible, posteriors):
             return DOUBTFUL
     return ANSWERED
 
 
 @part
-def collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, log_values: Any, row: int) -> int:
-    """Compute all messages up, and log P(e) of the row from the roots; return its status."""
+def collect(nodes: Any, work: Any, log_values: Any, row: int) -> int:
+    """Compute all messages up from those of the leaves, and log P(e) of the row from the roots; return its status."""
     tables, facts, arena = nodes.tables, work.facts, work.arena
-    given = factors.starts.size - 1
     exponents, logarithms = 0.0, 0.0
     for number in range(nodes.counts[TABLES]):
-        factor = tables[number, FACTOR]
         if tables[number, LEFT] >= 0:
             _message(nodes, work, tables[number, LEFT], UP, tables[number, RIGHT], UP, number, UP)
         else:
-            if factor == ONES:
-                for e in range(tables[number, ENTRIES]):
-                    arena[tables[number, UP] + e] = 1.0
-            elif factor < given:
-                _load(factors, states, positions, nodes, work, number)
             facts[number, LOST] = 0.0
             _rescale(work, tables[number, UP], tables[number, ENTRIES], number, 0)
         # Exponents are integers: their sum is exact.
@@ -683,13 +732,14 @@ def distribute(nodes: Any, work: Any) -> None:
 
 
 @part
-def _read(nodes: Any, work: Any, host: int, position: int, start: int, posteriors: Any) -> bool:
+def _read(nodes: Any, work: Any, host: int, position: int, start: int, possible: Any, posteriors: Any) -> bool:
     """Write the posterior of a position; return False if underflow may have moved too much of it.
 
     nodes, work: tables and numbers of the row.
     host: table to read from.
     position: to read.
     start: offset in `posteriors`.
+    possible: int64, states of the position; the others have been written.
     """
     arena, facts = work.arena, work.facts
     size = nodes.sizes[position]
@@ -704,7 +754,7 @@ def _read(nodes: Any, work: Any, host: int, position: int, start: int, posterior
     for e in range(size):
         total += arena[place + e]
     for e in range(size):
-        posteriors[start + e] = arena[place + e] / total
+        posteriors[start + possible[e]] = arena[place + e] / total
     lost = lost_up + lost_down + lost_up * lost_down
     if least_up * least_down < TINY:
         lost += TINY

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph
+from junctor_kernels.row_trees import domains as possible
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
@@ -58,6 +59,7 @@ class _Room:
     """Memory of a thread.
 
     tree: the tree of the current rows.
+    domains: possible states of one row.
     work: arena of the messages of one row, and workspace.
     lanes: messages of rows that share a tree; None before the first of them.
     most: entries that the arena may grow to.
@@ -65,6 +67,7 @@ class _Room:
     """
 
     tree: rowplan.Tree
+    domains: possible.Domains
     work: rowwise.RowWorkspace
     most: int
     lanes: together.Lanes | None = None
@@ -130,6 +133,7 @@ class RowEngine:
         self._targets = targets
         self._sizes = network.cardinalities
         self._factors = factors_of(network)
+        self._zeros = possible.zero_masks_of(self._factors)
         self._wanted = np.zeros(len(self._sizes), dtype=np.bool_)
         self._wanted[list(targets)] = True
         widths = np.where(self._wanted, self._sizes, 0)
@@ -141,7 +145,10 @@ class RowEngine:
         # At most one likelihood for each variable.
         leaves = len(network.factors) + len(self._sizes)
         trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads)]
-        self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
+        self._rooms = [
+            _Room(tree, possible.domains_for(self._factors, self._zeros), rowwise.work(1, len(tree.nodes.tables)), 0)
+            for tree in trees
+        ]
         self._lock = Lock()
         # The longest unused first.
         self._trees: dict[tuple[bytes, bytes, int], _SharedTree] = {}
@@ -233,11 +240,37 @@ class RowEngine:
         means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
-    def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
-        """Return the approximate seconds of a row with a tree of its own; infinite where its messages are too large."""
-        work = self.work(observed, soft)
-        seconds = work.operations * CPU.tree_operation + work.tables * TABLE_SECONDS
-        return seconds if work.room <= self.entries else math.inf
+    def works_alone(self, batch: EvidenceBatch, rows: Rows) -> list[RowWork]:
+        """Return the work of rows with a tree for each; infinite where tables are too large.
+
+        batch: evidence.
+        rows: int64, rows of the batch.
+        """
+        # What a row observes says little: the states that are left possible count.
+        states, soft = _Cells(batch, [_Task(rows)]).evidence(rows, self._sizes)
+        evidence, count = (np.ascontiguousarray(states.T), *soft), len(rows)
+        results = np.zeros((count, self._width)), np.zeros(count), np.full(count, UNTOUCHED, dtype=np.int64)
+        works = [RowWork(0.0, 0.0, 0.0)] * count
+        room = self._rooms[0]
+        room.planned, row = None, 0
+        # Without memory for messages, the kernel stops at every row that it has planned.
+        memory = room.tree, room.domains, rowwise.work(1, len(room.tree.nodes.tables))
+        while row < count:
+            row = rowwise.answer_rows(
+                self._factors, self._zeros, evidence, self._wanted, self._starts, row, memory, results
+            )
+            if row < count:
+                operations, entries = room.tree.nodes.work.tolist()
+                works[row] = RowWork(operations, entries, float(room.tree.nodes.counts[rowplan.TABLES]))
+                row += 1
+        for row in np.flatnonzero(results[2] == rowwise.TOO_LARGE).tolist():
+            works[row] = RowWork(math.inf, math.inf, math.inf)
+        return works
+
+    def seconds_alone(self, works: Sequence[RowWork]) -> float:
+        """Return the approximate seconds of rows with trees of their own, the mean; infinite where one is too large."""
+        seconds = sum(alone_seconds(work) for work in works) / len(works)
+        return seconds if all(work.room <= self.entries for work in works) else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
         """Write answers to rows with a tree for each, and return the rows that are left.
@@ -464,8 +497,8 @@ class RowEngine:
         evidence = np.ascontiguousarray(states.T), *soft
         row = 0
         while row < len(status):
-            both = (room.tree, room.work)
-            row = rowwise.answer_rows(self._factors, evidence, self._wanted, self._starts, row, both, results)
+            memory, how = (room.tree, room.domains, room.work), (self._wanted, self._starts)
+            row = rowwise.answer_rows(self._factors, self._zeros, evidence, *how, row, memory, results)
             if row < len(status):
                 needed = int(room.tree.nodes.counts[rowplan.ARENA])
                 if needed > room.most:
@@ -505,6 +538,12 @@ class _Cells:
         return states, (soft, likelihoods, places)
 
 
+def alone_seconds(work: RowWork) -> float:
+    """Return the seconds of a row with a tree of its own; infinite where it is too large."""
+    seconds = work.operations * CPU.tree_operation + work.tables * (TABLE_SECONDS + CPU.tree_plan)
+    return seconds if math.isfinite(seconds) else math.inf
+
+
 def block_rows(entries: float, tables: float) -> int:
     """Return how many rows are computed together at most: with messages of so many entries, of so many tables."""
     cached = BLOCK_BYTES // (8 * max(1.0, entries))
@@ -528,7 +567,8 @@ def room_bytes(network: Network, entries: int) -> int:
     # The graph, the rows of its neighbours where elimination adds edges, and its lists.
     links = sum(len(factor.scope) ** 2 for factor in network.factors)
     graph = 5 * links + 64 * variables
-    return 8 * (fixed + entries + graph + tables * (rowplan.MOST_AXES + rowplan.COLUMNS + 8))
+    tables *= rowplan.MOST_AXES + rowplan.COLUMNS + 8
+    return 8 * (fixed + entries + graph + tables) + possible.room_bytes(network.cardinalities, factors)
 
 
 def factors_of(network: Network) -> rowplan.Factors:

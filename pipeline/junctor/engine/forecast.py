@@ -20,7 +20,7 @@ from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup, patterns_of
 from junctor.engine.router import Router
 from junctor.engine.routes import Backend, Route
-from junctor.engine.tree_choice import shared_seconds
+from junctor.engine.tree_choice import shared_seconds, spread
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
@@ -227,10 +227,8 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
         trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, group.answered)]
         seconds = float(shared_seconds(trees[0], group.answered, group.patterns > 1))
     else:
-        sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
-        evidence = [(exact.pattern.sliced, exact.pattern.weighted) for exact in sample]
-        trees = [row_engine.work(*marks) for marks in evidence]
-        seconds = group.answered / len(sample) * sum(row_engine.seconds(*marks) for marks in evidence)
+        trees = row_engine.works_alone(batch, spread(group.rows, SAMPLED_ROWS))
+        seconds = group.answered * row_engine.seconds_alone(trees)
     share = group.answered / len(trees)
     # Rows with larger trees do without one: they get a plan.
     fitting = [(entries, tables) for _, entries, tables in trees if entries <= row_engine.entries]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import PatternPricer, Patterns
+from junctor.evidence.batch import EvidenceBatch
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 
@@ -23,8 +24,8 @@ Work = tuple[float, float, float]
 PLAIN_VARIABLE_SECONDS = CPU.numpy_variable
 ONCE_TABLE_SECONDS = CPU.compiling_table
 ONCE_ENTRY_SECONDS = CPU.compiling_entry
-# Patterns that are looked at for what a row of its own takes.
-SAMPLED_PATTERNS = 6
+# Rows that are looked at for what one with a tree of its own takes.
+SAMPLED_ROWS = 6
 
 
 def plain_seconds(plan: Plan) -> float:
@@ -74,8 +75,6 @@ def compiled_prices(
     return PatternPricer(row, once, lambda pattern: work(pattern)[1] * 8 < allowed, per_row, CPU.pattern_mark)
 
 
-def row_tree_seconds(rows: RowEngine, patterns: Patterns) -> float:
-    """Return the seconds of a row with a tree of its own, the mean over some patterns."""
-    # Evenly spread, because patterns are sorted by their rows, and rare ones may differ from common ones.
-    sampled = range(0, len(patterns.counts), -(-len(patterns.counts) // SAMPLED_PATTERNS))
-    return sum(rows.seconds(patterns.observed(p), patterns.soft(p)) for p in sampled) / len(sampled)
+def row_tree_seconds(rows: RowEngine, patterns: Patterns, batch: EvidenceBatch) -> float:
+    """Return the seconds of a row with a tree of its own, the mean over some of the rows of a batch."""
+    return rows.seconds_alone(rows.works_alone(batch, patterns.rows[:: -(-len(patterns.rows) // SAMPLED_ROWS)]))

@@ -22,6 +22,7 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import GPU_CHUNK_FORMATS, chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
+from junctor.backends.row_trees import alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.plans import plan_counts
@@ -49,7 +50,7 @@ from junctor.engine.smaller_plans import (
     rows_by_plan,
     smaller_plans,
 )
-from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
+from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds, spread
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.model.answers import answer_bytes, answer_width
@@ -260,7 +261,7 @@ class Router:
             choice = PatternChoice(patterns, prices, rows=valid)
         if choice is None or choice.seconds * rows > COMPILED_SECONDS * valid:
             # Enough work for better prices, and the row engine, to pay for being loaded.
-            per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
+            per_row = row_tree_seconds(self.row_engine, patterns, batch) if self._has_row_trees else math.inf
             prices = self._compiled_prices(per_row)
             choice = PatternChoice(patterns, prices, search=True, rows=valid)
         return choice
@@ -291,7 +292,7 @@ class Router:
 
             ahead.start("float32" if self.query.precision == "single" else "float64")
         if len(patterns.counts) > 1:
-            groups = TreeChoice(patterns, self.row_engine).groups()
+            groups = TreeChoice(batch, patterns, self.row_engine).groups()
         else:
             groups = [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows, tree=True)]
         chosen = [self._with_plan(group, batch) for group in self._deduplicated(groups, batch)]
@@ -305,20 +306,25 @@ class Router:
         if whole and group.unique is not None and not self._is_heavy(self.uses(group, batch)):
             # Without compiled code, which several patterns have loaded already.
             return replace(group, tree=False, per_row=False)
-        if group.answered < LANES:
-            # Too few for the lanes of a vector.
-            group = replace(group, tree=False, per_row=True)
         work = self.work(group.pattern)
+        row = float(shared_seconds(work, group.answered, mixed=False)) / group.answered
+        alone = alone_seconds(work)
+        if whole:
+            # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
+            sample = spread(group.rows, SAMPLED)
+            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(batch, sample))
+        # Too few do not fill the lanes of a vector.
+        if group.answered < LANES or alone < row:
+            group, row = replace(group, tree=False, per_row=True), alone
         if math.isinf(work.operations):
-            return replace(group, tree=False, per_row=False)
+            return group if alone < math.inf else replace(group, tree=False, per_row=False)
         if work.tables > MOST_PLANNED_TABLES:
             return group
         rows = self.uses(group, batch)
         once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
         operation, table = self.row_price
         plan = rows * (work.operations * operation + work.tables * table) + once
-        tree = shared_seconds(work, rows, mixed=False) if group.tree else rows * alone_seconds(work)
-        return replace(group, tree=False, per_row=False) if plan < tree else group
+        return replace(group, tree=False, per_row=False) if plan < rows * row else group
 
     def _are_few(self, batch: EvidenceBatch) -> bool:
         """Return True if all rows to come are known to be few."""

@@ -7,15 +7,15 @@ the router for batches on CPUs.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.row_trees import RowEngine, RowWork, block_rows
+from junctor.backends.row_trees import RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct, rows_that_observe
+from junctor.evidence.batch import EvidenceBatch
 
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
@@ -23,9 +23,11 @@ LANES = 8
 CHOICE_SHARE = 0.04
 # Counts of columns that tell groups apart, in the order in which they are tried.
 TRIED = (0, 10**9, 8, 2, 32, 4, 16, 1, 64, 12, 6, 3, 24, 48, 128)
+# Trials in a row that are no cheaper than the best, after which none follows.
+PATIENCE = 4
 # Groups whose trees stand for all groups of a trial, by their places among the rows.
 PLACES = (0.1, 0.5, 0.9)
-# Patterns that stand for the trees of single rows of a batch, and of a group.
+# Rows of a batch, and of a group, that stand for others with trees of their own.
 SAMPLED = 8
 SAMPLED_OF_GROUP = 3
 
@@ -63,11 +65,13 @@ def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> npt.NDArr
 class TreeChoice:
     """The cheapest groups of the rows of a batch that share trees.
 
+    batch: evidence.
     patterns: of the batch.
     engine: that plans trees.
     """
 
-    def __init__(self, patterns: Patterns, engine: RowEngine) -> None:
+    def __init__(self, batch: EvidenceBatch, patterns: Patterns, engine: RowEngine) -> None:
+        self._batch = batch
         self._patterns = patterns
         self._engine = engine
         rows = int(patterns.counts.sum())
@@ -81,8 +85,8 @@ class TreeChoice:
         trees = CHOICE_SHARE * rows * min(alone, 1e3) / (tables * CPU.tree_plan + CPU.tree_forecast)
         trial = len(PLACES) * (1 + SAMPLED_OF_GROUP)
         self._order = self._by_gain(share) if trees > 2 * trial else self._sometimes
-        tried = sorted({min(count, len(self._order)) for count in TRIED[: max(2, int(trees / trial))]})
-        self._best = min((self._trial(count) for count in tried), key=lambda trial: trial.seconds)
+        tried = dict.fromkeys(min(count, len(self._order)) for count in TRIED[: max(2, int(trees / trial))])
+        self._best = self._best_of(list(tried))
 
     @property
     def seconds(self) -> float:
@@ -103,6 +107,17 @@ class TreeChoice:
             rows = patterns.rows[alone[patterns.numbers]]
             result.append(PatternGroup(patterns.serving(patterns.marks[alone]), rows, int(alone.sum()), per_row=True))
         return result
+
+    def _best_of(self, counts: list[int]) -> _Trial:
+        """Return the cheapest trial, until several in a row are no cheaper: that many threads would wait for."""
+        best, before = self._trial(counts[0]), 0
+        for count in counts[1:]:
+            trial = self._trial(count)
+            before = 0 if trial.seconds < best.seconds else before + 1
+            best = min(best, trial, key=lambda each: each.seconds)
+            if before == PATIENCE:
+                break
+        return best
 
     def _trial(self, columns: int) -> _Trial:
         """Group the patterns by the first so many columns of the order."""
@@ -128,10 +143,9 @@ class TreeChoice:
         return _Trial(numbers, counts, together, float(np.where(together, seconds, alone).sum()))
 
     def _alone(self, members: Mask, most: int) -> tuple[float, float]:
-        """Return the mean seconds and tables of a row with a tree of its own, of some of the patterns evenly spread."""
-        patterns, numbers = self._patterns, np.flatnonzero(members)
-        sampled = numbers[:: -(-len(numbers) // most)]
-        works = [self._engine.work(patterns.observed(p), patterns.soft(p)) for p in sampled.tolist()]
+        """Return the mean seconds and tables of rows of some patterns with trees of their own, by some of them."""
+        rows = self._patterns.rows[members[self._patterns.numbers]]
+        works = self._engine.works_alone(self._batch, spread(rows, most))
         seconds, tables = np.mean([(alone_seconds(work), work.tables) for work in works], axis=0).tolist()
         return seconds, tables
 
@@ -159,7 +173,6 @@ class TreeChoice:
         return self._sometimes[np.argsort(-gain / split, kind="stable")]
 
 
-def alone_seconds(work: RowWork) -> float:
-    """Return the seconds of a row with a tree of its own; infinite where it is too large."""
-    seconds = work.operations * CPU.tree_operation + work.tables * (CPU.tree_table + CPU.tree_plan)
-    return seconds if math.isfinite(seconds) else math.inf
+def spread(rows: Rows, most: int) -> Rows:
+    """Return at most so many of some rows, evenly spread."""
+    return rows[:: -(-len(rows) // most)]

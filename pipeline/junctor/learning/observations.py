@@ -431,7 +431,8 @@ class _Propagation:
         return [order[begin:end] for begin, end in pairwise(sorted({0, len(order), *ends.tolist()}))]
 
     def _room(self, entries: int) -> kernel.CountRoom:
-        return kernel.room(len(self._families.cards), *self._largest, entries)
+        cards = self._families.cards
+        return kernel.room(len(cards), int(cards.max(initial=1)), *self._largest, entries)
 
 
 def most_entries(options: ComputeOptions, threads: int) -> int:
