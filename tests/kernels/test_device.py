@@ -100,6 +100,29 @@ def test_errors_of_the_runtime_have_names_of_their_own(monkeypatch: pytest.Monke
         CudaDevice()
 
 
+@pytest.mark.parametrize("end", ["", "the capture was invalidated"])
+def test_a_capture_that_fails_is_ended(cupy: Any, end: str) -> None:
+    class Recorded:
+        capturing = False
+
+        def begin_capture(self) -> None:
+            self.capturing = True
+
+        def end_capture(self) -> None:
+            self.capturing = False
+            if end:
+                raise cupy.cuda.runtime.CUDARuntimeError(end)
+
+    def enqueue() -> None:
+        assert stream.capturing
+        raise cupy.cuda.runtime.CUDARuntimeError("out of memory")
+
+    stream: Any = Recorded()
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="out of memory"):
+        CudaDevice().capture(stream, enqueue)
+    assert not stream.capturing
+
+
 def test_devices_reach_each_other_where_they_can(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("already enabled")

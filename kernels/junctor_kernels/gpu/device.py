@@ -423,7 +423,14 @@ class CudaDevice:
     def capture(self, stream: Stream, enqueue: Callable[[], None]) -> Graph:
         """Return what `enqueue` puts into a stream as a graph, which `launch(stream)` replays; nothing is run now."""
         stream.begin_capture()
-        enqueue()
+        try:
+            enqueue()
+        except BaseException:
+            # A capture that stays open refuses all that this process asks of the device from then on. Its end says that
+            # it is broken, too.
+            with suppress(self._runtime.CUDARuntimeError):
+                stream.end_capture()
+            raise
         return stream.end_capture()
 
     # Other devices.
