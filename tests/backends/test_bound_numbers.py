@@ -91,12 +91,14 @@ def test_a_plan_is_bound_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(Program, "_bind_all", None)
         assert_same(program_of(network), made)
-    # Other numbers, another pattern or number format, other code: numbers of their own.
+    # Other numbers, another pattern or number format, other code, another processor: numbers of their own.
     program_of(random_network(12, seed=2))
     program_of(network, observed=3)
     program_of(network, algebra=reference.SINGLE)
     program_of(network, threads=1)
-    assert [entry.kind for entry in cache.entries()] == ["bound"] * 5
+    monkeypatch.setattr(bound_numbers, "cpu_name", lambda: "another")
+    program_of(network)
+    assert [entry.kind for entry in cache.entries()] == ["bound"] * 6
 
 
 def test_a_strange_entry_is_passed_over(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.scaled_table import Floats, ScaledTable, Table
+from junctor.cost.model import cpu_name
 from junctor.model.network import Network
 from junctor.planning.plan import Plan, Potential, Reduce
 from junctor.runtime.cache import user_cache
@@ -81,7 +82,8 @@ def bound(
     cache = user_cache()
     if not cache.limit or len(plan.steps) < KEPT_STEPS or 8 * plan.shared_entries() > MOST_BYTES:
         return make()
-    what = BINDING, network.digest, plan.digest, algebra.name, compiled
+    # Processors differ in last bits, and machines may share a home.
+    what = BINDING, network.digest, plan.digest, algebra.name, compiled, cpu_name()
     key = hashlib.sha256(repr(what).encode()).hexdigest()
     found = cache.read(KIND, key, lambda content: _parsed(content, plan, algebra))
     if found is None:
