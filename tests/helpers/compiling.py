@@ -37,7 +37,10 @@ HOLD = "import sys\nfrom junctor_kernels.cpu.turns import Turn\nprint(Turn(sys.a
 
 
 def start(folder: Path, code: str, *args: str) -> subprocess.Popen[str]:
-    (folder / "module.py").write_text(MODULE)
+    module = folder / "module.py"
+    # Once: a process that is starting would read a file that is being written anew, and find nothing in it.
+    if not module.exists():
+        module.write_text(MODULE)
     path = os.pathsep.join([str(folder), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, "-c", code, *args]
