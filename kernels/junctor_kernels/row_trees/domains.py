@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import inlined, lowest_bit, part
+from junctor_kernels.cpu.jit import lowest_bit, part
 from junctor_kernels.orders.greedy import weights_of
 from junctor_kernels.row_trees.plan import MOST_AXES, Factors
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-BITS = 64
+BITS, LOG_BITS = 64, 6
 # A factor without zeros, or with more variables than trees have axes: nothing follows from it.
 NO_ZEROS = -1
 # Columns of `Domains.variables`: first state in `states`, number of possible ones, the only one (-1: several), log2 of
@@ -178,6 +178,9 @@ def narrow(
         domains.variables[IS_CHANGED, v] = 0
         _list_states(zeros, domains, v)
     domains.counts[CHANGED] = 0
+    while domains.counts[WAITING]:
+        # Left by a row that is impossible.
+        _next(domains)
     supported = domains.supported
     for v in range(states.size):
         if states[v] < 0:
@@ -186,7 +189,7 @@ def narrow(
             supported[word] = NOTHING
         _add(zeros, supported, v, states[v])
         if not _is_possible(zeros, domains.possible, v, states[v]):
-            return bool(_cleared(domains))
+            return False
         _keep(zeros, domains, v, -1)
     for kind in range(soft.size):
         v = soft[kind]
@@ -199,7 +202,7 @@ def narrow(
                 _add(zeros, supported, v, state)
         _keep(zeros, domains, v, -1)
         if domains.variables[STATES, v] == 0:
-            return bool(_cleared(domains))
+            return False
     return bool(_narrowed(factors, zeros, position, domains, False))
 
 
@@ -247,14 +250,14 @@ def _find_zeros(factors: Any, zeros: Any, factor: int) -> None:
             line += 1
 
 
-@inlined
+@part
 def _add(zeros: Any, words: Any, v: int, state: int) -> None:
-    words[zeros.words[v] + state // BITS] |= BIT << np.uint64(state % BITS)
+    words[zeros.words[v] + (state >> LOG_BITS)] |= BIT << np.uint64(state & (BITS - 1))
 
 
-@inlined
+@part
 def _is_possible(zeros: Any, words: Any, v: int, state: int) -> bool:
-    return bool((words[zeros.words[v] + state // BITS] >> np.uint64(state % BITS)) & BIT != NOTHING)
+    return bool((words[zeros.words[v] + (state >> LOG_BITS)] >> np.uint64(state & (BITS - 1))) & BIT != NOTHING)
 
 
 @part
@@ -272,7 +275,7 @@ def _list_states(zeros: Any, domains: Any, v: int) -> None:
     domains.variables[WEIGHT, v], domains.means[v] = zeros.weights[count], float(count)
 
 
-@inlined
+@part
 def _queue(domains: Any, factor: int) -> None:
     """Append a factor to the queue, a ring, if it is not there."""
     if not domains.queued[factor]:
@@ -282,7 +285,7 @@ def _queue(domains: Any, factor: int) -> None:
         domains.counts[WAITING] += 1
 
 
-@inlined
+@part
 def _next(domains: Any) -> int:
     """Take the first factor of the queue."""
     head = domains.counts[HEAD]
@@ -291,14 +294,6 @@ def _next(domains: Any) -> int:
     domains.counts[WAITING] -= 1
     domains.queued[factor] = False
     return int(factor)
-
-
-@inlined
-def _cleared(domains: Any) -> bool:
-    """Empty the queue; return False."""
-    while domains.counts[WAITING]:
-        _next(domains)
-    return False
 
 
 @part
@@ -335,7 +330,7 @@ def _narrowed(factors: Any, zeros: Any, position: Any, domains: Any, every: bool
             v = factors.scopes[at]
             _keep(zeros, domains, v, factor)
             if domains.variables[STATES, v] == 0:
-                return bool(_cleared(domains))
+                return False
     return True
 
 
@@ -399,7 +394,7 @@ def _find_supported(factors: Any, zeros: Any, domains: Any, factor: int) -> bool
             return False
 
 
-@inlined
+@part
 def _is_complete(zeros: Any, domains: Any, v: int) -> bool:
     """Return True if all possible states of a variable are supported."""
     same = True
