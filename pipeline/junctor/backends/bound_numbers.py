@@ -5,7 +5,6 @@ Main function: `bound`, called by `backends.numpy`; main class: BoundNumbers.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,17 +78,11 @@ def bound(
     compiled: whether large contractions are made in compiled code, which adds in another order.
     make: computes them.
     """
-    cache = user_cache()
-    if not cache.limit or len(plan.steps) < KEPT_STEPS or 8 * plan.shared_entries() > MOST_BYTES:
+    if len(plan.steps) < KEPT_STEPS or 8 * plan.shared_entries() > MOST_BYTES:
         return make()
     # Processors differ in last bits, and machines may share a home.
-    what = BINDING, network.digest, plan.digest, algebra.name, compiled, cpu_name()
-    key = hashlib.sha256(repr(what).encode()).hexdigest()
-    found = cache.read(KIND, key, lambda content: _parsed(content, plan, algebra))
-    if found is None:
-        found = make()
-        cache.write(KIND, key, _to_bytes(found))
-    return found
+    key = BINDING, network.digest, plan.digest, algebra.name, compiled, cpu_name()
+    return user_cache().kept(KIND, repr(key), lambda content: _parsed(content, plan, algebra), make, _to_bytes)
 
 
 def _to_bytes(numbers: BoundNumbers) -> bytes:

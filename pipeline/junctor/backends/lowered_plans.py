@@ -68,17 +68,12 @@ def lowered(
     def made() -> LoweredPlan:
         return LoweredPlan.of(Lowering(program, cases, state_rows, shapes, places))
 
-    cache = user_cache()
-    if not cache.limit or len(program.plan.steps) < KEPT_STEPS:
+    if len(program.plan.steps) < KEPT_STEPS:
         return made()
     # All that a lowering depends on: which entries are zero does on the network and on the number format.
     what = program.network.digest, program.plan.digest, program.algebra.name
     key = repr((*what, cases, state_rows, shapes, places))
-    found = cache.read(KIND, key, lambda content: _parsed(content, program))
-    if found is None:
-        found = made()
-        cache.write(KIND, key, _to_bytes(found))
-    return found
+    return user_cache().kept(KIND, key, lambda content: _parsed(content, program), made, _to_bytes)
 
 
 def _to_bytes(plan: LoweredPlan) -> bytes:

@@ -17,10 +17,10 @@ from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plan_work
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
-from junctor.engine.patterns import PatternGroup, patterns_of
+from junctor.engine.patterns import PatternGroup, patterns_of, spread
 from junctor.engine.router import Router
 from junctor.engine.routes import Backend, Route
-from junctor.engine.tree_choice import shared_seconds, spread
+from junctor.engine.tree_choice import shared_seconds
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree

@@ -5,7 +5,6 @@ Main class: KeptPlans, set up by the router.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import astuple
@@ -50,15 +49,14 @@ class KeptPlans:
         make: compiles the plan.
         All others: as of `compile_plan`.
         """
-        if not self._cache.limit or len(network.variables) < LEAST_VARIABLES or rows < LEAST_ROWS:
+        if len(network.variables) < LEAST_VARIABLES or rows < LEAST_ROWS:
             return make()
-        what = PLANNING, network.digest, sorted(pattern.sliced), sorted(pattern.weighted), targets, explain, rows
-        key = hashlib.sha256(repr(what).encode()).hexdigest()
-        found = self._cache.read(KIND, key, lambda content: _parsed(content, shape_of(network), pattern))
-        if found is None:
-            found = make()
-            self._cache.write(KIND, key, _to_bytes(found))
-        return found
+        key = PLANNING, network.digest, sorted(pattern.sliced), sorted(pattern.weighted), targets, explain, rows
+
+        def parse(content: bytes) -> Plan:
+            return _parsed(content, shape_of(network), pattern)
+
+        return self._cache.kept(KIND, repr(key), parse, make, _to_bytes)
 
 
 def _to_bytes(plan: Plan) -> bytes:

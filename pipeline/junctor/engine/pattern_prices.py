@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from junctor.cost.constants import CPU
-from junctor.engine.patterns import PatternPricer, Patterns
+from junctor.engine.patterns import PatternPricer, Patterns, spread
 from junctor.evidence.batch import EvidenceBatch
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
@@ -77,4 +77,4 @@ def compiled_prices(
 
 def row_tree_seconds(rows: RowEngine, patterns: Patterns, batch: EvidenceBatch) -> float:
     """Return the seconds of a row with a tree of its own, the mean over some of the rows of a batch."""
-    return rows.seconds_alone(rows.works_alone(batch, patterns.rows[:: -(-len(patterns.rows) // SAMPLED_ROWS)]))
+    return rows.seconds_alone(rows.works_alone(batch, spread(patterns.rows, SAMPLED_ROWS)))

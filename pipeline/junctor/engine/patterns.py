@@ -220,6 +220,11 @@ def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
     return Patterns(tuple(variables), len(variables), marks.T, np.ones(some.size, np.int64), np.arange(some.size), some)
 
 
+def spread(rows: Rows, most: int) -> Rows:
+    """Return at most so many of some rows, evenly spread."""
+    return rows[:: -(-len(rows) // most)]
+
+
 def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Pattern:
     """Return the pattern that serves all rows without likelihoods: what all of them observe is cut out.
 

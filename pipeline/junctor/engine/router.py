@@ -40,6 +40,7 @@ from junctor.engine.patterns import (
     rows_that_observe,
     sampled_patterns,
     serving_all,
+    spread,
     valid_rows,
 )
 from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
@@ -50,7 +51,7 @@ from junctor.engine.smaller_plans import (
     rows_by_plan,
     smaller_plans,
 )
-from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds, spread
+from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.model.answers import answer_bytes, answer_width

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from junctor.backends.row_trees import RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
-from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct, rows_that_observe
+from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct, rows_that_observe, spread
 from junctor.evidence.batch import EvidenceBatch
 
 # Rows of a vector: fewer are computed with lanes left empty.
@@ -171,8 +171,3 @@ class TreeChoice:
         gain = np.array([savings[patterns.variables[i]] for i in self._sometimes])
         split = np.minimum(share[self._sometimes], 1 - share[self._sometimes])
         return self._sometimes[np.argsort(-gain / split, kind="stable")]
-
-
-def spread(rows: Rows, most: int) -> Rows:
-    """Return at most so many of some rows, evenly spread."""
-    return rows[:: -(-len(rows) // most)]

@@ -93,6 +93,27 @@ class Cache:
             os.utime(path)
         return content
 
+    def kept(
+        self,
+        kind: str,
+        key: str,
+        parse: Callable[[bytes], Content],
+        make: Callable[[], Content],
+        to_bytes: Callable[[Content], bytes],
+    ) -> Content:
+        """Return what an entry holds; without one, what `make` returns, which is kept.
+
+        kind, key, parse: as of `read`.
+        to_bytes: of what is made, which `parse` reads.
+        """
+        if not self.limit:
+            return make()
+        found = self.read(kind, key, parse)
+        if found is None:
+            found = make()
+            self.write(kind, key, to_bytes(found))
+        return found
+
     def write(self, kind: str, key: str, content: bytes) -> None:
         """Keep an entry, whole or not at all; an older one of that key is replaced."""
         if not self._writes or len(content) > LARGEST_SHARE * self.limit:
