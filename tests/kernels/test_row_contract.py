@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor_kernels.row_trees.contract import contract
 from junctor_kernels.row_trees.plan import BEHIND
-from junctor_kernels.row_trees.propagate import contract, work
+from junctor_kernels.row_trees.propagate import work
 
 # Which of both operands and the result have an axis.
-KINDS = [(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0)]
+KINDS = [(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
 
 
 @st.composite
@@ -41,7 +42,8 @@ def test_any_axes_against_numpy(zeros: float, axes: list[tuple[int, tuple[int, i
     letters = "abcde"[: len(axes)][::-1]
     names = ["".join(n for n, (_, kind) in zip(letters, reversed(axes), strict=True) if kind[t]) for t in range(3)]
     one, other = (before[places[t] : places[t] + entries[t]].reshape(shapes[t]) for t in range(2))
-    expected = np.einsum(f"{names[0]},{names[1]}->{names[2]}", one, other).reshape(-1)
+    # Ones, for axes that neither operand has.
+    expected = np.einsum(f"{','.join(names)}->{names[2]}", one, other, np.ones(shapes[2])).reshape(-1)
     end = places[2] + entries[2]
     np.testing.assert_allclose(memory.arena[places[2] : end], expected, rtol=1e-13, atol=0)
     # Nothing else has changed, but for what a vector reaches behind the result.

@@ -16,7 +16,8 @@ from numba.extending import intrinsic, models, register_model
 
 # Width of a vector: AVX-512, or else AVX2, which LLVM splits where registers are narrower. Results do not depend on it:
 # lanes are different entries or cases, never parts of one sum.
-BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+_IS_AVX512 = bool(binding.get_host_cpu_features().get("avx512f"))
+BYTES = 64 if _IS_AVX512 else 32
 
 
 class Vector(types.Type):  # type: ignore[misc]
@@ -117,6 +118,27 @@ def _pair_sums(_typing: Any, one: Any, _two: Any, _three: Any, _four: Any) -> An
         return builder.fadd(lanes(low, high, 0, 1, 4, 5), lanes(low, high, 2, 3, 6, 7))
 
     return one(one, one, one, one), code
+
+
+def _permuted(_typing: Any, vector: Any, _word: Any) -> Any:
+    """Return a vector of eight float64 whose lane i is lane (byte i of a word, at most 7) of another one."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        lanes = ir.VectorType(ir.IntType(64), 8)
+        sources = builder.zext(builder.bitcast(args[1], ir.VectorType(ir.IntType(8), 8)), lanes)
+        kind = args[0].type
+        if _IS_AVX512:
+            # LLVM finds no instruction for lanes that are taken one by one.
+            name, signature = "llvm.x86.avx512.permvar.df.512", ir.FunctionType(kind, [kind, lanes])
+            return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), [args[0], sources])
+        result = ir.Constant(kind, ir.Undefined)
+        for i in range(8):
+            lane = ir.Constant(ir.IntType(32), i)
+            number = builder.extract_element(args[0], builder.extract_element(sources, lane))
+            result = builder.insert_element(result, number, lane)
+        return result
+
+    return vector(vector, types.uint64), code
 
 
 def _load_at(_typing: Any, number: Any, _address: Any) -> Any:
@@ -220,6 +242,7 @@ load, store, spread, multiply_add = _loader(), intrinsic(_store), _spreader(), i
 above_zero = intrinsic(_above_zero)
 load4, load8, spread4, spread8 = _loader(4), _loader(8), _spreader(4), _spreader(8)
 first_lanes, pair_sums = intrinsic(_first_lanes), intrinsic(_pair_sums)
+permuted = intrinsic(_permuted)
 load_at, spread_at, pick_at, store_at = map(intrinsic, (_load_at, _spread_at, _pick_at, _store_at))
 add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
 subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")
@@ -234,11 +257,12 @@ def _folded(comparison: str, doc: str) -> Any:
 
     def fold(_typing: Any, vector: Any) -> Any:
         def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            numbers = [builder.extract_element(args[0], ir.Constant(ir.IntType(32), i)) for i in range(vector.lanes)]
-            while len(numbers) > 1:
-                pairs = zip(numbers[::2], numbers[1::2], strict=True)
-                numbers = [builder.select(builder.fcmp_ordered(comparison, one, two), one, two) for one, two in pairs]
-            return numbers[0]
+            found, lanes = args[0], vector.lanes
+            while lanes > 1:
+                lanes //= 2
+                one, two = (_part(builder, found, first, lanes) for first in (0, lanes))
+                found = builder.select(builder.fcmp_ordered(comparison, one, two), one, two)
+            return builder.extract_element(found, ir.Constant(ir.IntType(32), 0))
 
         return vector.dtype(vector), code
 
@@ -261,6 +285,12 @@ def _lanes_total(_typing: Any, vector: Any) -> Any:
 lanes_total, wide8 = intrinsic(_lanes_total), intrinsic(_wide8)
 highest = _folded(">", "Return the largest number of a vector.")
 lowest = _folded("<", "Return the smallest number of a vector.")
+
+
+def _part(builder: Any, vector: Any, first: int, lanes: int) -> Any:
+    """Return some neighbouring lanes of a vector."""
+    chosen = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(first, first + lanes)))
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
 
 
 def _place(context: Any, builder: Any, kind: Any, args: Any, vector: Any) -> Any:

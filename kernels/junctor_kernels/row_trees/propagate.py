@@ -13,24 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float, jit
+from junctor_kernels.cpu.jit import as_bits, as_float
 from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
-from junctor_kernels.cpu.vectors import (
-    add,
-    first_lanes,
-    highest,
-    larger,
-    least_above_zero,
-    load4,
-    load8,
-    lowest,
-    multiply_add,
-    pair_sums,
-    spread4,
-    spread8,
-    store,
-)
+from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
+from junctor_kernels.row_trees.contract import ONE, OTHER, OUT, ROWS, SIZE, contract, write_axes
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -41,7 +28,6 @@ from junctor_kernels.row_trees.plan import (
     FIRST,
     LEFT,
     LENGTH,
-    MOST_AXES,
     ONES,
     PARENT,
     RIGHT,
@@ -62,7 +48,6 @@ from junctor_kernels.row_trees.plan import (
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
 loops, part = partial(_loops, fastmath={"contract"}), partial(_part, fastmath={"contract"})
-inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
 # Status of a row: DOUBTFUL rows need a wider number format, TOO_LARGE ones another backend.
 ANSWERED, IMPOSSIBLE, DOUBTFUL, TOO_LARGE = 0, 1, 2, 3
@@ -75,16 +60,14 @@ DOWNWARD = 3
 LOSS_TOLERANCE = 1e-14
 TINY = float(np.finfo(np.float64).tiny)
 LOG_2 = float(np.log(2.0))
-# Axes of a contraction: entries, then the stride in each operand and in the result; innermost first.
-SIZE, ONE, OTHER, OUT = 0, 1, 2, 3
 
 
 class RowWorkspace(NamedTuple):
     """Memory for the numbers of a row.
 
     arena: all messages.
-    axes: [axes, 4] of a contraction; unsigned, so that Numba omits the test for negative indices.
-    counters: index along each axis.
+    axes: [ROWS, 4] of `contract`; unsigned, so that Numba omits the test for negative indices.
+    counters: [ROWS], index along each axis.
     facts: [tables, 6], scale and bounds of messages.
     """
 
@@ -96,344 +79,12 @@ class RowWorkspace(NamedTuple):
 
 def work(entries: int, tables: int) -> RowWorkspace:
     """Return memory for rows whose messages have so many entries, in so many tables."""
-    # A contraction has at most the axes of its three tables.
     return RowWorkspace(
         np.zeros(entries),
-        np.zeros((3 * MOST_AXES, 4), dtype=np.uint64),
-        np.zeros(3 * MOST_AXES, dtype=np.uint64),
+        np.zeros((ROWS, 4), dtype=np.uint64),
+        np.zeros(ROWS, dtype=np.uint64),
         np.zeros((tables, 6)),
     )
-
-
-@loops
-def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
-    """Write the contraction of two tables to a third; up to 7 entries behind that one are overwritten.
-
-    arena: of all tables.
-    axes, counters: of a RowWorkspace; the first `groups` axes count.
-    one, other, out: offsets of the tables.
-    """
-    zero, unit = np.uint64(0), np.uint64(1)
-    # Dot products where the innermost axis is eliminated; else the first eliminated axis becomes the inner loop, with
-    # results in registers.
-    dots = axes[0, OUT] == zero and axes[0, SIZE] > unit
-    loop = 1
-    while not dots and loop < groups and axes[loop, OUT] != zero:
-        loop += 1
-    # The first axis that is left is a loop around it.
-    around = 2 if loop == 1 else 1
-    terms = _axis(axes, groups, loop)
-    lines = _axis(axes, groups, around)
-    # Sums over further axes are added to what is there.
-    adds = dots and terms[OUT] == zero and terms[SIZE] > unit
-    for g in range(1, groups):
-        counters[g] = zero
-        adds |= g != loop and axes[g, OUT] == zero
-    if adds:
-        entries = unit
-        for g in range(groups):
-            if axes[g, OUT] != zero:
-                entries *= axes[g, SIZE]
-        for e in range(out, out + entries):
-            arena[e] = 0.0
-    a, b, c = one, other, out
-    size, sa, sb = axes[0, SIZE], axes[0, ONE], axes[0, OTHER]
-    while True:
-        if dots:
-            _dots(arena, a, b, c, size, sa, sb, terms, lines, adds)
-        elif sa != zero and sb != zero:
-            _products(arena, a, b, c, size, terms, lines, adds)
-        elif sa != zero:
-            _multiples(arena, a, b, c, size, terms, lines, adds)
-        elif sb != zero:
-            _multiples(arena, b, a, c, size, _swapped(terms), _swapped(lines), adds)
-        else:
-            _constant(arena, a, b, c, size, terms, lines, adds)
-        g = around + 1
-        while g < groups:
-            if g != loop:
-                counters[g] += unit
-                a += axes[g, ONE]
-                b += axes[g, OTHER]
-                c += axes[g, OUT]
-                if counters[g] < axes[g, SIZE]:
-                    break
-                a -= axes[g, SIZE] * axes[g, ONE]
-                b -= axes[g, SIZE] * axes[g, OTHER]
-                c -= axes[g, SIZE] * axes[g, OUT]
-                counters[g] = zero
-            g += 1
-        if g >= groups:
-            return
-
-
-@inlined
-def _axis(axes: Any, groups: int, axis: int) -> Any:
-    """Return the entries and strides of an axis, one entry where there is none."""
-    if axis < groups:
-        return axes[axis, SIZE], axes[axis, ONE], axes[axis, OTHER], axes[axis, OUT]
-    return np.uint64(1), np.uint64(0), np.uint64(0), np.uint64(0)
-
-
-@inlined
-def _swapped(axis: Any) -> Any:
-    """Return an axis with the operands exchanged."""
-    return axis[SIZE], axis[OTHER], axis[ONE], axis[OUT]
-
-
-@inlined
-def _put4(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
-    """Write the first `left` of four sums, and anything behind them, or add them to what is there."""
-    if adds:
-        sums = add(load4(arena, at), first_lanes(sums, left))
-    store(arena, at, sums)
-
-
-@inlined
-def _put8(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
-    """Write the first `left` of eight sums, and anything behind them, or add them to what is there."""
-    if adds:
-        sums = add(load8(arena, at), first_lanes(sums, left))
-    store(arena, at, sums)
-
-
-# Loops over vectors of eight or four neighbouring entries; the last one has entries that do not belong to the table.
-
-
-@part
-def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, j] = sum over t of one[l, t, j] * other[l, t, j]."""
-    count, step_a, step_b = terms[SIZE], terms[ONE], terms[OTHER]
-    four, eight = np.uint64(4), np.uint64(8)
-    for _ in range(lines[SIZE]):
-        j = np.uint64(0)
-        # Two sums at a time: one alone would wait for every addition.
-        while j + eight + eight <= size:
-            x = y = spread8(0.0)
-            p, q = a + j, b + j
-            for _ in range(count):
-                x = multiply_add(load8(arena, p), load8(arena, q), x)
-                y = multiply_add(load8(arena, p + eight), load8(arena, q + eight), y)
-                p += step_a
-                q += step_b
-            _put8(arena, c + j, x, eight, adds)
-            _put8(arena, c + j + eight, y, eight, adds)
-            j += eight + eight
-        while j + four < size:
-            x = spread8(0.0)
-            p, q = a + j, b + j
-            for _ in range(count):
-                x = multiply_add(load8(arena, p), load8(arena, q), x)
-                p += step_a
-                q += step_b
-            _put8(arena, c + j, x, size - j, adds)
-            j += eight
-        if j < size:
-            z = spread4(0.0)
-            p, q = a + j, b + j
-            for _ in range(count):
-                z = multiply_add(load4(arena, p), load4(arena, q), z)
-                p += step_a
-                q += step_b
-            _put4(arena, c + j, z, size - j, adds)
-        a += lines[ONE]
-        b += lines[OTHER]
-        c += lines[OUT]
-
-
-@part
-def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, j] = sum over t of one[l, t, j] * other[l, t]; terms whose factor is zero are skipped."""
-    count, step_a, step_b = terms[SIZE], terms[ONE], terms[OTHER]
-    four, eight = np.uint64(4), np.uint64(8)
-    for _ in range(lines[SIZE]):
-        j = np.uint64(0)
-        while j + eight + eight <= size:
-            x = y = spread8(0.0)
-            p, q = a + j, b
-            for _ in range(count):
-                f = arena[q]
-                if f != 0.0:
-                    x = multiply_add(load8(arena, p), spread8(f), x)
-                    y = multiply_add(load8(arena, p + eight), spread8(f), y)
-                p += step_a
-                q += step_b
-            _put8(arena, c + j, x, eight, adds)
-            _put8(arena, c + j + eight, y, eight, adds)
-            j += eight + eight
-        while j + four < size:
-            x = spread8(0.0)
-            p, q = a + j, b
-            for _ in range(count):
-                f = arena[q]
-                if f != 0.0:
-                    x = multiply_add(load8(arena, p), spread8(f), x)
-                p += step_a
-                q += step_b
-            _put8(arena, c + j, x, size - j, adds)
-            j += eight
-        if j < size:
-            z = spread4(0.0)
-            p, q = a + j, b
-            for _ in range(count):
-                f = arena[q]
-                if f != 0.0:
-                    z = multiply_add(load4(arena, p), spread4(f), z)
-                p += step_a
-                q += step_b
-            _put4(arena, c + j, z, size - j, adds)
-        a += lines[ONE]
-        b += lines[OTHER]
-        c += lines[OUT]
-
-
-@part
-def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, j] = sum over t of one[l, t] * other[l, t]."""
-    for _ in range(lines[SIZE]):
-        x = 0.0
-        p, q = a, b
-        for _ in range(terms[SIZE]):
-            x += arena[p] * arena[q]
-            p += terms[ONE]
-            q += terms[OTHER]
-        for j in range(size):
-            arena[c + j] = arena[c + j] + x if adds else x
-        a += lines[ONE]
-        b += lines[OTHER]
-        c += lines[OUT]
-
-
-@part
-def _dots(arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, t] = sum over j of one[l, t, j] * other[l, t, j], where an operand may not have j."""
-    zero, unit, four = np.uint64(0), np.uint64(1), np.uint64(4)
-    count, step_a, step_b, step_c = terms
-    for _ in range(lines[SIZE]):
-        p, q, r, t = a, b, c, zero
-        if sa != zero and sb != zero:
-            # Neighbouring results, so that four of them are a vector.
-            while step_c == unit and t + four <= count:
-                x = _four_dots(arena, p, q, size, step_a, step_b)
-                _put4(arena, r, x, four, adds)
-                p, q, r, t = p + four * step_a, q + four * step_b, r + four, t + four
-            while t < count:
-                x = _dot(arena, p, q, size)
-                arena[r] = arena[r] + x if adds else x
-                p, q, r, t = p + step_a, q + step_b, r + step_c, t + unit
-        else:
-            while t < count:
-                x = _total(arena, p, size) * arena[q] if sa != zero else _total(arena, q, size) * arena[p]
-                arena[r] = arena[r] + x if adds else x
-                p, q, r, t = p + step_a, q + step_b, r + step_c, t + unit
-        a += lines[ONE]
-        b += lines[OTHER]
-        c += lines[OUT]
-
-
-# A dot product is four sums, of every fourth term, the last terms among the first of them: one alone would wait for
-# every addition.
-
-
-@inlined
-def _four_dots(arena: Any, p: Any, q: Any, size: Any, step_a: Any, step_b: Any) -> Any:
-    """Return the dot products of four rows, `step_a` and `step_b` entries apart."""
-    unit, four = np.uint64(1), np.uint64(4)
-    p1, p2, p3 = p + step_a, p + step_a + step_a, p + step_a + step_a + step_a
-    q1, q2, q3 = q + step_b, q + step_b + step_b, q + step_b + step_b + step_b
-    x0 = x1 = x2 = x3 = spread4(0.0)
-    j = np.uint64(0)
-    while j + four <= size:
-        x0 = multiply_add(load4(arena, p + j), load4(arena, q + j), x0)
-        x1 = multiply_add(load4(arena, p1 + j), load4(arena, q1 + j), x1)
-        x2 = multiply_add(load4(arena, p2 + j), load4(arena, q2 + j), x2)
-        x3 = multiply_add(load4(arena, p3 + j), load4(arena, q3 + j), x3)
-        j += four
-    while j < size:
-        x0 = multiply_add(first_lanes(load4(arena, p + j), unit), first_lanes(load4(arena, q + j), unit), x0)
-        x1 = multiply_add(first_lanes(load4(arena, p1 + j), unit), first_lanes(load4(arena, q1 + j), unit), x1)
-        x2 = multiply_add(first_lanes(load4(arena, p2 + j), unit), first_lanes(load4(arena, q2 + j), unit), x2)
-        x3 = multiply_add(first_lanes(load4(arena, p3 + j), unit), first_lanes(load4(arena, q3 + j), unit), x3)
-        j += unit
-    return pair_sums(x0, x1, x2, x3)
-
-
-@inlined
-def _dot(arena: Any, p: Any, q: Any, size: Any) -> float:
-    """Return the dot product of two rows."""
-    unit, u2, u3, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-    x0 = x1 = x2 = x3 = 0.0
-    j = np.uint64(0)
-    while j + four <= size:
-        x0 += arena[p + j] * arena[q + j]
-        x1 += arena[p + j + unit] * arena[q + j + unit]
-        x2 += arena[p + j + u2] * arena[q + j + u2]
-        x3 += arena[p + j + u3] * arena[q + j + u3]
-        j += four
-    while j < size:
-        x0 += arena[p + j] * arena[q + j]
-        j += unit
-    return (x0 + x1) + (x2 + x3)
-
-
-@inlined
-def _total(arena: Any, p: Any, size: Any) -> float:
-    """Return the sum of a row."""
-    unit, u2, u3, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-    x0 = x1 = x2 = x3 = 0.0
-    j = np.uint64(0)
-    while j + four <= size:
-        x0 += arena[p + j]
-        x1 += arena[p + j + unit]
-        x2 += arena[p + j + u2]
-        x3 += arena[p + j + u3]
-        j += four
-    while j < size:
-        x0 += arena[p + j]
-        j += unit
-    return (x0 + x1) + (x2 + x3)
-
-
-@part
-def _write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
-    """Write the axes of a contraction, innermost first, neighbours in the same tables merged; return their number.
-
-    scopes, sizes: of the tree.
-    axes: written.
-    one, other, out: (first, length) of the scope of each table.
-    """
-    i, j, k = one[0] + one[1] - 1, other[0] + other[1] - 1, out[0] + out[1] - 1
-    stride_i = stride_j = stride_k = np.uint64(1)
-    zero = np.uint64(0)
-    groups, before = 0, 0
-    while i >= one[0] or j >= other[0] or k >= out[0]:
-        position = np.int64(-1)
-        if i >= one[0]:
-            position = scopes[i]
-        if j >= other[0]:
-            position = max(position, scopes[j])
-        if k >= out[0]:
-            position = max(position, scopes[k])
-        size = np.uint64(sizes[position])
-        sa = sb = sc = zero
-        kind = 0
-        if i >= one[0] and scopes[i] == position:
-            sa, stride_i, kind, i = stride_i, stride_i * size, kind + 1, i - 1
-        if j >= other[0] and scopes[j] == position:
-            sb, stride_j, kind, j = stride_j, stride_j * size, kind + 2, j - 1
-        if k >= out[0] and scopes[k] == position:
-            sc, stride_k, kind, k = stride_k, stride_k * size, kind + 4, k - 1
-        # `kind` is the set of tables with this axis; equal neighbours are contiguous in all of them.
-        if kind == before:
-            axes[groups - 1, SIZE] *= size
-        else:
-            axes[groups, SIZE], axes[groups, ONE], axes[groups, OTHER], axes[groups, OUT] = size, sa, sb, sc
-            groups += 1
-            before = kind
-    if groups == 0:
-        axes[0, SIZE], axes[0, ONE], axes[0, OTHER], axes[0, OUT] = np.uint64(1), zero, zero, zero
-        groups = 1
-    return groups
 
 
 @part
@@ -451,12 +102,12 @@ def _message(
     scope_other, place_other, lost_other, least_other = _operand(tables, facts, other, other_column)
     place, entries = tables[out, out_column], tables[out, ENTRIES]
     scope = (tables[out, FIRST], tables[out, LENGTH])
-    groups = _write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
-    contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
+    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
     # (1 + one) (1 + other) - 1, without cancellation.
     lost = lost_one + lost_other + lost_one * lost_other
     if lost > 0 or least_one * least_other < TINY:
         lost = _terms(work.axes, groups) * (lost + TINY * (1 + lost))
+    contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
     side = DOWNWARD * (out_column == DOWN)
     facts[out, LOST + side] = lost
     _rescale(work, place, entries, out, side)
@@ -486,12 +137,20 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
     """Write the facts of a message; one number, or largest entries far from 1, are first brought into [0.5, 1)."""
     arena, facts = work.arena, work.facts
     high, low = spread8(0.0), spread8(np.inf)
-    for e in range(place, place + entries - 7, 8):
-        line = load8(arena, e)
+    # Two vectors at a time: every comparison waits for the one before.
+    high_too, low_too = high, low
+    at, end = np.uint64(place), np.uint64(place + entries)
+    eight, sixteen = np.uint64(8), np.uint64(16)
+    while at + sixteen <= end:
+        line, next_line = load8(arena, at), load8(arena, at + eight)
         high, low = larger(line, high), least_above_zero(low, line)
-    rest = entries % 8
-    line = first_lanes(load8(arena, place + entries - rest), rest)
-    high, low = larger(line, high), least_above_zero(low, line)
+        high_too, low_too = larger(next_line, high_too), least_above_zero(low_too, next_line)
+        at += sixteen
+    while at < end:
+        line = first_lanes(load8(arena, at), end - at)
+        high, low = larger(line, high), least_above_zero(low, line)
+        at += eight
+    high, low = larger(high_too, high), least_above_zero(low, low_too)
     largest, least = as_bits(highest(high)), lowest(low)
     facts[number, EXPONENT + side], facts[number, LEAST + side] = 0.0, 1.0
     if largest == np.uint64(0):
@@ -561,11 +220,18 @@ def _gather(values: Any, possible: Any, work: Any, length: int, source: Any, tar
         counters[i] = np.uint64(0)
         source += axes[i, ONE] * np.uint64(possible[axes[i, OTHER]])
     size, stride, first = axes[last, SIZE], axes[last, ONE], axes[last, OTHER]
-    source -= stride * np.uint64(possible[first])
+    # Neighbouring entries are copied without a look at each state.
+    in_line = stride == u1 and np.uint64(possible[first + size - u1] - possible[first]) == size - u1
+    if not in_line:
+        source -= stride * np.uint64(possible[first])
     while True:
-        for j in range(size):
-            arena[target] = values[source + stride * np.uint64(possible[first + j])]
-            target += u1
+        if in_line:
+            for j in range(size):
+                arena[target + j] = values[source + j]
+        else:
+            for j in range(size):
+                arena[target + j] = values[source + stride * np.uint64(possible[first + j])]
+        target += size
         i = last - 1
         while i >= 0:
             at = axes[i, OTHER] + counters[i]
@@ -748,7 +414,7 @@ def _read(nodes: Any, work: Any, host: int, position: int, start: int, possible:
     nodes.scopes[nodes.counts[SCOPES]] = position
     scope, up, lost_up, least_up = _operand(nodes.tables, facts, host, UP)
     _, down, lost_down, least_down = _operand(nodes.tables, facts, host, DOWN)
-    groups = _write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
+    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
     contract(arena, work.axes, work.counters, groups, up, down, np.uint64(place))
     total = 0.0
     for e in range(size):
