@@ -23,6 +23,8 @@ from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Va
 from junctor.model.query import Query
 from junctor_kernels.row_trees import lanes
 from junctor_kernels.row_trees import plan as rowplan
+from junctor_kernels.row_trees.lanes import WIDTH
+from junctor_kernels.row_trees.plan import MOST_TOGETHER
 
 ROOM = 1 << 28
 
@@ -250,3 +252,20 @@ def test_rows_whose_numbers_underflow_are_left() -> None:
     answers = blank(network, batch, range(5))
     assert RowEngine(network, range(5), ROOM).answer(batch, np.arange(1), answers).tolist() == [0]
     assert answers.status[0] == -1
+
+
+@given(st.floats(1, 1e12), st.floats(1, 1e6), st.booleans())
+def test_rows_of_a_block_fill_vectors_and_lie_apart_in_the_cache(entries: float, tables: float, mixed: bool) -> None:
+    rows = row_trees.block_rows(entries, tables, mixed)
+    assert 0 <= rows <= MOST_TOGETHER
+    # No more bytes than planned, but for rows with few numbers in each table, which may be more.
+    assert 8 * entries * rows <= row_trees.BLOCK_BYTES or rows <= row_trees.FEW_NUMBERS_ROWS
+    if not mixed and rows >= WIDTH:
+        assert rows % WIDTH == 0
+        assert 8 * rows % row_trees.ALIASED_BYTES
+
+
+def test_rows_of_larger_tables_are_fewer_in_a_block() -> None:
+    rows = [row_trees.block_rows(1000 * size, 1000, mixed=False) for size in (1, 10, 100, 1000)]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[0] > 4 * rows[-1]

@@ -233,7 +233,8 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     # Rows with larger trees do without one: they get a plan.
     fitting = [(entries, tables) for _, entries, tables in trees if entries <= row_engine.entries]
     entries, tables = max(fitting, default=(0.0, 0.0))
-    size = room_bytes(router.network, int(entries) * (block_rows(entries, tables) if group.tree else 1))
+    together = block_rows(entries, tables, group.patterns > 1) if group.tree else 1
+    size = room_bytes(router.network, int(entries) * together)
     size += route.memory.reserved
     operations = int(share * sum(operations for operations, _, _ in trees if math.isfinite(operations)))
     memory = replace(route.memory, needed=size, projected=size)

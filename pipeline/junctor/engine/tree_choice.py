@@ -52,7 +52,7 @@ def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> npt.NDArr
     mixed: whether its rows differ in what they observe.
     """
     counts = np.asarray(rows, dtype=np.float64)
-    block = block_rows(work.entries, work.tables)
+    block = block_rows(work.entries, work.tables, mixed)
     # Fewer rows than a vector has lanes do not go together.
     if block < LANES:
         return np.full(counts.shape, np.inf)
