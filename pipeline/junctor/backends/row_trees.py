@@ -528,8 +528,10 @@ class _Cells:
         self._batch = batch
         self._rows = np.unique(np.concatenate([task.rows for task in tasks]))
         self._variables = np.array(sorted(batch.states), dtype=np.int64)
-        columns = [batch.states[v][self._rows] for v in self._variables.tolist()]
-        self._cells = np.array(columns, dtype=np.int32).reshape(len(columns), len(self._rows))
+        self._cells = np.empty((len(self._variables), len(self._rows)), dtype=np.int32)
+        is_whole = len(self._rows) == batch.rows
+        for cells, v in zip(self._cells, self._variables.tolist(), strict=True):
+            cells[:] = batch.states[v] if is_whole else batch.states[v][self._rows]
         self._kinds = sorted(batch.likelihoods)
 
     def evidence(self, rows: Rows, sizes: Sequence[int]) -> tuple[Rows, Arrays]:
