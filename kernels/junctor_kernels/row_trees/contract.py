@@ -49,7 +49,7 @@ EACH = np.uint64(0x0101010101010101)
 ZERO, UNIT, BYTE = np.uint64(0), np.uint64(1), np.uint64(8)
 
 
-@part
+@inlined
 def write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
     """Write the axes of a contraction, innermost first, neighbours in the same tables merged; return their number.
 

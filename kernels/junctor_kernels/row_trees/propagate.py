@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float
+from junctor_kernels.cpu.jit import as_bits, as_float, jit
 from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
@@ -48,6 +48,7 @@ from junctor_kernels.row_trees.plan import (
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
 loops, part = partial(_loops, fastmath={"contract"}), partial(_part, fastmath={"contract"})
+inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
 # Status of a row: DOUBTFUL rows need a wider number format, TOO_LARGE ones another backend.
 ANSWERED, IMPOSSIBLE, DOUBTFUL, TOO_LARGE = 0, 1, 2, 3
@@ -87,7 +88,8 @@ def work(entries: int, tables: int) -> RowWorkspace:
     )
 
 
-@part
+# A call copies every array of a tree and its numbers: a message has none.
+@inlined
 def _message(
     nodes: Any, work: Any, one: int, one_column: int, other: int, other_column: int, out: int, out_column: int
 ) -> None:
@@ -113,7 +115,7 @@ def _message(
     _rescale(work, place, entries, out, side)
 
 
-@part
+@inlined
 def _operand(tables: Any, facts: Any, number: int, column: int) -> Any:
     """Return (first, length) of the scope, offset, bound and smallest entry of a message; -1: the number 1."""
     if number < 0:
@@ -132,7 +134,7 @@ def _terms(axes: Any, groups: int) -> float:
     return terms
 
 
-@part
+@inlined
 def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> None:
     """Write the facts of a message; one number, or largest entries far from 1, are first brought into [0.5, 1)."""
     arena, facts = work.arena, work.facts
@@ -207,7 +209,7 @@ def load_leaves(factors: Any, known: Any, firsts: Any, possible: Any, positions:
         _gather(factors.values, possible, work, length, np.uint64(place), target)
 
 
-@part
+@inlined
 def _gather(values: Any, possible: Any, work: Any, length: int, source: Any, target: Any) -> None:
     """Copy the possible states of a strided array of `length` axes (outermost first) into the arena."""
     axes, counters, arena = work.axes, work.counters, work.arena
@@ -397,7 +399,7 @@ def distribute(nodes: Any, work: Any) -> None:
             _message(nodes, work, parent, DOWN, sibling, UP, number, DOWN)
 
 
-@part
+@inlined
 def _read(nodes: Any, work: Any, host: int, position: int, start: int, possible: Any, posteriors: Any) -> bool:
     """Write the posterior of a position; return False if underflow may have moved too much of it.
 
