@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit, part, part_with_arrays
+from junctor_kernels.cpu.jit import as_bits, jit, part, part_with_arrays
+from junctor_kernels.orders import dense
 from junctor_kernels.orders.greedy import (
     GONE,
     MIN_FILL,
@@ -70,6 +71,7 @@ class SparseWork(NamedTuple):
     costs: float64 [2, n], score of each variable in the heap, and the factor of its noise.
     pool: int32, rows of neighbours.
     counters: int64 [COUNTERS].
+    bits, scores: of `orders.dense`, for as many of the last variables.
     """
 
     numbers: Ints
@@ -77,6 +79,8 @@ class SparseWork(NamedTuple):
     costs: npt.NDArray[np.float64]
     pool: ShortInts
     counters: Ints
+    bits: npt.NDArray[np.uint64]
+    scores: Ints
 
 
 def sparse_work(graph: SparseGraph) -> SparseWork:
@@ -84,6 +88,7 @@ def sparse_work(graph: SparseGraph) -> SparseWork:
     variables = len(graph.starts) - 1
     # Pages that no row reaches are never touched; a larger pool is allocated where fill edges need it.
     pool = np.empty(4 * len(graph.neighbours) + 16 * variables, dtype=np.int32)
+    bits, scores = dense.dense_work(variables)
     return SparseWork(
         # Marks are compared with numbers above zero.
         numbers=np.zeros((variables, COLUMNS), dtype=np.int64),
@@ -91,6 +96,8 @@ def sparse_work(graph: SparseGraph) -> SparseWork:
         costs=np.empty((2, variables)),
         pool=pool,
         counters=np.zeros(COUNTERS, dtype=np.int64),
+        bits=bits,
+        scores=scores,
     )
 
 
@@ -188,6 +195,9 @@ def greedy(
     for done in range(count):
         v = _next_simplicial(numbers, stack, counters)
         if v < 0:
+            if count - done <= work.scores.shape[1]:
+                _eliminate_rest(count, done, weights, criterion, work, pool, order)
+                return count
             if heaped:
                 _update_heap(numbers, criterion, costs, lists, counters)
             else:
@@ -201,6 +211,44 @@ def greedy(
         _remove(v, numbers, weights, lists, pool, counters)
         order[done] = v
     return count
+
+
+@part
+def _eliminate_rest(count: int, done: int, weights: Any, criterion: int, work: Any, pool: Any, order: Any) -> None:
+    """Eliminate those that are left of `count` listed variables, `done` of which are eliminated, as bits."""
+    numbers, rest, choice = work.numbers, work.lists[HEAP], work.lists[CHOICE]
+    left = 0
+    for i in range(count):
+        v = choice[i]
+        # Without a branch: which ones are left is hard to predict.
+        rest[left], numbers[v, PLACE] = v, left
+        left += numbers[v, DEGREE] != GONE
+    for i in range(left):
+        _copy(rest[i], i, (left + 63) >> 6, weights, work, pool)
+    work.counters[STEPS] += count
+    ahead = order[done:]
+    dense.eliminate(left, criterion, work.bits, work.scores, ahead)
+    for i in range(left):
+        ahead[i] = rest[ahead[i]]
+
+
+@part
+def _copy(v: int, number: int, words: int, weights: Any, work: Any, pool: Any) -> None:
+    """Copy the neighbours and the scores of a variable, that has a number among those left, for `orders.dense`."""
+    numbers, bits, scores = work.numbers, work.bits, work.scores
+    row = numbers[v]
+    scores[dense.FILL, number], scores[dense.WEIGHT, number] = row[FILL], row[WEIGHT]
+    scores[dense.DEGREE, number], scores[dense.SUM, number] = row[DEGREE], row[SUM]
+    scores[dense.ENDS, number], scores[dense.OWN, number] = row[ENDS], weights[v]
+    scores[dense.NOISE, number] = np.int64(as_bits(work.costs[NOISE, v]))
+    for word in range(words):
+        bits[number, word] = np.uint64(0)
+    for at in range(row[START], row[START] + row[LENGTH]):
+        u = pool[at]
+        if numbers[u, DEGREE] != GONE:
+            place = numbers[u, PLACE]
+            bits[number, place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+    work.counters[STEPS] += row[LENGTH]
 
 
 @part
