@@ -46,11 +46,17 @@ def graph_of(scopes: Scopes, variables: int) -> sparse.SparseGraph:
 
 
 def eliminated(
-    problem: Problem, work: sparse.SparseWork | None = None, criterion: int = orders.WEIGHTED_MIN_FILL, noise: float = 0
+    problem: Problem,
+    work: sparse.SparseWork | None = None,
+    criterion: int = orders.WEIGHTED_MIN_FILL,
+    noise: float = 0,
+    listed: bool = False,
 ) -> list[int]:
     scopes, cardinalities, choice = problem
     n = len(cardinalities)
     graph = graph_of(scopes, n)
+    if listed:
+        graph = sparse.with_triangles(graph)
     members = np.zeros(n, dtype=np.bool_)
     members[choice] = True
     order = np.full(n, -1, dtype=np.int64)
@@ -86,20 +92,40 @@ def test_rows_are_the_neighbours_in_the_moral_graph(problem: Problem) -> None:
     assert [row.tolist() for row in rows] == [*map(sorted, moral_graph(n, scopes))]
 
 
+@given(problem=problems())
+@example(problem=hubs(100))
+def test_triangles_are_all_listed_or_none(problem: Problem) -> None:
+    scopes, cardinalities, _ = problem
+    graph = graph_of(scopes, len(cardinalities))
+    rows = [set(row.tolist()) for row in np.split(graph.neighbours, graph.starts[1:-1])]
+    expected = {frozenset((a, b, c)) for a, row in enumerate(rows) for b in row for c in row & rows[b]}
+    found = [frozenset(triangle) for triangle in sparse.with_triangles(graph).triangles.tolist()]
+    assert len(found) == len(set(found)) <= len(graph.neighbours)
+    assert set(found) == expected or not found
+
+
+def test_complete_graphs_have_more_triangles_than_are_listed() -> None:
+    for n, count in ((4, 4), (5, 10), (9, 0), (60, 0)):
+        assert len(sparse.with_triangles(graph_of([range(n)], n)).triangles) == count
+
+
 @given(
     problem=problems(),
     criterion=st.integers(0, orders.CRITERIA - 1),
     noise=st.sampled_from([0.0, 0.3]),
     as_bits=st.integers(0, 40),
+    listed=st.booleans(),
 )
-@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0, as_bits=0)
-@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0, as_bits=202)
-@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3, as_bits=0)
-@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3, as_bits=150)
-@example(problem=hubs(200), criterion=orders.MIN_NEIGHBOURS, noise=0.0, as_bits=202)
-def test_orders_are_those_of_the_bit_matrix(problem: Problem, criterion: int, noise: float, as_bits: int) -> None:
+@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0, as_bits=0, listed=False)
+@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0, as_bits=202, listed=True)
+@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3, as_bits=0, listed=True)
+@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3, as_bits=150, listed=False)
+@example(problem=hubs(200), criterion=orders.MIN_NEIGHBOURS, noise=0.0, as_bits=202, listed=False)
+def test_orders_are_those_of_the_bit_matrix(
+    problem: Problem, criterion: int, noise: float, as_bits: int, listed: bool
+) -> None:
     work = work_of(graph_of(problem[0], len(problem[1])), as_bits)
-    assert eliminated(problem, work, criterion, noise) == by_bit_matrix(problem, criterion, noise)
+    assert eliminated(problem, work, criterion, noise, listed) == by_bit_matrix(problem, criterion, noise)
 
 
 @pytest.mark.parametrize("as_bits", [0, 100, dense.MOST])

@@ -42,6 +42,8 @@ NAMES = {
 FILL, WEIGHT, DEGREE, ENDS, SUM, START, LENGTH, ROOM, PLACE, QUEUED, CHANGED, MARK, COLUMNS = range(13)
 # Rows of `SparseWork.lists`: members, the stack, neighbours of one variable, the heap of scores, changed scores.
 CHOICE, STACK, AROUND, HEAP, CHANGES, LISTS = range(6)
+# The same rows while a graph is loaded: ENDS, weight and fill of every variable, 0 for those that are no members.
+LOADED_ENDS, LOADED_WEIGHT, LOADED_FILL = AROUND, HEAP, CHANGES
 # Rows of `SparseWork.costs`.
 COST, NOISE = 0, 1
 # Entries of `SparseWork.counters`: lengths of these lists, used entries of the pool, marks given out, steps.
@@ -50,6 +52,10 @@ WAITING, HEAPED, LISTED, USED, MARKS, STEPS, COUNTERS = range(7)
 LONG, TIMES = 64, 8
 # Entries of a row beyond twice those in use, before it is moved or cleaned.
 SLACK = 4
+# Pairs of neighbours that are tried for triangles, for each neighbour in a graph.
+MOST_PAIRS = 4
+# Of a graph without a list; compiled code, for which constants are read-only, makes its own.
+NOT_LISTED = np.empty((0, 3), dtype=np.int32)
 
 
 class SparseGraph(NamedTuple):
@@ -57,10 +63,12 @@ class SparseGraph(NamedTuple):
 
     starts: int64 [n + 1]; the neighbours of v are neighbours[starts[v]:starts[v + 1]].
     neighbours: int32, ascending in each row, without v itself.
+    triangles: int32 [triangles, 3], all of them, or none: not listed.
     """
 
     starts: Ints
     neighbours: ShortInts
+    triangles: ShortInts
 
 
 class SparseWork(NamedTuple):
@@ -144,7 +152,28 @@ def moral_graph(variables: int, starts: Any, scopes: Any) -> Any:
                     count += 1
         rows[v + 1] = count
         sort(neighbours[rows[v] : count])
-    return SparseGraph(rows, neighbours[:count].copy())
+    return SparseGraph(rows, neighbours[:count].copy(), np.empty((0, 3), np.int32))
+
+
+def with_triangles(graph: SparseGraph) -> SparseGraph:
+    """Return a graph with its triangles, for many eliminations, unless they take more memory than its rows."""
+    degrees = np.diff(graph.starts)
+    variables, count = len(degrees), len(graph.neighbours)
+    # Each edge from its end of fewer neighbours, from which few edges go out (Chiba and Nishizeki).
+    ranks = degrees * variables + np.arange(variables)
+    ends = np.repeat(np.arange(variables), degrees)
+    out = ranks[ends] < ranks[graph.neighbours]
+    one, other = ends[out], graph.neighbours[out]
+    later = np.cumsum(np.bincount(one, minlength=variables))[one] - np.arange(len(one)) - 1
+    if later.sum() > MOST_PAIRS * count:
+        return graph
+    first = np.repeat(np.arange(len(one)), later)
+    second = np.arange(len(first)) - np.repeat(np.cumsum(later) - later, later) + first + 1
+    keys = ends * variables + graph.neighbours
+    wanted = other[first] * np.int64(variables) + other[second]
+    found = keys[np.minimum(np.searchsorted(keys, wanted), count - 1)] == wanted
+    triangles = np.stack([one[first], other[first], other[second]], axis=1)[found]
+    return graph._replace(triangles=triangles.astype(np.int32)) if len(triangles) <= count else graph
 
 
 @part
@@ -184,8 +213,13 @@ def greedy(
     """
     numbers, lists, costs, counters = work.numbers, work.lists, work.costs, work.counters
     choice, stack = lists[CHOICE], lists[STACK]
-    count: int = _load(graph, members, weights, criterion, numbers, choice, work.pool, counters)
-    _count_missing(choice, count, numbers, work.pool, counters)
+    count: int = _load(graph, members, weights, criterion, work)
+    if graph.triangles.shape[0]:
+        _subtract_triangles(graph.triangles, lists[LOADED_ENDS], lists[LOADED_FILL], counters)
+    for i in range(count):
+        numbers[choice[i], FILL] = lists[LOADED_FILL, choice[i]]
+    if not graph.triangles.shape[0]:
+        _count_missing(choice, count, numbers, work.pool, counters)
     for i in range(count):
         costs[NOISE, choice[i]] = 1 + noise * random(state) / 2.0**31 if noise > 0 else 1.0
     for i in range(count - 1, -1, -1):
@@ -252,41 +286,48 @@ def _copy(v: int, number: int, words: int, weights: Any, work: Any, pool: Any) -
 
 
 @part
-def _load(
-    graph: Any, members: Any, weights: Any, criterion: int, numbers: Any, choice: Any, pool: Any, counters: Any
-) -> int:
-    """Copy the subgraph of `members`, list them in `choice` and return their number."""
+def _load(graph: Any, members: Any, weights: Any, criterion: int, work: Any) -> int:
+    """Copy the subgraph of `members`, list them and return their number; their fill is as if no two were connected."""
+    numbers, lists, pool, counters = work.numbers, work.lists, work.pool, work.counters
+    ends, weight_of, choice = lists[LOADED_ENDS], lists[LOADED_WEIGHT], lists[CHOICE]
     count, used = 0, 0
     for v in range(members.size):
-        if not members[v]:
-            continue
         choice[count] = v
-        count += 1
-        start = used
+        # Without a branch, here and below: which ones are members is hard to predict.
+        count += members[v]
+        # At least 1, also for variables with one state: a fill of 0 must mean no missing edge.
+        ends[v] = (max(1, weights[v]) if criterion == WEIGHTED_MIN_FILL else 1) * members[v]
+        weight_of[v] = weights[v] * members[v]
+    for i in range(count):
+        v = choice[i]
+        start, weight, total, squares = used, weights[v], 0, 0
         for at in range(graph.starts[v], graph.starts[v + 1]):
             u = graph.neighbours[at]
             pool[used] = u
-            # Without a branch: which neighbours are members is hard to predict.
             used += members[u]
+            weight += weight_of[u]
+            total += ends[u]
+            squares += ends[u] * ends[u]
         row = numbers[v]
         row[START], row[LENGTH], row[ROOM], row[DEGREE] = start, used - start, used - start, used - start
-        # At least 1, also for variables with one state: a fill of 0 must mean no missing edge.
-        row[ENDS] = max(1, weights[v]) if criterion == WEIGHTED_MIN_FILL else 1
         # All scores count as listed until there is a heap.
-        row[QUEUED], row[CHANGED] = 0, 1
-    for i in range(count):
-        row = numbers[choice[i]]
-        weight, total, squares = weights[choice[i]], 0, 0
-        for at in range(row[START], row[START] + row[LENGTH]):
-            end = numbers[pool[at], ENDS]
-            weight += weights[pool[at]]
-            total += end
-            squares += end * end
-        row[WEIGHT], row[SUM], row[FILL] = weight, total, (total * total - squares) // 2
+        row[ENDS], row[WEIGHT], row[SUM], row[QUEUED], row[CHANGED] = ends[v], weight, total, 0, 1
+        lists[LOADED_FILL, v] = (total * total - squares) // 2
     counters[WAITING] = counters[HEAPED] = counters[LISTED] = 0
     counters[USED] = used
     counters[STEPS] += count + used
     return count
+
+
+@part
+def _subtract_triangles(triangles: Any, ends: Any, fill: Any, counters: Any) -> None:
+    """Subtract the edges among the neighbours of each variable from its fill; those of no member have the end 0."""
+    counters[STEPS] += triangles.shape[0]
+    for i in range(triangles.shape[0]):
+        a, b, c = triangles[i, 0], triangles[i, 1], triangles[i, 2]
+        fill[a] -= ends[b] * ends[c]
+        fill[b] -= ends[a] * ends[c]
+        fill[c] -= ends[a] * ends[b]
 
 
 @part
@@ -640,7 +681,7 @@ def eliminations(rows: Sequence[Sequence[int]], cardinalities: Sequence[int]) ->
     cardinalities: number of states of each variable.
     """
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    graph = SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32))
+    graph = SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32), NOT_LISTED)
     weights, work, state = weights_of(cardinalities), sparse_work(graph), np.zeros(1, dtype=np.uint64)
     everything = np.ones(len(rows), dtype=np.bool_)
 

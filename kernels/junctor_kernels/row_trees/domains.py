@@ -289,7 +289,7 @@ def _list_states(zeros: Any, domains: Any, v: int) -> None:
 
 @part
 def _list_changed(zeros: Any, domains: Any) -> None:
-    """List the states of variables that this row or an earlier one has changed, and forget those as without evidence."""
+    """List the states of variables that this row or an earlier one has changed; forget those as without evidence."""
     count = domains.counts[CHANGED]
     domains.counts[CHANGED] = 0
     for i in range(count):
