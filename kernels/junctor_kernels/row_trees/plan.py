@@ -400,7 +400,7 @@ def _add_likelihood(position: int, factor: int, nodes: Any) -> None:
     _put_in_bucket(nodes, _new_table_of(nodes, position, factor))
 
 
-@part
+@inlined
 def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
     """Join the tables of a bucket in pairs and sum its position out of the last; return False if that is too large."""
     count = 0
