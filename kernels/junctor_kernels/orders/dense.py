@@ -23,7 +23,9 @@ FILL, WEIGHT, DEGREE, ENDS, SUM, OWN, QUEUED, STACK, COST, NOISE, ROWS = range(1
 # The cost of eliminated variables.
 NEVER = np.int64(2**63 - 1)
 # Typed: mixed with signed integers, Numba would compute in doubles.
-NOTHING, BIT = np.uint64(0), np.uint64(1)
+NOTHING, BIT, LOG_BITS, LAST = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
+# Unsigned indices, for which Numba omits the test for negative ones. Variables are unsigned but where -1 may be one.
+index = np.uint64
 
 
 def dense_work(variables: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
@@ -51,48 +53,48 @@ def eliminate(count: int, criterion: int, rows: Any, numbers: Any, order: Any) -
     numbers: int64 [ROWS, variables], whose FILL, WEIGHT, DEGREE, ENDS, SUM, OWN and NOISE are given; changed.
     order: int64, its front is written.
     """
-    words = (count + 63) >> 6
+    words = index((count + 63) >> 6)
     changed = rows[rows.shape[0] - 1]
     for word in range(words):
         changed[word] = NOTHING
-    for v in range(count):
-        numbers[QUEUED, v] = 0
-        _add(changed, v)
+    for u in range(index(count)):
+        numbers[QUEUED, u] = 0
+        _add(changed, u)
     waiting = 0
     for done in range(count):
         v = -1
         while waiting > 0 and v < 0:
             waiting -= 1
-            v = numbers[STACK, waiting]
-            numbers[QUEUED, v] = 0
-            if numbers[FILL, v] != 0 or numbers[COST, v] == NEVER:
+            v = numbers[STACK, index(waiting)]
+            numbers[QUEUED, index(v)] = 0
+            if numbers[FILL, index(v)] != 0 or numbers[COST, index(v)] == NEVER:
                 # Not simplicial any more because of new neighbours, or eliminated by score meanwhile.
                 v = -1
         if v < 0:
             _update_costs(words, criterion, changed, numbers)
             v = _cheapest(numbers[COST], count)
-            waiting = _complete(v, words, rows, numbers, waiting)
-        waiting = _remove(v, words, rows, numbers, waiting)
+            waiting = _complete(index(v), words, rows, numbers, waiting)
+        waiting = _remove(index(v), words, rows, numbers, waiting)
         order[done] = v
 
 
 @part
-def _add(row: Any, v: int) -> None:
-    row[v >> 6] |= BIT << np.uint64(v & 63)
+def _add(row: Any, v: Any) -> None:
+    row[v >> LOG_BITS] |= BIT << (v & LAST)
 
 
 @part
-def _queue(v: int, numbers: Any, waiting: int) -> int:
+def _queue(v: Any, numbers: Any, waiting: int) -> int:
     """Push `v` on the stack of simplicial variables if it is one and not there yet; return the height of the stack."""
     if numbers[FILL, v] == 0 and numbers[QUEUED, v] == 0:
         numbers[QUEUED, v] = 1
-        numbers[STACK, waiting] = v
+        numbers[STACK, index(waiting)] = v
         return waiting + 1
     return waiting
 
 
 @part
-def _update_costs(words: int, criterion: int, changed: Any, numbers: Any) -> None:
+def _update_costs(words: Any, criterion: int, changed: Any, numbers: Any) -> None:
     """Compute the costs of variables whose scores have changed."""
     score = numbers[FILL]
     if criterion == MIN_WEIGHT:
@@ -102,7 +104,7 @@ def _update_costs(words: int, criterion: int, changed: Any, numbers: Any) -> Non
     for i in range(words):
         word = changed[i]
         while word != NOTHING:
-            v = (i << 6) + lowest_bit(word)
+            v = (i << LOG_BITS) + index(lowest_bit(word))
             word &= word - BIT
             cost = (score[v] * OUTWEIGHS + numbers[WEIGHT, v]) * as_float(np.uint64(numbers[NOISE, v]))
             numbers[COST, v] = np.int64(as_bits(cost))
@@ -123,28 +125,28 @@ def _cheapest(cost: Any, count: int) -> int:
 
 
 @part
-def _complete(v: int, words: int, rows: Any, numbers: Any, waiting: int) -> int:
+def _complete(v: Any, words: Any, rows: Any, numbers: Any, waiting: int) -> int:
     """Connect all neighbours of `v` and update the scores; return the height of the stack."""
     for i in range(words):
         others = rows[v, i]
         while others != NOTHING:
             low = others & (NOTHING - others)
-            a = (i << 6) + lowest_bit(others)
+            a = (i << LOG_BITS) + index(lowest_bit(others))
             others ^= low
             # With those before it, so that each pair is met once.
-            for j in range(i + 1):
+            for j in range(i + BIT):
                 missing = rows[v, j] & ~rows[a, j]
                 if j == i:
                     missing &= low - BIT
                 while missing != NOTHING:
-                    b = (j << 6) + lowest_bit(missing)
+                    b = (j << LOG_BITS) + index(lowest_bit(missing))
                     missing &= missing - BIT
                     waiting = _connect(a, b, words, rows, numbers, waiting)
     return waiting
 
 
 @part
-def _connect(a: int, b: int, words: int, rows: Any, numbers: Any, waiting: int) -> int:
+def _connect(a: Any, b: Any, words: Any, rows: Any, numbers: Any, waiting: int) -> int:
     fill, ends, total, weight = numbers[FILL], numbers[ENDS], numbers[SUM], numbers[WEIGHT]
     changed = rows[rows.shape[0] - 1]
     edge, common = ends[a] * ends[b], 0
@@ -152,7 +154,7 @@ def _connect(a: int, b: int, words: int, rows: Any, numbers: Any, waiting: int) 
         both = rows[a, i] & rows[b, i]
         changed[i] |= both
         while both != NOTHING:
-            u = (i << 6) + lowest_bit(both)
+            u = (i << LOG_BITS) + index(lowest_bit(both))
             both &= both - BIT
             # A neighbour of both ends has one missing edge less.
             common += ends[u]
@@ -173,18 +175,18 @@ def _connect(a: int, b: int, words: int, rows: Any, numbers: Any, waiting: int) 
 
 
 @part
-def _remove(v: int, words: int, rows: Any, numbers: Any, waiting: int) -> int:
+def _remove(v: Any, words: Any, rows: Any, numbers: Any, waiting: int) -> int:
     """Remove `v`, whose neighbours are all connected, from the graph; return the height of the stack."""
     fill, ends, total = numbers[FILL], numbers[ENDS], numbers[SUM]
     changed = rows[rows.shape[0] - 1]
-    place, only = v >> 6, ~(BIT << np.uint64(v & 63))
+    place, only = v >> LOG_BITS, ~(BIT << (v & LAST))
     numbers[COST, v] = NEVER
     changed[place] &= only
     for i in range(words):
         around = rows[v, i]
         changed[i] |= around
         while around != NOTHING:
-            u = (i << 6) + lowest_bit(around)
+            u = (i << LOG_BITS) + index(lowest_bit(around))
             around &= around - BIT
             rows[u, place] &= only
             numbers[DEGREE, u] -= 1

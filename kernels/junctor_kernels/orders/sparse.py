@@ -52,6 +52,8 @@ WAITING, HEAPED, LISTED, USED, MARKS, STEPS, COUNTERS = range(7)
 LONG, TIMES = 64, 8
 # Entries of a row beyond twice those in use, before it is moved or cleaned.
 SLACK = 4
+# Unsigned indices, for which Numba omits the test for negative ones.
+index = np.uint64
 # Pairs of neighbours that are tried for triangles, for each neighbour in a graph.
 MOST_PAIRS = 4
 # Of a graph without a list; compiled code, for which constants are read-only, makes its own.
@@ -270,7 +272,7 @@ def _eliminate_rest(count: int, done: int, weights: Any, criterion: int, work: A
 def _copy(v: int, number: int, words: int, weights: Any, work: Any, pool: Any) -> None:
     """Copy the neighbours and the scores of a variable, that has a number among those left, for `orders.dense`."""
     numbers, bits, scores = work.numbers, work.bits, work.scores
-    row = numbers[v]
+    row = numbers[index(v)]
     scores[dense.FILL, number], scores[dense.WEIGHT, number] = row[FILL], row[WEIGHT]
     scores[dense.DEGREE, number], scores[dense.SUM, number] = row[DEGREE], row[SUM]
     scores[dense.ENDS, number], scores[dense.OWN, number] = row[ENDS], weights[v]
@@ -278,10 +280,10 @@ def _copy(v: int, number: int, words: int, weights: Any, work: Any, pool: Any) -
     for word in range(words):
         bits[number, word] = np.uint64(0)
     for at in range(row[START], row[START] + row[LENGTH]):
-        u = pool[at]
+        u = index(pool[index(at)])
         if numbers[u, DEGREE] != GONE:
             place = numbers[u, PLACE]
-            bits[number, place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+            bits[number, index(place >> 6)] |= np.uint64(1) << np.uint64(place & 63)
     work.counters[STEPS] += row[LENGTH]
 
 
@@ -291,28 +293,28 @@ def _load(graph: Any, members: Any, weights: Any, criterion: int, work: Any) -> 
     numbers, lists, pool, counters = work.numbers, work.lists, work.pool, work.counters
     ends, weight_of, choice = lists[LOADED_ENDS], lists[LOADED_WEIGHT], lists[CHOICE]
     count, used = 0, 0
-    for v in range(members.size):
-        choice[count] = v
+    for v in range(index(members.size)):
+        choice[index(count)] = v
         # Without a branch, here and below: which ones are members is hard to predict.
         count += members[v]
         # At least 1, also for variables with one state: a fill of 0 must mean no missing edge.
         ends[v] = (max(1, weights[v]) if criterion == WEIGHTED_MIN_FILL else 1) * members[v]
         weight_of[v] = weights[v] * members[v]
     for i in range(count):
-        v = choice[i]
-        start, weight, total, squares = used, weights[v], 0, 0
-        for at in range(graph.starts[v], graph.starts[v + 1]):
-            u = graph.neighbours[at]
-            pool[used] = u
+        v = choice[index(i)]
+        start, weight, total, squares = used, weights[index(v)], 0, 0
+        for at in range(index(graph.starts[index(v)]), index(graph.starts[index(v + 1)])):
+            u = index(graph.neighbours[at])
+            pool[index(used)] = u
             used += members[u]
             weight += weight_of[u]
             total += ends[u]
             squares += ends[u] * ends[u]
-        row = numbers[v]
+        row = numbers[index(v)]
         row[START], row[LENGTH], row[ROOM], row[DEGREE] = start, used - start, used - start, used - start
         # All scores count as listed until there is a heap.
-        row[ENDS], row[WEIGHT], row[SUM], row[QUEUED], row[CHANGED] = ends[v], weight, total, 0, 1
-        lists[LOADED_FILL, v] = (total * total - squares) // 2
+        row[ENDS], row[WEIGHT], row[SUM], row[QUEUED], row[CHANGED] = ends[index(v)], weight, total, 0, 1
+        lists[LOADED_FILL, index(v)] = (total * total - squares) // 2
     counters[WAITING] = counters[HEAPED] = counters[LISTED] = 0
     counters[USED] = used
     counters[STEPS] += count + used
@@ -324,7 +326,7 @@ def _subtract_triangles(triangles: Any, ends: Any, fill: Any, counters: Any) -> 
     """Subtract the edges among the neighbours of each variable from its fill; those of no member have the end 0."""
     counters[STEPS] += triangles.shape[0]
     for i in range(triangles.shape[0]):
-        a, b, c = triangles[i, 0], triangles[i, 1], triangles[i, 2]
+        a, b, c = index(triangles[i, 0]), index(triangles[i, 1]), index(triangles[i, 2])
         fill[a] -= ends[b] * ends[c]
         fill[b] -= ends[a] * ends[c]
         fill[c] -= ends[a] * ends[b]
@@ -368,9 +370,9 @@ def _mark(v: int, numbers: Any, pool: Any, counters: Any) -> int:
 @part
 def _queue(v: int, numbers: Any, stack: Any, counters: Any) -> None:
     """Push `v` on the stack of simplicial variables if it is one and not there yet."""
-    if numbers[v, FILL] == 0 and numbers[v, QUEUED] == 0:
-        numbers[v, QUEUED] = 1
-        stack[counters[WAITING]] = v
+    if numbers[index(v), FILL] == 0 and numbers[index(v), QUEUED] == 0:
+        numbers[index(v), QUEUED] = 1
+        stack[index(counters[WAITING])] = v
         counters[WAITING] += 1
 
 
@@ -379,10 +381,10 @@ def _next_simplicial(numbers: Any, stack: Any, counters: Any) -> int:
     """Pop a variable whose neighbours are all connected, or return -1."""
     while counters[WAITING] > 0:
         counters[WAITING] -= 1
-        v = stack[counters[WAITING]]
-        numbers[v, QUEUED] = 0
+        v = stack[index(counters[WAITING])]
+        numbers[index(v), QUEUED] = 0
         # Not simplicial any more because of new neighbours, or eliminated by score meanwhile.
-        if numbers[v, FILL] == 0 and numbers[v, DEGREE] != GONE:
+        if numbers[index(v), FILL] == 0 and numbers[index(v), DEGREE] != GONE:
             return int(v)
     return -1
 
@@ -404,8 +406,8 @@ def _around(v: int, numbers: Any, around: Any, pool: Any, counters: Any) -> int:
 @part
 def _note(v: int, numbers: Any, changes: Any, counters: Any) -> None:
     """Put `v` on the list of changed scores."""
-    if numbers[v, CHANGED] == 0:
-        numbers[v, CHANGED] = 1
+    if numbers[index(v), CHANGED] == 0:
+        numbers[index(v), CHANGED] = 1
         changes[counters[LISTED]] = v
         counters[LISTED] += 1
 
@@ -542,13 +544,13 @@ def _insert(v: int, u: int, numbers: Any, pool: Any, counters: Any) -> None:
 def _remove(v: int, numbers: Any, weights: Any, lists: Any, pool: Any, counters: Any) -> None:
     """Remove `v`, whose neighbours are all connected, from the graph."""
     stack, changes = lists[STACK], lists[CHANGES]
-    start, length = numbers[v, START], numbers[v, LENGTH]
-    end_v, sum_v, weight = numbers[v, ENDS], numbers[v, SUM], weights[v]
-    numbers[v, DEGREE] = GONE
+    one = numbers[index(v)]
+    start, length, end_v, sum_v, weight = one[START], one[LENGTH], one[ENDS], one[SUM], weights[index(v)]
+    one[DEGREE] = GONE
     counters[STEPS] += length
     for at in range(start, start + length):
-        u = pool[at]
-        row = numbers[u]
+        u = pool[index(at)]
+        row = numbers[index(u)]
         if row[DEGREE] == GONE:
             continue
         row[DEGREE] -= 1
