@@ -45,6 +45,8 @@ MOST_ORDERS = 24
 SEARCH_SHARE = 0.1
 TABLE_OPERATIONS = 600.0
 JITTER = 0.3
+# Unsigned indices, for which Numba omits the test for negative ones.
+index = np.uint64
 # Returned instead of the number of a table.
 TOO_LARGE = -1
 
@@ -311,8 +313,8 @@ def find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, tree: Any) 
 @part
 def _takes_part(factors: Any, factor: int, position: Any) -> bool:
     # Loops, here and below: a generator does not compile.
-    for at in range(factors.starts[factor], factors.starts[factor + 1]):  # noqa: SIM110
-        if position[factors.scopes[at]] == -1:
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        if position[index(factors.scopes[index(at)])] == -1:
             return False
     return True
 
@@ -336,16 +338,16 @@ def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
 def _new_table(nodes: Any, left: int, right: int, factor: int, end: int, entries: int, mean: float) -> int:
     """Return a new table, whose positions have been written behind those of the last one, up to `end`."""
     number = nodes.counts[TABLES]
-    table = nodes.tables[number]
+    table = nodes.tables[index(number)]
     table[FIRST] = nodes.counts[SCOPES]
     table[LENGTH] = end - nodes.counts[SCOPES]
-    table[ENTRIES], nodes.expected[number] = entries, mean
+    table[ENTRIES], nodes.expected[index(number)] = entries, mean
     table[LEFT], table[RIGHT], table[PARENT], table[FACTOR] = left, right, -1, factor
     table[WANTED] = 0
     if left >= 0:
-        nodes.tables[left, PARENT] = number
+        nodes.tables[index(left), PARENT] = number
     if right >= 0:
-        nodes.tables[right, PARENT] = number
+        nodes.tables[index(right), PARENT] = number
     nodes.counts[TABLES], nodes.counts[SCOPES] = number + 1, end
     return int(number)
 
@@ -361,17 +363,17 @@ def _new_table_of(nodes: Any, position: int, factor: int) -> int:
 @part
 def _put_in_bucket(nodes: Any, number: int) -> None:
     """Put a table into the bucket of its position that is eliminated first; a table without axes goes into none."""
-    table = nodes.tables[number]
+    table = nodes.tables[index(number)]
     if table[LENGTH]:
-        position = nodes.scopes[table[FIRST]]
-        nodes.nexts[number] = nodes.heads[position]
+        position = index(nodes.scopes[index(table[FIRST])])
+        nodes.nexts[index(number)] = nodes.heads[position]
         nodes.heads[position] = number
 
 
 @part
 def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
     """Add the table of a factor over its unobserved variables; return False if it has too many."""
-    first, end = factors.starts[factor], factors.starts[factor + 1]
+    first, end = factors.starts[index(factor)], factors.starts[index(factor + 1)]
     # Before observed variables are cut out: scopes have memory for MOST_AXES positions.
     if end - first > MOST_AXES:
         return False
@@ -380,17 +382,17 @@ def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
     scopes, begin = nodes.scopes, nodes.counts[SCOPES]
     stop, entries, mean = begin, 1, 1.0
     for at in range(first, end):
-        position = positions[factors.scopes[at]]
+        position = positions[index(factors.scopes[index(at)])]
         if position < 0:
             continue
-        entries, mean = entries * nodes.sizes[position], mean * nodes.means[position]
+        entries, mean = entries * nodes.sizes[index(position)], mean * nodes.means[index(position)]
         # Insertion keeps the scope ascending.
         place = stop
         stop += 1
-        while place > begin and scopes[place - 1] > position:
-            scopes[place] = scopes[place - 1]
+        while place > begin and scopes[index(place - 1)] > position:
+            scopes[index(place)] = scopes[index(place - 1)]
             place -= 1
-        scopes[place] = position
+        scopes[index(place)] = position
     _put_in_bucket(nodes, _new_table(nodes, -1, -1, factor, stop, entries, mean))
     return True
 
@@ -460,24 +462,24 @@ def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
 @inlined
 def _next_position(scopes: Any, i: int, end_i: int, j: int, end_j: int) -> Any:
     """Return the next position of two tables together, both ascending, and where to go on in their scopes."""
-    if j == end_j or (i < end_i and scopes[i] <= scopes[j]):
-        position = scopes[i]
-        return position, i + 1, j + 1 if j < end_j and scopes[j] == position else j
-    return scopes[j], i, j + 1
+    if j == end_j or (i < end_i and scopes[index(i)] <= scopes[index(j)]):
+        position = scopes[index(i)]
+        return position, i + 1, j + 1 if j < end_j and scopes[index(j)] == position else j
+    return scopes[index(j)], i, j + 1
 
 
 @part
 def _mean_union(nodes: Any, one: int, other: int) -> float:
     """Return the mean entries over the positions of two tables."""
     scopes = nodes.scopes
-    i, j = nodes.tables[one, FIRST], nodes.tables[other, FIRST]
-    end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
+    i, j = nodes.tables[index(one), FIRST], nodes.tables[index(other), FIRST]
+    end_i, end_j = i + nodes.tables[index(one), LENGTH], j + nodes.tables[index(other), LENGTH]
     # The product of both, less what they have in common.
-    entries = nodes.expected[one] * nodes.expected[other]
+    entries = nodes.expected[index(one)] * nodes.expected[index(other)]
     while i < end_i and j < end_j:
-        one_next, other_next = scopes[i], scopes[j]
+        one_next, other_next = scopes[index(i)], scopes[index(j)]
         if one_next == other_next:
-            entries /= nodes.means[one_next]
+            entries /= nodes.means[index(one_next)]
         # Without branches: which one is less is hard to predict.
         i += one_next <= other_next
         j += other_next <= one_next
@@ -488,22 +490,22 @@ def _mean_union(nodes: Any, one: int, other: int) -> float:
 def _join(nodes: Any, one: int, other: int) -> int:
     """Return a new table over the positions of two others, or TOO_LARGE."""
     scopes, end = nodes.scopes, nodes.counts[SCOPES]
-    i, j = nodes.tables[one, FIRST], nodes.tables[other, FIRST]
-    end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
+    i, j = nodes.tables[index(one), FIRST], nodes.tables[index(other), FIRST]
+    end_i, end_j = i + nodes.tables[index(one), LENGTH], j + nodes.tables[index(other), LENGTH]
     # `scopes` has room for so many more.
     if end_i - i + end_j - j > MOST_AXES:
         return TOO_LARGE
     entries, mean = 1, 1.0
     while i < end_i or j < end_j:
         position, i, j = _next_position(scopes, i, end_i, j, end_j)
-        scopes[end] = position
+        scopes[index(end)] = position
         end += 1
-        entries = min(MOST_ENTRIES, entries * nodes.sizes[position])
-        mean *= nodes.means[position]
+        entries = min(MOST_ENTRIES, entries * nodes.sizes[index(position)])
+        mean *= nodes.means[index(position)]
     if entries >= MOST_ENTRIES:
         return TOO_LARGE
     joined = _new_table(nodes, one, other, -1, end, entries, mean)
-    nodes.tables[joined, UNION] = entries
+    nodes.tables[index(joined), UNION] = entries
     return int(joined)
 
 
@@ -554,10 +556,10 @@ def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: An
 
 @part
 def _offer(number: int, host: Any, nodes: Any) -> None:
-    table, entries = nodes.tables[number], nodes.expected[number]
-    for at in range(table[FIRST], table[FIRST] + table[LENGTH]):
-        position = nodes.scopes[at]
-        if host[position] < 0 or entries < nodes.expected[host[position]]:
+    table, entries = nodes.tables[index(number)], nodes.expected[index(number)]
+    for at in range(index(table[FIRST]), index(table[FIRST] + table[LENGTH])):
+        position = index(nodes.scopes[at])
+        if host[position] < 0 or entries < nodes.expected[index(host[position])]:
             host[position] = number
 
 
