@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.planning.elimination import moral_graph
 from junctor.planning.shape import mask_of
+from junctor_kernels.orders import dense, sparse
 from junctor_kernels.orders import greedy as orders
-from junctor_kernels.orders import sparse
 from junctor_kernels.orders.greedy import pack, weights_of, work_for
 
 Scopes = Sequence[Sequence[int]]
@@ -46,11 +46,17 @@ def graph_of(scopes: Scopes, variables: int) -> sparse.SparseGraph:
 
 
 def eliminated(
-    problem: Problem, work: sparse.SparseWork | None = None, criterion: int = orders.WEIGHTED_MIN_FILL, noise: float = 0
+    problem: Problem,
+    work: sparse.SparseWork | None = None,
+    criterion: int = orders.WEIGHTED_MIN_FILL,
+    noise: float = 0,
+    listed: bool = False,
 ) -> list[int]:
     scopes, cardinalities, choice = problem
     n = len(cardinalities)
     graph = graph_of(scopes, n)
+    if listed:
+        graph = sparse.with_triangles(graph)
     members = np.zeros(n, dtype=np.bool_)
     members[choice] = True
     order = np.full(n, -1, dtype=np.int64)
@@ -58,6 +64,12 @@ def eliminated(
     state = np.array([3], dtype=np.uint64)
     count = sparse.greedy(graph, members, weights_of(cardinalities), criterion, noise, state, work, order)
     return order[:count].tolist()
+
+
+def work_of(graph: sparse.SparseGraph, as_bits: int) -> sparse.SparseWork:
+    """Return memory with which so many variables that are left at the end are eliminated as bits."""
+    bits, scores = dense.dense_work(as_bits)
+    return sparse.sparse_work(graph)._replace(bits=bits, scores=scores)
 
 
 def by_bit_matrix(problem: Problem, criterion: int, noise: float) -> list[int]:
@@ -80,21 +92,51 @@ def test_rows_are_the_neighbours_in_the_moral_graph(problem: Problem) -> None:
     assert [row.tolist() for row in rows] == [*map(sorted, moral_graph(n, scopes))]
 
 
-@given(problem=problems(), criterion=st.integers(0, orders.CRITERIA - 1), noise=st.sampled_from([0.0, 0.3]))
-@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0)
-@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3)
-@example(problem=hubs(200), criterion=orders.MIN_NEIGHBOURS, noise=0.0)
-def test_orders_are_those_of_the_bit_matrix(problem: Problem, criterion: int, noise: float) -> None:
-    assert eliminated(problem, None, criterion, noise) == by_bit_matrix(problem, criterion, noise)
+@given(problem=problems())
+@example(problem=hubs(100))
+def test_triangles_are_all_listed_or_none(problem: Problem) -> None:
+    scopes, cardinalities, _ = problem
+    graph = graph_of(scopes, len(cardinalities))
+    rows = [set(row.tolist()) for row in np.split(graph.neighbours, graph.starts[1:-1])]
+    expected = {frozenset((a, b, c)) for a, row in enumerate(rows) for b in row for c in row & rows[b]}
+    found = [frozenset(triangle) for triangle in sparse.with_triangles(graph).triangles.tolist()]
+    assert len(found) == len(set(found)) <= len(graph.neighbours)
+    assert set(found) == expected or not found
 
 
+def test_complete_graphs_have_more_triangles_than_are_listed() -> None:
+    for n, count in ((4, 4), (5, 10), (9, 0), (60, 0)):
+        assert len(sparse.with_triangles(graph_of([range(n)], n)).triangles) == count
+
+
+@given(
+    problem=problems(),
+    criterion=st.integers(0, orders.CRITERIA - 1),
+    noise=st.sampled_from([0.0, 0.3]),
+    as_bits=st.integers(0, 40),
+    listed=st.booleans(),
+)
+@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0, as_bits=0, listed=False)
+@example(problem=hubs(200), criterion=orders.WEIGHTED_MIN_FILL, noise=0.0, as_bits=202, listed=True)
+@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3, as_bits=0, listed=True)
+@example(problem=hubs(200), criterion=orders.MIN_WEIGHT, noise=0.3, as_bits=150, listed=False)
+@example(problem=hubs(200), criterion=orders.MIN_NEIGHBOURS, noise=0.0, as_bits=202, listed=False)
+def test_orders_are_those_of_the_bit_matrix(
+    problem: Problem, criterion: int, noise: float, as_bits: int, listed: bool
+) -> None:
+    work = work_of(graph_of(problem[0], len(problem[1])), as_bits)
+    assert eliminated(problem, work, criterion, noise, listed) == by_bit_matrix(problem, criterion, noise)
+
+
+@pytest.mark.parametrize("as_bits", [0, 100, dense.MOST])
 @pytest.mark.parametrize("criterion", range(orders.CRITERIA))
-def test_wide_graphs_have_the_same_orders_too(criterion: int) -> None:
+def test_wide_graphs_have_the_same_orders_too(criterion: int, as_bits: int) -> None:
     draw = random.Random(criterion)
     for n in (65, 200):
         scopes = [tuple({draw.randrange(n) for _ in range(3)}) for _ in range(2 * n)]
         problem = scopes, [draw.randint(2, 9) for _ in range(n)], [v for v in range(n) if draw.random() < 0.9]
-        assert eliminated(problem, None, criterion) == by_bit_matrix(problem, criterion, 0.0)
+        work = work_of(graph_of(scopes, n), as_bits)
+        assert eliminated(problem, work, criterion) == by_bit_matrix(problem, criterion, 0.0)
 
 
 @given(problem=problems(), other=st.sets(st.integers(0, 39)))
@@ -102,8 +144,7 @@ def test_memory_is_reused_and_a_small_pool_outgrown(problem: Problem, other: set
     scopes, cardinalities, choice = problem
     expected = eliminated(problem)
     graph = graph_of(scopes, len(cardinalities))
-    work = sparse.sparse_work(graph)
-    work = work._replace(pool=np.empty(len(graph.neighbours), dtype=np.int32))
+    work = work_of(graph, 4)._replace(pool=np.empty(len(graph.neighbours), dtype=np.int32))
     eliminated((scopes, cardinalities, [v for v in choice if v not in other]), work)
     assert eliminated(problem, work) == expected
 
@@ -137,7 +178,8 @@ def parents_of_all(n: int) -> Scopes:
 def test_steps_grow_with_the_length_only(scopes: Callable[[int], Scopes]) -> None:
     def steps(n: int) -> float:
         graph = graph_of(scopes(n), n)
-        work = sparse.sparse_work(graph)
+        # The last few hundred variables do not count: these are no more in a longer network.
+        work = work_of(graph, 0)
         members, order, state = np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.int64), np.zeros(1, dtype=np.uint64)
         weights = np.full(n, 1024)
         assert sparse.greedy(graph, members, weights, orders.WEIGHTED_MIN_FILL, 0.0, state, work, order) == n

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit, part, part_with_arrays
+from junctor_kernels.cpu.jit import as_bits, jit, part, part_with_arrays
+from junctor_kernels.orders import dense
 from junctor_kernels.orders.greedy import (
     GONE,
     MIN_FILL,
@@ -41,6 +42,8 @@ NAMES = {
 FILL, WEIGHT, DEGREE, ENDS, SUM, START, LENGTH, ROOM, PLACE, QUEUED, CHANGED, MARK, COLUMNS = range(13)
 # Rows of `SparseWork.lists`: members, the stack, neighbours of one variable, the heap of scores, changed scores.
 CHOICE, STACK, AROUND, HEAP, CHANGES, LISTS = range(6)
+# The same rows while a graph is loaded: ENDS, weight and fill of every variable, 0 for those that are no members.
+LOADED_ENDS, LOADED_WEIGHT, LOADED_FILL = AROUND, HEAP, CHANGES
 # Rows of `SparseWork.costs`.
 COST, NOISE = 0, 1
 # Entries of `SparseWork.counters`: lengths of these lists, used entries of the pool, marks given out, steps.
@@ -49,6 +52,12 @@ WAITING, HEAPED, LISTED, USED, MARKS, STEPS, COUNTERS = range(7)
 LONG, TIMES = 64, 8
 # Entries of a row beyond twice those in use, before it is moved or cleaned.
 SLACK = 4
+# Unsigned indices, for which Numba omits the test for negative ones.
+index = np.uint64
+# Pairs of neighbours that are tried for triangles, for each neighbour in a graph.
+MOST_PAIRS = 4
+# Of a graph without a list; compiled code, for which constants are read-only, makes its own.
+NOT_LISTED = np.empty((0, 3), dtype=np.int32)
 
 
 class SparseGraph(NamedTuple):
@@ -56,10 +65,12 @@ class SparseGraph(NamedTuple):
 
     starts: int64 [n + 1]; the neighbours of v are neighbours[starts[v]:starts[v + 1]].
     neighbours: int32, ascending in each row, without v itself.
+    triangles: int32 [triangles, 3], all of them, or none: not listed.
     """
 
     starts: Ints
     neighbours: ShortInts
+    triangles: ShortInts
 
 
 class SparseWork(NamedTuple):
@@ -70,6 +81,7 @@ class SparseWork(NamedTuple):
     costs: float64 [2, n], score of each variable in the heap, and the factor of its noise.
     pool: int32, rows of neighbours.
     counters: int64 [COUNTERS].
+    bits, scores: of `orders.dense`, for as many of the last variables.
     """
 
     numbers: Ints
@@ -77,6 +89,8 @@ class SparseWork(NamedTuple):
     costs: npt.NDArray[np.float64]
     pool: ShortInts
     counters: Ints
+    bits: npt.NDArray[np.uint64]
+    scores: Ints
 
 
 def sparse_work(graph: SparseGraph) -> SparseWork:
@@ -84,6 +98,7 @@ def sparse_work(graph: SparseGraph) -> SparseWork:
     variables = len(graph.starts) - 1
     # Pages that no row reaches are never touched; a larger pool is allocated where fill edges need it.
     pool = np.empty(4 * len(graph.neighbours) + 16 * variables, dtype=np.int32)
+    bits, scores = dense.dense_work(variables)
     return SparseWork(
         # Marks are compared with numbers above zero.
         numbers=np.zeros((variables, COLUMNS), dtype=np.int64),
@@ -91,6 +106,8 @@ def sparse_work(graph: SparseGraph) -> SparseWork:
         costs=np.empty((2, variables)),
         pool=pool,
         counters=np.zeros(COUNTERS, dtype=np.int64),
+        bits=bits,
+        scores=scores,
     )
 
 
@@ -137,7 +154,28 @@ def moral_graph(variables: int, starts: Any, scopes: Any) -> Any:
                     count += 1
         rows[v + 1] = count
         sort(neighbours[rows[v] : count])
-    return SparseGraph(rows, neighbours[:count].copy())
+    return SparseGraph(rows, neighbours[:count].copy(), np.empty((0, 3), np.int32))
+
+
+def with_triangles(graph: SparseGraph) -> SparseGraph:
+    """Return a graph with its triangles, for many eliminations, unless they take more memory than its rows."""
+    degrees = np.diff(graph.starts)
+    variables, count = len(degrees), len(graph.neighbours)
+    # Each edge from its end of fewer neighbours, from which few edges go out (Chiba and Nishizeki).
+    ranks = degrees * variables + np.arange(variables)
+    ends = np.repeat(np.arange(variables), degrees)
+    out = ranks[ends] < ranks[graph.neighbours]
+    one, other = ends[out], graph.neighbours[out]
+    later = np.cumsum(np.bincount(one, minlength=variables))[one] - np.arange(len(one)) - 1
+    if later.sum() > MOST_PAIRS * count:
+        return graph
+    first = np.repeat(np.arange(len(one)), later)
+    second = np.arange(len(first)) - np.repeat(np.cumsum(later) - later, later) + first + 1
+    keys = ends * variables + graph.neighbours
+    wanted = other[first] * np.int64(variables) + other[second]
+    found = keys[np.minimum(np.searchsorted(keys, wanted), count - 1)] == wanted
+    triangles = np.stack([one[first], other[first], other[second]], axis=1)[found]
+    return graph._replace(triangles=triangles.astype(np.int32)) if len(triangles) <= count else graph
 
 
 @part
@@ -177,8 +215,13 @@ def greedy(
     """
     numbers, lists, costs, counters = work.numbers, work.lists, work.costs, work.counters
     choice, stack = lists[CHOICE], lists[STACK]
-    count: int = _load(graph, members, weights, criterion, numbers, choice, work.pool, counters)
-    _count_missing(choice, count, numbers, work.pool, counters)
+    count: int = _load(graph, members, weights, criterion, work)
+    if graph.triangles.shape[0]:
+        _subtract_triangles(graph.triangles, lists[LOADED_ENDS], lists[LOADED_FILL], counters)
+    for i in range(count):
+        numbers[choice[i], FILL] = lists[LOADED_FILL, choice[i]]
+    if not graph.triangles.shape[0]:
+        _count_missing(choice, count, numbers, work.pool, counters)
     for i in range(count):
         costs[NOISE, choice[i]] = 1 + noise * random(state) / 2.0**31 if noise > 0 else 1.0
     for i in range(count - 1, -1, -1):
@@ -188,6 +231,9 @@ def greedy(
     for done in range(count):
         v = _next_simplicial(numbers, stack, counters)
         if v < 0:
+            if count - done <= work.scores.shape[1]:
+                _eliminate_rest(count, done, weights, criterion, work, pool, order)
+                return count
             if heaped:
                 _update_heap(numbers, criterion, costs, lists, counters)
             else:
@@ -204,41 +250,86 @@ def greedy(
 
 
 @part
-def _load(
-    graph: Any, members: Any, weights: Any, criterion: int, numbers: Any, choice: Any, pool: Any, counters: Any
-) -> int:
-    """Copy the subgraph of `members`, list them in `choice` and return their number."""
-    count, used = 0, 0
-    for v in range(members.size):
-        if not members[v]:
-            continue
-        choice[count] = v
-        count += 1
-        start = used
-        for at in range(graph.starts[v], graph.starts[v + 1]):
-            u = graph.neighbours[at]
-            pool[used] = u
-            # Without a branch: which neighbours are members is hard to predict.
-            used += members[u]
-        row = numbers[v]
-        row[START], row[LENGTH], row[ROOM], row[DEGREE] = start, used - start, used - start, used - start
-        # At least 1, also for variables with one state: a fill of 0 must mean no missing edge.
-        row[ENDS] = max(1, weights[v]) if criterion == WEIGHTED_MIN_FILL else 1
-        # All scores count as listed until there is a heap.
-        row[QUEUED], row[CHANGED] = 0, 1
+def _eliminate_rest(count: int, done: int, weights: Any, criterion: int, work: Any, pool: Any, order: Any) -> None:
+    """Eliminate those that are left of `count` listed variables, `done` of which are eliminated, as bits."""
+    numbers, rest, choice = work.numbers, work.lists[HEAP], work.lists[CHOICE]
+    left = 0
     for i in range(count):
-        row = numbers[choice[i]]
-        weight, total, squares = weights[choice[i]], 0, 0
-        for at in range(row[START], row[START] + row[LENGTH]):
-            end = numbers[pool[at], ENDS]
-            weight += weights[pool[at]]
-            total += end
-            squares += end * end
-        row[WEIGHT], row[SUM], row[FILL] = weight, total, (total * total - squares) // 2
+        v = choice[i]
+        # Without a branch: which ones are left is hard to predict.
+        rest[left], numbers[v, PLACE] = v, left
+        left += numbers[v, DEGREE] != GONE
+    for i in range(left):
+        _copy(rest[i], i, (left + 63) >> 6, weights, work, pool)
+    work.counters[STEPS] += count
+    ahead = order[done:]
+    dense.eliminate(left, criterion, work.bits, work.scores, ahead)
+    for i in range(left):
+        ahead[i] = rest[ahead[i]]
+
+
+@part
+def _copy(v: int, number: int, words: int, weights: Any, work: Any, pool: Any) -> None:
+    """Copy the neighbours and the scores of a variable, that has a number among those left, for `orders.dense`."""
+    numbers, bits, scores = work.numbers, work.bits, work.scores
+    row = numbers[index(v)]
+    scores[dense.FILL, number], scores[dense.WEIGHT, number] = row[FILL], row[WEIGHT]
+    scores[dense.DEGREE, number], scores[dense.SUM, number] = row[DEGREE], row[SUM]
+    scores[dense.ENDS, number], scores[dense.OWN, number] = row[ENDS], weights[v]
+    scores[dense.NOISE, number] = np.int64(as_bits(work.costs[NOISE, v]))
+    for word in range(words):
+        bits[number, word] = np.uint64(0)
+    for at in range(row[START], row[START] + row[LENGTH]):
+        u = index(pool[index(at)])
+        if numbers[u, DEGREE] != GONE:
+            place = numbers[u, PLACE]
+            bits[number, index(place >> 6)] |= np.uint64(1) << np.uint64(place & 63)
+    work.counters[STEPS] += row[LENGTH]
+
+
+@part
+def _load(graph: Any, members: Any, weights: Any, criterion: int, work: Any) -> int:
+    """Copy the subgraph of `members`, list them and return their number; their fill is as if no two were connected."""
+    numbers, lists, pool, counters = work.numbers, work.lists, work.pool, work.counters
+    ends, weight_of, choice = lists[LOADED_ENDS], lists[LOADED_WEIGHT], lists[CHOICE]
+    count, used = 0, 0
+    for v in range(index(members.size)):
+        choice[index(count)] = v
+        # Without a branch, here and below: which ones are members is hard to predict.
+        count += members[v]
+        # At least 1, also for variables with one state: a fill of 0 must mean no missing edge.
+        ends[v] = (max(1, weights[v]) if criterion == WEIGHTED_MIN_FILL else 1) * members[v]
+        weight_of[v] = weights[v] * members[v]
+    for i in range(count):
+        v = choice[index(i)]
+        start, weight, total, squares = used, weights[index(v)], 0, 0
+        for at in range(index(graph.starts[index(v)]), index(graph.starts[index(v + 1)])):
+            u = index(graph.neighbours[at])
+            pool[index(used)] = u
+            used += members[u]
+            weight += weight_of[u]
+            total += ends[u]
+            squares += ends[u] * ends[u]
+        row = numbers[index(v)]
+        row[START], row[LENGTH], row[ROOM], row[DEGREE] = start, used - start, used - start, used - start
+        # All scores count as listed until there is a heap.
+        row[ENDS], row[WEIGHT], row[SUM], row[QUEUED], row[CHANGED] = ends[index(v)], weight, total, 0, 1
+        lists[LOADED_FILL, index(v)] = (total * total - squares) // 2
     counters[WAITING] = counters[HEAPED] = counters[LISTED] = 0
     counters[USED] = used
     counters[STEPS] += count + used
     return count
+
+
+@part
+def _subtract_triangles(triangles: Any, ends: Any, fill: Any, counters: Any) -> None:
+    """Subtract the edges among the neighbours of each variable from its fill; those of no member have the end 0."""
+    counters[STEPS] += triangles.shape[0]
+    for i in range(triangles.shape[0]):
+        a, b, c = index(triangles[i, 0]), index(triangles[i, 1]), index(triangles[i, 2])
+        fill[a] -= ends[b] * ends[c]
+        fill[b] -= ends[a] * ends[c]
+        fill[c] -= ends[a] * ends[b]
 
 
 @part
@@ -279,9 +370,9 @@ def _mark(v: int, numbers: Any, pool: Any, counters: Any) -> int:
 @part
 def _queue(v: int, numbers: Any, stack: Any, counters: Any) -> None:
     """Push `v` on the stack of simplicial variables if it is one and not there yet."""
-    if numbers[v, FILL] == 0 and numbers[v, QUEUED] == 0:
-        numbers[v, QUEUED] = 1
-        stack[counters[WAITING]] = v
+    if numbers[index(v), FILL] == 0 and numbers[index(v), QUEUED] == 0:
+        numbers[index(v), QUEUED] = 1
+        stack[index(counters[WAITING])] = v
         counters[WAITING] += 1
 
 
@@ -290,10 +381,10 @@ def _next_simplicial(numbers: Any, stack: Any, counters: Any) -> int:
     """Pop a variable whose neighbours are all connected, or return -1."""
     while counters[WAITING] > 0:
         counters[WAITING] -= 1
-        v = stack[counters[WAITING]]
-        numbers[v, QUEUED] = 0
+        v = stack[index(counters[WAITING])]
+        numbers[index(v), QUEUED] = 0
         # Not simplicial any more because of new neighbours, or eliminated by score meanwhile.
-        if numbers[v, FILL] == 0 and numbers[v, DEGREE] != GONE:
+        if numbers[index(v), FILL] == 0 and numbers[index(v), DEGREE] != GONE:
             return int(v)
     return -1
 
@@ -315,8 +406,8 @@ def _around(v: int, numbers: Any, around: Any, pool: Any, counters: Any) -> int:
 @part
 def _note(v: int, numbers: Any, changes: Any, counters: Any) -> None:
     """Put `v` on the list of changed scores."""
-    if numbers[v, CHANGED] == 0:
-        numbers[v, CHANGED] = 1
+    if numbers[index(v), CHANGED] == 0:
+        numbers[index(v), CHANGED] = 1
         changes[counters[LISTED]] = v
         counters[LISTED] += 1
 
@@ -453,13 +544,13 @@ def _insert(v: int, u: int, numbers: Any, pool: Any, counters: Any) -> None:
 def _remove(v: int, numbers: Any, weights: Any, lists: Any, pool: Any, counters: Any) -> None:
     """Remove `v`, whose neighbours are all connected, from the graph."""
     stack, changes = lists[STACK], lists[CHANGES]
-    start, length = numbers[v, START], numbers[v, LENGTH]
-    end_v, sum_v, weight = numbers[v, ENDS], numbers[v, SUM], weights[v]
-    numbers[v, DEGREE] = GONE
+    one = numbers[index(v)]
+    start, length, end_v, sum_v, weight = one[START], one[LENGTH], one[ENDS], one[SUM], weights[index(v)]
+    one[DEGREE] = GONE
     counters[STEPS] += length
     for at in range(start, start + length):
-        u = pool[at]
-        row = numbers[u]
+        u = pool[index(at)]
+        row = numbers[index(u)]
         if row[DEGREE] == GONE:
             continue
         row[DEGREE] -= 1
@@ -592,7 +683,7 @@ def eliminations(rows: Sequence[Sequence[int]], cardinalities: Sequence[int]) ->
     cardinalities: number of states of each variable.
     """
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    graph = SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32))
+    graph = SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32), NOT_LISTED)
     weights, work, state = weights_of(cardinalities), sparse_work(graph), np.zeros(1, dtype=np.uint64)
     everything = np.ones(len(rows), dtype=np.bool_)
 

@@ -19,7 +19,7 @@ from numba import typeof
 
 from junctor_kernels.cpu import plan as blocks
 from junctor_kernels.cpu.bytecode import BlockWorkspace, Bytecode
-from junctor_kernels.orders.sparse import SparseGraph
+from junctor_kernels.orders.sparse import NOT_LISTED, SparseGraph
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 
@@ -56,7 +56,7 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
         *(ints(1), ints(2), floats(2), numbers(1), floats(3), np.zeros(1, np.bool_)),
         *(lanes, bits, numbers(2), floats(2)),
     )
-    graph = SparseGraph(ints(1), np.zeros(1, np.int32))
+    graph = SparseGraph(ints(1), np.zeros(1, np.int32), NOT_LISTED)
     factors = rowplan.Factors(*(ints(1),) * 5, floats(1), 0, graph, ints(1), floats(1))
     tree, memory = rowplan.tree(graph, 1), together.lanes_for(1, 1, 1)
     soft, results = (ints(2), floats(2), ints(1)), (floats(2), floats(1), ints(1))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit, loops, part, part_with_arrays
 from junctor_kernels.orders.greedy import UNITS_PER_BIT
-from junctor_kernels.orders.sparse import SparseGraph, moral_graph
+from junctor_kernels.orders.sparse import NOT_LISTED, SparseGraph, moral_graph
 from junctor_kernels.row_trees.components import add_to
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -137,7 +137,7 @@ def room(network: int, states: int, variables: int, factors: int, scopes: int, l
         counters=ints(2, MOST_AXES),
     )
     # Its size alone counts.
-    graph = SparseGraph(ints(variables + 1), np.zeros(min(variables * variables, links), dtype=np.int32))
+    graph = SparseGraph(ints(variables + 1), np.zeros(min(variables * variables, links), dtype=np.int32), NOT_LISTED)
     planned = tree(graph, factors)
     return CountRoom(local, planned, work(entries, len(planned.nodes.tables)))
 
@@ -175,7 +175,8 @@ def count(
     log_values, status = results
     given = families.starts.size - 1
     counted = given if sums.shape[0] else 0
-    factors = _factors(room.local, 0, 0, SparseGraph(room.local.starts, store.variables), values)
+    graph = SparseGraph(room.local.starts, store.variables, np.empty((0, 3), np.int32))
+    factors = _factors(room.local, 0, 0, graph, values)
     planted = room.tree
     for at in range(begin, end):
         component = order[at]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import lowest_bit, part
+from junctor_kernels.cpu.jit import inlined, lowest_bit, part
 from junctor_kernels.orders.greedy import weights_of
 from junctor_kernels.row_trees.plan import MOST_AXES, Factors
 
@@ -28,14 +28,16 @@ NO_ZEROS = -1
 # their number for `orders.greedy`, whether the variable is in `Domains.changed`.
 FIRST_STATE, STATES, KNOWN, WEIGHT, IS_CHANGED, COLUMNS = range(6)
 # Rows of `Domains.axes`.
-STEP, PLACE, VARIABLE = range(3)
+STEP, STATE, VARIABLE = range(3)
 # Entries of `Domains.counts`: variables that have changed, place of the first factor in the queue, factors in it, and
 # what is known without evidence.
 CHANGED, HEAD, WAITING, BEFORE, COUNTS = range(5)
 # What is known without evidence: nothing yet, all of it, that some variable has no state.
 UNKNOWN, FOUND, CONTRADICTION = range(3)
 # Typed: mixed with signed integers, Numba would compute in doubles.
-NOTHING, BIT = np.uint64(0), np.uint64(1)
+NOTHING, BIT, ALL = np.uint64(0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
+# Unsigned indices, for which Numba omits the test for negative ones, a fourth of the time of a look at a factor.
+index = np.uint64
 
 
 class ZeroMasks(NamedTuple):
@@ -43,6 +45,7 @@ class ZeroMasks(NamedTuple):
 
     places: int64 [factors], offset of a factor in `above`, or NO_ZEROS.
     widest: int64 [factors], the place in `Factors.scopes` of a factor's variable with most states.
+    steps: int64, parallel to `Factors.scopes`, words of `above` to the next state; 0 for the variable with most states.
     above: uint64, for each configuration of a factor's other variables, the states of that one above zero.
     words: int64 [variables + 1], words of the states of all variables before.
     starts: int64 [variables + 1]; variable v is in the factors lists[starts[v]:starts[v + 1]], of those with zeros.
@@ -52,6 +55,7 @@ class ZeroMasks(NamedTuple):
 
     places: Ints
     widest: Ints
+    steps: Ints
     above: Words
     words: Ints
     starts: Ints
@@ -68,10 +72,10 @@ class Domains(NamedTuple):
     states: int64, possible states of each variable, ascending.
     variables: int64 [COLUMNS, variables].
     means: float64 [variables], number of possible states.
-    changed: int64 [variables], those with fewer states than without evidence.
+    changed: int64 [variables], those with fewer states than without evidence, or not listed since a row that had fewer.
     queue: int64 [factors], those to be looked at.
     queued: bool [factors].
-    axes: int64 [3, MOST_AXES], of one factor: words to the next state, place in `states`, variable.
+    axes: int64 [3, MOST_AXES], of one factor: words to the next state, state, variable.
     counts: int64 [COUNTS].
     """
 
@@ -115,12 +119,23 @@ def zero_masks_of(factors: Factors) -> ZeroMasks:
     return ZeroMasks(
         places=places,
         widest=widest,
+        steps=_steps_of(factors, widest, words),
         above=np.zeros(int(sizes.sum()), dtype=np.uint64),
         words=words,
         starts=np.cumsum([0, *np.bincount(scopes, minlength=len(factors.cards))], dtype=np.int64),
         lists=members[np.argsort(scopes, kind="stable")],
         weights=np.append(0, weights_of(np.arange(1, factors.cards.max(initial=1) + 1, dtype=np.float64))),
     )
+
+
+def _steps_of(factors: Factors, widest: Ints, words: Ints) -> Ints:
+    """Return the words to the next state of each variable of each factor; `words`: of all variables before."""
+    owners = np.repeat(np.arange(len(widest)), np.diff(factors.starts))
+    wide = factors.scopes[widest[owners]] if len(factors.scopes) else owners
+    place = np.arange(len(owners))
+    # In C order: what comes before the widest has its states within.
+    inside = np.where(place < widest[owners], factors.strides // factors.cards[wide], factors.strides)
+    return np.where(place == widest[owners], 0, inside * np.diff(words)[wide])
 
 
 def domains_for(factors: Factors, zeros: ZeroMasks) -> Domains:
@@ -175,9 +190,6 @@ def narrow(
         v = domains.changed[i]
         for word in range(zeros.words[v], zeros.words[v + 1]):
             domains.possible[word] = domains.before[word]
-        domains.variables[IS_CHANGED, v] = 0
-        _list_states(zeros, domains, v)
-    domains.counts[CHANGED] = 0
     while domains.counts[WAITING]:
         # Left by a row that is impossible.
         _next(domains)
@@ -200,10 +212,12 @@ def narrow(
         for state in range(factors.cards[v]):
             if likelihoods[places[kind] + state] > 0.0 and _is_possible(zeros, domains.possible, v, state):
                 _add(zeros, supported, v, state)
-        _keep(zeros, domains, v, -1)
-        if domains.variables[STATES, v] == 0:
+        if not _keep(zeros, domains, v, -1):
             return False
-    return bool(_narrowed(factors, zeros, position, domains, False))
+    if not _narrowed(factors, zeros, position, domains, False):
+        return False
+    _list_changed(zeros, domains)
+    return True
 
 
 @part
@@ -215,15 +229,15 @@ def _without_evidence(factors: Any, zeros: Any, position: Any, domains: Any) -> 
     for v in range(factors.cards.size):
         for state in range(factors.cards[v]):
             _add(zeros, domains.possible, v, state)
-        _list_states(zeros, domains, v)
     for factor in range(zeros.places.size):
         if zeros.places[factor] != NO_ZEROS:
             _queue(domains, factor)
     is_possible = _narrowed(factors, zeros, position, domains, True)
     for word in range(domains.possible.size):
         domains.before[word] = domains.possible[word]
-    for i in range(domains.counts[CHANGED]):
-        domains.variables[IS_CHANGED, domains.changed[i]] = 0
+    for v in range(factors.cards.size):
+        _list_states(zeros, domains, v)
+        domains.variables[IS_CHANGED, v] = 0
     domains.counts[CHANGED] = 0
     return bool(is_possible)
 
@@ -252,7 +266,7 @@ def _find_zeros(factors: Any, zeros: Any, factor: int) -> None:
 
 @part
 def _add(zeros: Any, words: Any, v: int, state: int) -> None:
-    words[zeros.words[v] + (state >> LOG_BITS)] |= BIT << np.uint64(state & (BITS - 1))
+    words[index(zeros.words[index(v)] + (state >> LOG_BITS))] |= BIT << np.uint64(state & (BITS - 1))
 
 
 @part
@@ -265,9 +279,9 @@ def _list_states(zeros: Any, domains: Any, v: int) -> None:
     """List the possible states of a variable."""
     first, count = domains.variables[FIRST_STATE, v], 0
     for number in range(zeros.words[v + 1] - zeros.words[v]):
-        word = domains.possible[zeros.words[v] + number]
+        word = domains.possible[index(zeros.words[v] + number)]
         while word != NOTHING:
-            domains.states[first + count] = number * BITS + lowest_bit(word)
+            domains.states[index(first + count)] = number * BITS + lowest_bit(word)
             count += 1
             word &= word - BIT
     domains.variables[STATES, v] = count
@@ -276,12 +290,28 @@ def _list_states(zeros: Any, domains: Any, v: int) -> None:
 
 
 @part
+def _list_changed(zeros: Any, domains: Any) -> None:
+    """List the states of variables that this row or an earlier one has changed; forget those as without evidence."""
+    count = domains.counts[CHANGED]
+    domains.counts[CHANGED] = 0
+    for i in range(count):
+        v = domains.changed[i]
+        _list_states(zeros, domains, v)
+        same = True
+        for word in range(zeros.words[v], zeros.words[v + 1]):
+            same &= domains.possible[word] == domains.before[word]
+        domains.variables[IS_CHANGED, v] = not same
+        domains.changed[domains.counts[CHANGED]] = v
+        domains.counts[CHANGED] += not same
+
+
+@part
 def _queue(domains: Any, factor: int) -> None:
     """Append a factor to the queue, a ring, if it is not there."""
-    if not domains.queued[factor]:
+    if not domains.queued[index(factor)]:
         place = domains.counts[HEAD] + domains.counts[WAITING]
-        domains.queue[place if place < domains.queue.size else place - domains.queue.size] = factor
-        domains.queued[factor] = True
+        domains.queue[index(place if place < domains.queue.size else place - domains.queue.size)] = factor
+        domains.queued[index(factor)] = True
         domains.counts[WAITING] += 1
 
 
@@ -289,28 +319,33 @@ def _queue(domains: Any, factor: int) -> None:
 def _next(domains: Any) -> int:
     """Take the first factor of the queue."""
     head = domains.counts[HEAD]
-    factor = domains.queue[head]
+    factor = domains.queue[index(head)]
     domains.counts[HEAD] = head + 1 if head + 1 < domains.queue.size else 0
     domains.counts[WAITING] -= 1
-    domains.queued[factor] = False
+    domains.queued[index(factor)] = False
     return int(factor)
 
 
 @part
-def _keep(zeros: Any, domains: Any, v: int, source: int) -> None:
-    """Keep the supported states of a variable only, and queue its factors but `source` if these are fewer."""
+def _keep(zeros: Any, domains: Any, v: int, source: int) -> bool:
+    """Keep the supported states of a variable only, and queue its factors but `source` if these are fewer.
+
+    Returns False if there are none.
+    """
     if _is_complete(zeros, domains, v):
-        return
-    for word in range(zeros.words[v], zeros.words[v + 1]):
+        return True
+    left = NOTHING
+    for word in range(index(zeros.words[index(v)]), index(zeros.words[index(v + 1)])):
         domains.possible[word] = domains.supported[word]
-    _list_states(zeros, domains, v)
-    if domains.variables[IS_CHANGED, v] == 0:
-        domains.variables[IS_CHANGED, v] = 1
-        domains.changed[domains.counts[CHANGED]] = v
+        left |= domains.supported[word]
+    if domains.variables[IS_CHANGED, index(v)] == 0:
+        domains.variables[IS_CHANGED, index(v)] = 1
+        domains.changed[index(domains.counts[CHANGED])] = v
         domains.counts[CHANGED] += 1
-    for at in range(zeros.starts[v], zeros.starts[v + 1]):
+    for at in range(index(zeros.starts[index(v)]), index(zeros.starts[index(v + 1)])):
         if zeros.lists[at] != source:
             _queue(domains, zeros.lists[at])
+    return bool(left != NOTHING)
 
 
 @part
@@ -326,78 +361,130 @@ def _narrowed(factors: Any, zeros: Any, position: Any, domains: Any, every: bool
             continue
         if _find_supported(factors, zeros, domains, factor):
             continue
-        for at in range(factors.starts[factor], factors.starts[factor + 1]):
-            v = factors.scopes[at]
-            _keep(zeros, domains, v, factor)
-            if domains.variables[STATES, v] == 0:
+        for at in range(index(factors.starts[index(factor)]), index(factors.starts[index(factor + 1)])):
+            if not _keep(zeros, domains, factors.scopes[at], factor):
                 return False
     return True
 
 
-@part
+@inlined
 def _find_supported(factors: Any, zeros: Any, domains: Any, factor: int) -> bool:
     """Find the states that a factor supports; return True if these are all possible ones of its variables."""
-    first, end = factors.starts[factor], factors.starts[factor + 1]
-    possible, supported, variables, axes = domains.possible, domains.supported, domains.variables, domains.axes
-    widest = factors.scopes[zeros.widest[factor]]
-    begin, words = zeros.words[widest], zeros.words[widest + 1] - zeros.words[widest]
-    count, line, step = 0, zeros.places[factor], words
+    # Inlined, as what only one place calls: a call copies every array of every tuple.
+    first, end = factors.starts[index(factor)], factors.starts[index(factor + 1)]
+    possible, supported, axes = domains.possible, domains.supported, domains.axes
+    widest = factors.scopes[index(zeros.widest[index(factor)])]
+    count, line = 0, zeros.places[index(factor)]
+    # Axes from the innermost on, of variables with several states; each starts at its first possible one.
     for at in range(end - 1, first - 1, -1):
-        v = factors.scopes[at]
-        for word in range(zeros.words[v], zeros.words[v + 1]):
-            supported[word] = NOTHING
-        if v != widest:
-            # Axes from the innermost on; each starts at its first possible state.
-            axes[STEP, count] = step
-            step *= factors.cards[v]
-            axes[PLACE, count], axes[VARIABLE, count] = variables[FIRST_STATE, v], v
-            if count:
-                line += axes[STEP, count] * domains.states[variables[FIRST_STATE, v]]
-            count += 1
+        v, step, axis = factors.scopes[index(at)], zeros.steps[index(at)], index(count)
+        state, is_known = _start(zeros, possible, supported, v, step)
+        axes[STEP, axis], axes[STATE, axis], axes[VARIABLE, axis] = step, state, v
+        line += step * state
+        # Without a branch: which variables have one state is hard to predict.
+        count += (step > 0) & (not is_known)
     if not count:
-        for word in range(words):
-            supported[begin + word] = zeros.above[line + word] & possible[begin + word]
+        _add_line(zeros, possible, supported, line, widest)
         return bool(_is_complete(zeros, domains, widest))
+    # All states of the innermost axis are met in a line.
     inner, step = axes[VARIABLE, 0], axes[STEP, 0]
-    start, stop = variables[FIRST_STATE, inner], variables[FIRST_STATE, inner] + variables[STATES, inner]
+    line -= step * axes[STATE, 0]
+    complete = first
     while True:
-        ever = NOTHING
-        for place in range(start, stop):
-            state, found = domains.states[place], NOTHING
-            for word in range(words):
-                above = zeros.above[line + step * state + word] & possible[begin + word]
-                supported[begin + word] |= above
-                found |= above
-            if found != NOTHING:
-                _add(zeros, supported, inner, state)
-            ever |= found
-        if ever != NOTHING:
-            for i in range(1, count):
-                _add(zeros, supported, axes[VARIABLE, i], domains.states[axes[PLACE, i]])
-            is_complete = True
-            for at in range(first, end):
-                is_complete &= _is_complete(zeros, domains, factors.scopes[at])
-            if is_complete:
+        if _add_lines(zeros, possible, supported, line, step, inner, widest):
+            for i in range(BIT, index(count)):
+                _add(zeros, supported, axes[VARIABLE, i], axes[STATE, i])
+            # What is supported only grows.
+            while complete < end and _is_complete(zeros, domains, factors.scopes[index(complete)]):
+                complete += 1
+            if complete == end:
                 return True
         i = 1
         while i < count:
-            v, place = axes[VARIABLE, i], axes[PLACE, i]
-            state = domains.states[place]
-            if place + 1 < variables[FIRST_STATE, v] + variables[STATES, v]:
-                axes[PLACE, i] = place + 1
-                line += axes[STEP, i] * (domains.states[place + 1] - state)
+            axis = index(i)
+            v, state = axes[VARIABLE, axis], axes[STATE, axis]
+            following = _next_state(zeros, possible, v, state + 1)
+            is_last = following < 0
+            if is_last:
+                following = _next_state(zeros, possible, v, 0)
+            axes[STATE, axis] = following
+            line += axes[STEP, axis] * (following - state)
+            if not is_last:
                 break
-            axes[PLACE, i] = variables[FIRST_STATE, v]
-            line -= axes[STEP, i] * (state - domains.states[variables[FIRST_STATE, v]])
             i += 1
         if i == count:
             return False
 
 
 @part
+def _start(zeros: Any, possible: Any, supported: Any, v: int, step: int) -> tuple[int, bool]:
+    """Return the first state of a variable of a factor, and whether it is the only one.
+
+    With an only state the widest variable has support, or nothing has; of any other variable, nothing has it yet.
+    """
+    first, count = zeros.words[index(v)], zeros.words[index(v + 1)] - zeros.words[index(v)]
+    word = possible[index(first)]
+    is_known = (word & (word - BIT)) == NOTHING
+    supported[index(first)] = word if is_known & (step > 0) else NOTHING
+    if count == 1:
+        return lowest_bit(word), is_known
+    state = _next_state(zeros, possible, v, 0)
+    is_known = _next_state(zeros, possible, v, state + 1) < 0
+    for place in range(first, first + count):
+        supported[place] = possible[place] if is_known & (step > 0) else NOTHING
+    return state, is_known
+
+
+@part
+def _next_state(zeros: Any, words: Any, v: int, state: int) -> int:
+    """Return the first state of a variable from `state` on, or -1."""
+    number, mask = state >> LOG_BITS, ALL << np.uint64(state & (BITS - 1))
+    first, count = zeros.words[index(v)], zeros.words[index(v + 1)] - zeros.words[index(v)]
+    while number < count:
+        word = words[index(first + number)] & mask
+        if word != NOTHING:
+            return int(number * BITS + lowest_bit(word))
+        number, mask = number + 1, ALL
+    return -1
+
+
+@part
+def _add_line(zeros: Any, possible: Any, supported: Any, line: int, widest: int) -> None:
+    """Add the states of the widest variable that one configuration of the others supports."""
+    for word in range(index(zeros.words[index(widest)]), index(zeros.words[index(widest + 1)])):
+        supported[word] = zeros.above[index(line)] & possible[word]
+        line += 1
+
+
+@part
+def _add_lines(zeros: Any, possible: Any, supported: Any, line: int, step: int, inner: int, widest: int) -> bool:
+    """Add the states of the widest and of another variable that support each other; return False without any.
+
+    line, step: words of the other one's first state, and to the next one.
+    """
+    ever = NOTHING
+    for place in range(index(zeros.words[index(inner)]), index(zeros.words[index(inner + 1)])):
+        at = line
+        for word in range(index(zeros.words[index(widest)]), index(zeros.words[index(widest + 1)])):
+            states, left, found, other = possible[word], possible[place], NOTHING, NOTHING
+            while left != NOTHING:
+                bit = left & (NOTHING - left)
+                above = zeros.above[index(at + step * lowest_bit(left))] & states
+                found |= above
+                other |= bit if above != NOTHING else NOTHING
+                left ^= bit
+            supported[word] |= found
+            supported[place] |= other
+            ever |= found
+            at += 1
+        line += step << LOG_BITS
+    return bool(ever != NOTHING)
+
+
+@part
 def _is_complete(zeros: Any, domains: Any, v: int) -> bool:
     """Return True if all possible states of a variable are supported."""
     same = True
-    for word in range(zeros.words[v], zeros.words[v + 1]):
+    for word in range(index(zeros.words[index(v)]), index(zeros.words[index(v + 1)])):
         same &= domains.possible[word] == domains.supported[word]
     return same

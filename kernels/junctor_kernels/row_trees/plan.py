@@ -45,6 +45,8 @@ MOST_ORDERS = 24
 SEARCH_SHARE = 0.1
 TABLE_OPERATIONS = 600.0
 JITTER = 0.3
+# Unsigned indices, for which Numba omits the test for negative ones.
+index = np.uint64
 # Returned instead of the number of a table.
 TOO_LARGE = -1
 
@@ -311,8 +313,8 @@ def find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, tree: Any) 
 @part
 def _takes_part(factors: Any, factor: int, position: Any) -> bool:
     # Loops, here and below: a generator does not compile.
-    for at in range(factors.starts[factor], factors.starts[factor + 1]):  # noqa: SIM110
-        if position[factors.scopes[at]] == -1:
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        if position[index(factors.scopes[index(at)])] == -1:
             return False
     return True
 
@@ -333,75 +335,74 @@ def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
 
 
 @part
-def _new_table(nodes: Any, left: int, right: int, factor: int) -> int:
+def _new_table(nodes: Any, left: int, right: int, factor: int, end: int, entries: int, mean: float) -> int:
+    """Return a new table, whose positions have been written behind those of the last one, up to `end`."""
     number = nodes.counts[TABLES]
-    nodes.counts[TABLES] = number + 1
-    table = nodes.tables[number]
+    table = nodes.tables[index(number)]
     table[FIRST] = nodes.counts[SCOPES]
-    table[LENGTH] = 0
-    table[ENTRIES] = 1
-    nodes.expected[number] = 1.0
+    table[LENGTH] = end - nodes.counts[SCOPES]
+    table[ENTRIES], nodes.expected[index(number)] = entries, mean
     table[LEFT], table[RIGHT], table[PARENT], table[FACTOR] = left, right, -1, factor
     table[WANTED] = 0
-    for child in (left, right):
-        if child >= 0:
-            nodes.tables[child, PARENT] = number
+    if left >= 0:
+        nodes.tables[index(left), PARENT] = number
+    if right >= 0:
+        nodes.tables[index(right), PARENT] = number
+    nodes.counts[TABLES], nodes.counts[SCOPES] = number + 1, end
     return int(number)
 
 
 @part
-def _append(nodes: Any, number: int, position: int) -> None:
-    table = nodes.tables[number]
-    nodes.expected[number] *= nodes.means[position]
-    nodes.scopes[table[FIRST] + table[LENGTH]] = position
-    table[LENGTH] += 1
-    table[ENTRIES] *= nodes.sizes[position]
-    nodes.counts[SCOPES] = table[FIRST] + table[LENGTH]
+def _new_table_of(nodes: Any, position: int, factor: int) -> int:
+    """Return a new leaf over one position."""
+    end = nodes.counts[SCOPES]
+    nodes.scopes[end] = position
+    return int(_new_table(nodes, -1, -1, factor, end + 1, nodes.sizes[position], nodes.means[position]))
 
 
 @part
 def _put_in_bucket(nodes: Any, number: int) -> None:
     """Put a table into the bucket of its position that is eliminated first; a table without axes goes into none."""
-    table = nodes.tables[number]
+    table = nodes.tables[index(number)]
     if table[LENGTH]:
-        position = nodes.scopes[table[FIRST]]
-        nodes.nexts[number] = nodes.heads[position]
+        position = index(nodes.scopes[index(table[FIRST])])
+        nodes.nexts[index(number)] = nodes.heads[position]
         nodes.heads[position] = number
 
 
 @part
 def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
     """Add the table of a factor over its unobserved variables; return False if it has too many."""
-    first, end = factors.starts[factor], factors.starts[factor + 1]
+    first, end = factors.starts[index(factor)], factors.starts[index(factor + 1)]
     # Before observed variables are cut out: scopes have memory for MOST_AXES positions.
     if end - first > MOST_AXES:
         return False
     if not _takes_part(factors, factor, positions):
         return True
-    number = _new_table(nodes, -1, -1, factor)
-    table = nodes.tables[number]
+    scopes, begin = nodes.scopes, nodes.counts[SCOPES]
+    stop, entries, mean = begin, 1, 1.0
     for at in range(first, end):
-        position = positions[factors.scopes[at]]
-        if position >= 0:
-            # Insertion keeps the scope ascending.
-            _append(nodes, number, position)
-            place = table[FIRST] + table[LENGTH] - 1
-            while place > table[FIRST] and nodes.scopes[place - 1] > position:
-                nodes.scopes[place] = nodes.scopes[place - 1]
-                place -= 1
-            nodes.scopes[place] = position
-    _put_in_bucket(nodes, number)
+        position = positions[index(factors.scopes[index(at)])]
+        if position < 0:
+            continue
+        entries, mean = entries * nodes.sizes[index(position)], mean * nodes.means[index(position)]
+        # Insertion keeps the scope ascending.
+        place = stop
+        stop += 1
+        while place > begin and scopes[index(place - 1)] > position:
+            scopes[index(place)] = scopes[index(place - 1)]
+            place -= 1
+        scopes[index(place)] = position
+    _put_in_bucket(nodes, _new_table(nodes, -1, -1, factor, stop, entries, mean))
     return True
 
 
 @part
 def _add_likelihood(position: int, factor: int, nodes: Any) -> None:
-    number = _new_table(nodes, -1, -1, factor)
-    _append(nodes, number, position)
-    _put_in_bucket(nodes, number)
+    _put_in_bucket(nodes, _new_table_of(nodes, position, factor))
 
 
-@part
+@inlined
 def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
     """Join the tables of a bucket in pairs and sum its position out of the last; return False if that is too large."""
     count = 0
@@ -421,8 +422,7 @@ def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
         bucket[max(one, other)] = bucket[count - 1]
         count -= 1
     if count == 0:
-        bucket[0] = _new_table(nodes, -1, -1, ONES)
-        _append(nodes, bucket[0], position)
+        bucket[0] = _new_table_of(nodes, position, ONES)
     last = bucket[0]
     if count == 2:
         last = _join(nodes, bucket[0], bucket[1])
@@ -462,67 +462,65 @@ def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
 @inlined
 def _next_position(scopes: Any, i: int, end_i: int, j: int, end_j: int) -> Any:
     """Return the next position of two tables together, both ascending, and where to go on in their scopes."""
-    if j == end_j or (i < end_i and scopes[i] <= scopes[j]):
-        position = scopes[i]
-        return position, i + 1, j + 1 if j < end_j and scopes[j] == position else j
-    return scopes[j], i, j + 1
-
-
-@part
-def _union(nodes: Any, one: int, other: int, into: int) -> int:
-    """Return the entries over the positions of two tables, at most MOST_ENTRIES; `into`: table to append these to."""
-    scopes = nodes.scopes
-    i, j = nodes.tables[one, FIRST], nodes.tables[other, FIRST]
-    end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
-    entries = 1
-    while i < end_i or j < end_j:
-        position, i, j = _next_position(scopes, i, end_i, j, end_j)
-        entries = min(MOST_ENTRIES, entries * nodes.sizes[position])
-        if into >= 0:
-            _append(nodes, into, position)
-    return entries
+    if j == end_j or (i < end_i and scopes[index(i)] <= scopes[index(j)]):
+        position = scopes[index(i)]
+        return position, i + 1, j + 1 if j < end_j and scopes[index(j)] == position else j
+    return scopes[index(j)], i, j + 1
 
 
 @part
 def _mean_union(nodes: Any, one: int, other: int) -> float:
     """Return the mean entries over the positions of two tables."""
     scopes = nodes.scopes
-    i, j = nodes.tables[one, FIRST], nodes.tables[other, FIRST]
-    end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
+    i, j = nodes.tables[index(one), FIRST], nodes.tables[index(other), FIRST]
+    end_i, end_j = i + nodes.tables[index(one), LENGTH], j + nodes.tables[index(other), LENGTH]
     # The product of both, less what they have in common.
-    entries = nodes.expected[one] * nodes.expected[other]
+    entries = nodes.expected[index(one)] * nodes.expected[index(other)]
     while i < end_i and j < end_j:
-        if scopes[i] == scopes[j]:
-            entries /= nodes.means[scopes[i]]
-            i += 1
-            j += 1
-        elif scopes[i] < scopes[j]:
-            i += 1
-        else:
-            j += 1
+        one_next, other_next = scopes[index(i)], scopes[index(j)]
+        if one_next == other_next:
+            entries /= nodes.means[index(one_next)]
+        # Without branches: which one is less is hard to predict.
+        i += one_next <= other_next
+        j += other_next <= one_next
     return float(entries)
 
 
 @part
 def _join(nodes: Any, one: int, other: int) -> int:
     """Return a new table over the positions of two others, or TOO_LARGE."""
-    # Counted first, appended afterwards: `scopes` has no room for the positions of a table that is refused.
-    entries = _union(nodes, one, other, -1)
-    if entries >= MOST_ENTRIES or nodes.tables[one, LENGTH] + nodes.tables[other, LENGTH] > MOST_AXES:
+    scopes, end = nodes.scopes, nodes.counts[SCOPES]
+    i, j = nodes.tables[index(one), FIRST], nodes.tables[index(other), FIRST]
+    end_i, end_j = i + nodes.tables[index(one), LENGTH], j + nodes.tables[index(other), LENGTH]
+    # `scopes` has room for so many more.
+    if end_i - i + end_j - j > MOST_AXES:
         return TOO_LARGE
-    joined = _new_table(nodes, one, other, -1)
-    _union(nodes, one, other, joined)
-    nodes.tables[joined, UNION] = entries
+    entries, mean = 1, 1.0
+    while i < end_i or j < end_j:
+        position, i, j = _next_position(scopes, i, end_i, j, end_j)
+        scopes[index(end)] = position
+        end += 1
+        entries = min(MOST_ENTRIES, entries * nodes.sizes[index(position)])
+        mean *= nodes.means[index(position)]
+    if entries >= MOST_ENTRIES:
+        return TOO_LARGE
+    joined = _new_table(nodes, one, other, -1, end, entries, mean)
+    nodes.tables[index(joined), UNION] = entries
     return int(joined)
 
 
 @part
 def _copy(nodes: Any, leaf: int) -> int:
     """Return a table over the positions of a leaf."""
-    copied = _new_table(nodes, leaf, -1, -1)
-    for i in range(nodes.tables[leaf, LENGTH]):
-        _append(nodes, copied, nodes.scopes[nodes.tables[leaf, FIRST] + i])
-    nodes.tables[copied, UNION] = nodes.tables[copied, ENTRIES]
+    first, end, mean = nodes.tables[leaf, FIRST], nodes.counts[SCOPES], 1.0
+    for at in range(first, first + nodes.tables[leaf, LENGTH]):
+        nodes.scopes[end] = nodes.scopes[at]
+        # Not that of the leaf, whose factors come in another order.
+        mean *= nodes.means[nodes.scopes[at]]
+        end += 1
+    entries = nodes.tables[leaf, ENTRIES]
+    copied = _new_table(nodes, leaf, -1, -1, end, entries, mean)
+    nodes.tables[copied, UNION] = entries
     return int(copied)
 
 
@@ -538,10 +536,9 @@ def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: An
         if wanted[order[position]]:
             tables[eliminated[position], WANTED] = 1
     for number in range(count):
-        if tables[number, WANTED] and tables[number, PARENT] >= 0:
-            tables[tables[number, PARENT], WANTED] = 1
-    for number in range(count):
         if tables[number, WANTED]:
+            if tables[number, PARENT] >= 0:
+                tables[tables[number, PARENT], WANTED] = 1
             _offer(number, host, nodes)
     for position in range(positions):
         if wanted[order[position]] and host[position] < 0:
@@ -559,10 +556,10 @@ def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: An
 
 @part
 def _offer(number: int, host: Any, nodes: Any) -> None:
-    table = nodes.tables[number]
-    for at in range(table[FIRST], table[FIRST] + table[LENGTH]):
-        position = nodes.scopes[at]
-        if host[position] < 0 or nodes.expected[number] < nodes.expected[host[position]]:
+    table, entries = nodes.tables[index(number)], nodes.expected[index(number)]
+    for at in range(index(table[FIRST]), index(table[FIRST] + table[LENGTH])):
+        position = index(nodes.scopes[at])
+        if host[position] < 0 or entries < nodes.expected[index(host[position])]:
             host[position] = number
 
 
@@ -578,23 +575,29 @@ def _has(nodes: Any, number: int, position: int) -> bool:
 @part
 def place_tables(host: Any, nodes: Any, rows: int) -> None:
     """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds."""
-    place, operations, widest = 1, 0, 1
+    place, operations, entries, widest, is_whole = 1, 0, 0, 1, True
     for number in range(nodes.counts[TABLES]):
         table = nodes.tables[number]
         table[UP] = place
         place += table[ENTRIES] + BEHIND
+        entries += table[ENTRIES]
         if table[WANTED]:
             table[DOWN] = place
             place += table[ENTRIES] + BEHIND
+            entries += table[ENTRIES]
         if table[LEFT] >= 0:
             operations += table[UNION]
         if table[WANTED] and table[PARENT] >= 0:
             operations += nodes.tables[table[PARENT], UNION]
     for position in range(nodes.counts[POSITIONS]):
         widest = max(widest, nodes.sizes[position])
+        is_whole &= nodes.means[position] == nodes.sizes[position]
         if host[position] >= 0:
             operations += nodes.tables[host[position], ENTRIES]
-    _add_up(host, nodes, rows)
+    # Sums of integers: in doubles they are the same.
+    nodes.work[MEAN_OPERATIONS], nodes.work[MEAN_ENTRIES] = operations, entries
+    if not is_whole:
+        _add_up(host, nodes, rows)
     # The end of the arena is for posteriors.
     nodes.counts[ARENA] = place + widest + BEHIND
     nodes.counts[OPERATIONS] = operations

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import loops, part
+from junctor_kernels.orders.dense import entries_for
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.orders.sparse import SparseGraph
 from junctor_kernels.row_trees.plan import (
@@ -146,8 +147,9 @@ def room_bytes(graph: SparseGraph, factors: int, columns: int) -> int:
     tables = 2 * (factors + columns) + 3 * variables + 2
     # Of a block, of a table, and of a variable, with its part of the work on eliminations.
     block, table, variable = MOST_CASES * (MOST_WORDS + 2), MOST_AXES + COLUMNS + MOST_WORDS + 4, 40
-    pool = 2 * len(graph.neighbours)
-    return 8 * (block + tables * table + variables * variable + columns + pool + 10 * MOST_AXES + MOST_WORDS + 24)
+    elimination = 2 * len(graph.neighbours) + entries_for(variables)
+    most = tables * table + variables * variable + columns + elimination
+    return 8 * (block + most + 10 * MOST_AXES + MOST_WORDS + 24)
 
 
 @loops

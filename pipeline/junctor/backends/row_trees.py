@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
-from junctor_kernels.orders.sparse import moral_graph
+from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
@@ -620,7 +620,7 @@ def factors_of(network: Network) -> rowplan.Factors:
         places=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64),
         values=np.concatenate([np.zeros(0), *(table.ravel() for table in tables)]),
         directed=int(network.kind == "bayes"),
-        graph=moral_graph(len(network.cardinalities), starts, flat),
+        graph=with_triangles(moral_graph(len(network.cardinalities), starts, flat)),
         weights=weights_of(network.cardinalities),
         means=np.array(network.cardinalities, dtype=np.float64),
     )
