@@ -554,7 +554,8 @@ class _Cells:
 
 def alone_seconds(work: RowWork) -> float:
     """Return the seconds of a row with a tree of its own; infinite where it is too large."""
-    seconds = work.operations * CPU.tree_operation + work.tables * (TABLE_SECONDS + CPU.tree_plan)
+    numbers = work.operations * CPU.tree_operation + work.entries * CPU.tree_entry
+    seconds = numbers + work.tables * (TABLE_SECONDS + CPU.tree_plan)
     return seconds if math.isfinite(seconds) else math.inf
 
 

@@ -60,23 +60,27 @@ class CpuConstants(DeviceConstants):
     pattern_mark: float = 7e-9
     # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
     row: float = 5e-6
-    # Seconds an entry operation of a row's own tree. Median of 14 networks, good to a factor of two; 2026-11-24.
-    tree_operation: float = 5.5e-10
+    # Seconds an entry operation of a row's own tree. Fit to 68 batches of 18 networks, good to a factor of 1.7;
+    # 2026-11-24.
+    tree_operation: float = 2.8e-10
+    # Seconds an entry of such a tree's messages: evidence cut out of factors, scales, bounds. As above.
+    tree_entry: float = 4.4e-10
     # Seconds a table of such a tree, with its messages. As above.
-    tree_table: float = 2.3e-7
+    tree_table: float = 1.6e-7
     # Seconds to plan a table of a tree, and to find the possible states before. As above.
-    tree_plan: float = 2e-7
+    tree_plan: float = 7e-8
     # Seconds to ask for the work of a tree, beside its tables. alarm and asia; 2026-11-23.
     tree_forecast: float = 1.5e-4
     # Seconds an entry operation of a row among others on one tree; zeros are skipped there, so networks differ by
-    # four times. Above the fit to 88 batches of 15 networks: a plan or own trees are never far behind; 2026-11-24.
-    lane_operation: float = 2.8e-10
+    # four times. Fit to 60 batches of 18 networks, of which those count most that trees of their own answer in about
+    # the same time: the cheaper one is forecast for all but one, which takes 1.4 times as long; 2026-11-24.
+    lane_operation: float = 9.6e-11
     # Seconds an entry of such a row's messages: scales, bounds, memory. As above.
-    lane_entry: float = 6e-10
+    lane_entry: float = 3.8e-10
     # Seconds a table of such a tree for all rows of a block. As above.
-    lane_table: float = 4.3e-6
+    lane_table: float = 6e-6
     # Times as long as where rows differ in what they observe: they are sorted, and messages copied. As above.
-    lane_mixed: float = 2.4
+    lane_mixed: float = 3.0
 
     # Seconds of an operation on a word of 64 cases, for the choice of blocks. Measured on diabetes and munin2, good to
     # a factor of two; 2026-11-22.
