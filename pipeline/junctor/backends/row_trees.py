@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -164,6 +165,12 @@ class RowEngine:
         # The longest unused first.
         self._trees: dict[tuple[bytes, bytes, int], _SharedTree] = {}
         self.allow(allowed)
+
+    @cached_property
+    def above_zero(self) -> float:
+        """Share of the entries of all factors."""
+        values = self._factors.values
+        return float(np.count_nonzero(values) / max(1, values.size))
 
     @property
     def held(self) -> int:

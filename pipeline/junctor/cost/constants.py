@@ -71,16 +71,18 @@ class CpuConstants(DeviceConstants):
     tree_plan: float = 7e-8
     # Seconds to ask for the work of a tree, beside its tables. alarm and asia; 2026-11-23.
     tree_forecast: float = 1.5e-4
-    # Seconds an entry operation of a row among others on one tree; zeros are skipped there, so networks differ by
-    # four times. Fit to 60 batches of 18 networks, of which those count most that trees of their own answer in about
-    # the same time: the cheaper one is forecast for all but one, which takes 1.4 times as long; 2026-11-24.
-    lane_operation: float = 9.6e-11
+    # Seconds an entry operation of a row among others on one tree, of those that are not zero for every row. Fit to 60
+    # batches of 18 networks, of which those count most that trees of their own answer in about the same time; good to a
+    # factor of 1.7; 2026-11-24.
+    lane_operation: float = 3.6e-11
     # Seconds an entry of such a row's messages: scales, bounds, memory. As above.
-    lane_entry: float = 3.8e-10
+    lane_entry: float = 4.5e-10
+    # Seconds an entry operation that is not zero, for all rows of a block. As above.
+    lane_start: float = 5.7e-9
     # Seconds a table of such a tree for all rows of a block. As above.
-    lane_table: float = 6e-6
+    lane_table: float = 5.6e-6
     # Times as long as where rows differ in what they observe: they are sorted, and messages copied. As above.
-    lane_mixed: float = 3.0
+    lane_mixed: float = 3.9
 
     # Seconds of an operation on a word of 64 cases, for the choice of blocks. Measured on diabetes and munin2, good to
     # a factor of two; 2026-11-22.

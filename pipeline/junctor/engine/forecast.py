@@ -225,7 +225,7 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     if group.tree:
         shares = {v: share for v in group.pattern.weighted if 0 < (share := _share(batch, group, v)) < 1}
         trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, group.answered)]
-        seconds = float(shared_seconds(trees[0], group.answered, group.patterns > 1))
+        seconds = float(shared_seconds(trees[0], group.answered, group.patterns > 1, row_engine.above_zero))
     else:
         trees = row_engine.works_alone(batch, spread(group.rows, SAMPLED_ROWS))
         seconds = group.answered * row_engine.seconds_alone(trees)

@@ -308,7 +308,8 @@ class Router:
             # Without compiled code, which several patterns have loaded already.
             return replace(group, tree=False, per_row=False)
         work = self.work(group.pattern)
-        row = float(shared_seconds(work, group.answered, mixed=False)) / group.answered
+        above_zero = self.row_engine.above_zero
+        row = float(shared_seconds(work, group.answered, False, above_zero)) / group.answered
         alone = alone_seconds(work)
         if whole:
             # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.

@@ -45,11 +45,12 @@ class _Trial:
     seconds: float
 
 
-def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> npt.NDArray[np.float64]:
+def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float) -> npt.NDArray[np.float64]:
     """Return the seconds of groups of so many rows on one tree each.
 
     work: of a row of such a group.
     mixed: whether its rows differ in what they observe.
+    above_zero: share of the entries of the network's factors.
     """
     counts = np.asarray(rows, dtype=np.float64)
     block = block_rows(work.entries, work.tables, mixed)
@@ -57,9 +58,10 @@ def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> npt.NDArr
     if block < LANES:
         return np.full(counts.shape, np.inf)
     lanes = np.ceil(counts / LANES) * LANES
-    row = work.operations * CPU.lane_operation + work.entries * CPU.lane_entry
-    blocks = np.ceil(counts / block)
-    return lanes * row * (CPU.lane_mixed if mixed else 1) + blocks * work.tables * (CPU.lane_table + CPU.tree_plan)
+    operations = work.operations * above_zero
+    row = operations * CPU.lane_operation + work.entries * CPU.lane_entry
+    start = operations * CPU.lane_start + work.tables * (CPU.lane_table + CPU.tree_plan)
+    return lanes * row * (CPU.lane_mixed if mixed else 1) + np.ceil(counts / block) * start
 
 
 class TreeChoice:
@@ -134,7 +136,7 @@ class TreeChoice:
         for group, last in zip(chosen, bounds, strict=True):
             members = numbers == group
             work = self._work(members, int(counts[group]))
-            seconds[first:last] = shared_seconds(work, counts[first:last], mixed)
+            seconds[first:last] = shared_seconds(work, counts[first:last], mixed, self._engine.above_zero)
             # Of the same rows: those of large groups often have smaller trees than others.
             alone[first:last] = counts[first:last] * self._alone(members, SAMPLED_OF_GROUP)[0]
             first = last
