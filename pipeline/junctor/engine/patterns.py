@@ -259,6 +259,8 @@ def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Patte
 
 def valid_rows(batch: EvidenceBatch) -> Rows:
     """Return the rows of a batch that are not invalid, int64."""
+    if not batch.invalid:
+        return np.arange(batch.rows)
     valid = np.ones(batch.rows, dtype=np.bool_)
     valid[list(batch.invalid)] = False
     return np.flatnonzero(valid)
@@ -266,9 +268,11 @@ def valid_rows(batch: EvidenceBatch) -> Rows:
 
 def _parts(marks: Mask, threads: int) -> list[slice]:
     """Return the columns of marks in as many parts as are worth threads."""
+    if not marks.shape[1]:
+        return []
     count = max(1, min(threads, marks.shape[1], marks.size // PART_CELLS))
     bounds = np.linspace(0, marks.shape[1], count + 1).astype(np.int64).tolist()
-    return [slice(first, last) for first, last in itertools.pairwise(bounds)] if marks.shape[1] else []
+    return [slice(first, last) for first, last in itertools.pairwise(bounds)]
 
 
 class PatternChoice:
