@@ -286,14 +286,14 @@ _Walk = tuple[tuple[int, ...], tuple[int, ...]]
 @lru_cache(REMEMBERED)
 def _walks(what: Contraction) -> tuple[tuple[int, ...], int, tuple[_Walk, ...]]:
     """Return the sizes of the eliminated axes, 1 for those of no operand, how often a term repeats, and all walks."""
-    used = [any(strides.eliminated[axis] for strides in what.operands) for axis in range(len(what.eliminated))]
-    shape = tuple(size if use else 1 for size, use in zip(what.eliminated, used, strict=True))
-    walks = []
+    # Without generators: there are as many contractions as steps in a plan, and few are asked for again in a run.
+    used = [any(axis) for axis in zip(*[strides.eliminated for strides in what.operands], strict=True)]
+    shape = tuple([size if use else 1 for size, use in zip(what.eliminated, used, strict=True)])
+    sizes, walks = (*shape, *what.kept), []
     for strides in what.operands:
         walk = (*strides.eliminated, *strides.kept)
-        sizes = tuple(size if stride else 1 for size, stride in zip((*shape, *what.kept), walk, strict=True))
-        walks.append((sizes, walk))
-    return shape, math.prod(size for size, use in zip(what.eliminated, used, strict=True) if not use), tuple(walks)
+        walks.append((tuple([size if stride else 1 for size, stride in zip(sizes, walk, strict=True)]), walk))
+    return shape, what.eliminated_entries // math.prod(shape), tuple(walks)
 
 
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:

@@ -444,7 +444,7 @@ class Program:
             with np.errstate(invalid="ignore"):
                 table = np.exp(table)
         with np.errstate(invalid="ignore"):
-            posterior: Table = table / table.sum(axis=0)
+            posterior: Table = table / np.add.reduce(table, axis=0)
         return posterior
 
     def _potential(self, step: Potential, network: Network) -> ScaledTable:
@@ -459,11 +459,13 @@ class Program:
             product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
         log_scale = sum([factor.log_scale for factor in factors], scaled.log_scale)
+        floor = floor_of(scaled.least)
+        if stays_clean(factors, scaled, floor, self._wide):
+            return ScaledTable(product, log_scale, NOTHING, NOTHING, scaled.least, floor, True)
         here = lost_here(factors, 1, scaled, self._wide)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lost = sum((factor.lost for factor in factors), here) / scaled.largest
-        is_clean = not lost.any()
-        return ScaledTable(product, log_scale, lost, lost, scaled.least, floor_of(scaled.least), is_clean)
+        return ScaledTable(product, log_scale, lost, lost, scaled.least, floor)
 
     def _as_columns(self, number: int) -> FactorColumns:
         """Return a factor as [free configurations, observed configurations], each column scaled."""
