@@ -370,9 +370,13 @@ class Program:
         operands = [values[table] for table in lowered.operands]
         tables = [value.table for value in operands]
         table = self.contract(lowered.contraction, tables, algebra)
-        lifts, lift = [self.lifts.get(operand, 0) for operand in lowered.operands], self.lifts.get(step.out, 0)
+        # Without a lift in double precision.
+        lifts = [self.lifts.get(operand, 0) for operand in lowered.operands] if self.lifts else []
+        lift = self.lifts.get(step.out, 0)
         scaled = reference.rescale(table, algebra, lift, sum(lifts))
-        scale = sum([value.log_scale for value in operands], scaled.log_scale)
+        scale = scaled.log_scale
+        for value in operands:
+            scale = scale + value.log_scale
         if algebra.logs:
             return ScaledTable(table, scale, NOTHING, NOTHING, scaled.least, 1.0, True)
         floor = floor_of(scaled.least)
