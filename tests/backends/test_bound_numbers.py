@@ -34,11 +34,12 @@ def numbers_of(program: Program) -> list[Any]:
     ]
     columns = [*program.columns.items(), *enumerate(program._constants)]
     tables += [(key, each.table, each.log_scale, each.least, each.observed, each.radices) for key, each in columns]
-    return [*tables, *((key, *vars_of(step)) for key, step in program.lowered.items())]
+    return [*tables, *((key, *vars_of(program, key)) for key in program.lowered)]
 
 
-def vars_of(step: Any) -> tuple[Any, ...]:
-    return step.operands, step.contraction, step.growth
+def vars_of(program: Program, table: int) -> tuple[Any, ...]:
+    lowered = program.lowered[table]
+    return lowered.operands, lowered.contraction, program.growth_of(table)
 
 
 def assert_same(found: Program, expected: Program) -> None:
@@ -114,7 +115,7 @@ def test_a_strange_entry_is_passed_over(cache: Cache, caplog: pytest.LogCaptureF
 def test_numbers_of_another_plan_are_refused(name: str) -> None:
     network = random_network(12, seed=1)
     made = program_of(network)
-    content = bound_numbers._to_bytes(made._bind_all())
+    content = bound_numbers._to_bytes(made._bound())
     assert bound_numbers._parsed(content, made.plan, reference.DOUBLE)
     with np.load(io.BytesIO(content)) as file:
         arrays: dict[str, Any] = {each: file[each] for each in file.files}

@@ -10,7 +10,7 @@ import pytest
 from helpers import oracle, strategies
 from hypothesis import example, given
 from hypothesis import strategies as st
-from junctor.backends import impossibility
+from junctor.backends import blocks, impossibility
 from junctor.backends.impossibility import FindingColumns, Limits, answer_impossible, decide, impossible_rows, zeros_of
 from junctor.engine import router
 from junctor.engine.engine import Engine
@@ -248,14 +248,18 @@ def test_settled_rows_are_written() -> None:
         assert np.isnan(table).all(axis=1).tolist() == [False, False, True, False]
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("precision", ["single", "double"])
-def test_impossible_rows_do_not_climb(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "COMPILED_SECONDS", 0)
+def test_impossible_rows_do_not_climb(precision: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "COMPILED_SECONDS", 0 if compiled else np.inf)
+    # In NumPy those of large plans.
+    monkeypatch.setattr(blocks, "MANY_STEPS", np.inf if compiled else 1)
     batch = zeros_and_gaps(SPARSE, 200, seed=9)
     complete = EvidenceBatch(200, {v: np.maximum(column, 0) for v, column in batch.states.items()})
     answers = Engine(SPARSE, Query(precision=precision)).answer(complete)  # type: ignore[arg-type]
     log = Engine(SPARSE, Query(precision="log")).answer(complete)
     assert (log.status == IMPOSSIBLE).any()
+    assert compiled or (answers.ways == {"numpy": 200} and not answers.climbed)
     assert answers.status.tobytes() == log.status.tobytes()
     assert answers.reasons == log.reasons
     for table in answers.posteriors.values():

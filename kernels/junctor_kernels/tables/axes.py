@@ -79,11 +79,18 @@ def contraction(
 def _numbered(kept: int, eliminated: int, scopes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> Contraction:
     # Axes of length 1 vanish, and neighbouring axes that every operand walks through as one are merged: fewer axes make
     # longer inner loops.
-    operands = [row_major(scope, sizes) for scope in scopes]
+    axes, strides_of = kept + eliminated, []
+    for scope in scopes:
+        # By number instead of by label, which `row_major` has: each contraction of a small network comes once.
+        along, stride = [0] * len(sizes), 1
+        for label in reversed(scope):
+            along[label] = stride
+            stride *= sizes[label]
+        strides_of.append(along)
     # The strides of all operands along each axis.
-    steps = [tuple([at.get(label, 0) for at in operands]) for label in range(kept + eliminated)]
+    steps = list(zip(*strides_of, strict=True)) if strides_of else [()] * axes
     kept_sizes, kept_strides = _merged(steps[:kept], sizes[:kept])
-    eliminated_sizes, eliminated_strides = _merged(steps[kept:], sizes[kept : kept + eliminated])
+    eliminated_sizes, eliminated_strides = _merged(steps[kept:axes], sizes[kept:axes])
     nothing = ((),) * len(scopes)
     strides = map(Strides, kept_strides or nothing, eliminated_strides or nothing)
     return Contraction(kept_sizes, eliminated_sizes, tuple(strides))

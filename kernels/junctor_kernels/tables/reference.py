@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.tables.axes import Contraction, Strides
+from junctor_kernels.tables.axes import REMEMBERED, Contraction, Strides
 from junctor_kernels.tables.views import boxes
 
 Array = npt.NDArray[np.floating[Any]]
@@ -131,13 +131,22 @@ def reduce(
     scratch_entries: entries of the product computed at a time; it never exists as a whole.
     """
     # Operands are combined in their order, so that rounding and ties of maxima are the same on every backend.
-    cases = max((operand.shape[1] for operand in operands), default=1)
-    out = np.empty((what.kept_entries, cases), dtype=algebra.dtype)
+    cases = max([operand.shape[1] for operand in operands], default=1)
     # The empty product is one, summed once for each term.
     if not operands:
-        out.fill(algebra.one)
-        return algebra.repeat(out, what.eliminated_entries)
-    shape, absent = _present(what)
+        ones = np.full((what.kept_entries, cases), algebra.one, dtype=algebra.dtype)
+        return algebra.repeat(ones, what.eliminated_entries)
+    shape, absent, walks = _walks(what)
+    terms = math.prod(shape)
+    if what.kept_entries * terms * cases <= scratch_entries:
+        # In one block, as all tables of small networks: boxes and views of them would take longer than the numbers.
+        views = [_whole_view(table, *walk) for table, walk in zip(operands, walks, strict=True)]
+        block, full = combined(views, algebra), (*shape, *what.kept, cases)
+        block = block if block.shape == full else np.broadcast_to(block, full)
+        sums = algebra.gather(block.reshape(terms, *what.kept, cases), None)
+        whole = np.ascontiguousarray(sums, dtype=algebra.dtype).reshape(what.kept_entries, cases)
+        return _repeated(whole, algebra, absent)
+    out = np.empty((what.kept_entries, cases), dtype=algebra.dtype)
     grid = out.reshape(*what.kept, cases)
     for kept_at, kept_sizes in _blocks(what.kept, max(1, scratch_entries // cases)):
         inner = max(1, scratch_entries // max(1, cases * math.prod(kept_sizes)))
@@ -147,13 +156,17 @@ def reduce(
                 _view(table, strides, what, shape, (kept_at, kept_sizes), (eliminated_at, eliminated_sizes))
                 for table, strides in zip(operands, what.operands, strict=True)
             ]
-            terms = math.prod(eliminated_sizes)
             full = (*eliminated_sizes, *kept_sizes, cases)
-            block = np.broadcast_to(combined(views, algebra), full).reshape(terms, *kept_sizes, cases)
+            block = np.broadcast_to(combined(views, algebra), full)
+            block = block.reshape(math.prod(eliminated_sizes), *kept_sizes, cases)
             gathered = algebra.gather(block, gathered)
         grid[kept_at] = gathered
+    return _repeated(out, algebra, absent)
+
+
+def _repeated(table: Array, algebra: Algebra, absent: int) -> Array:
     # Axes that no operand has only repeat each term; multiplied once instead of summed.
-    return algebra.repeat(out, absent) if absent > 1 else out
+    return algebra.repeat(table, absent) if absent > 1 else table
 
 
 def argmax(
@@ -235,37 +248,52 @@ def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> R
     most = MOST_POWER[algebra.dtype]
     power = np.minimum(lift - exponent, most)
     # Taken before: entries that the scaling underflows would pass for zeros.
-    least = np.ldexp(least_above_zero(table), power)
-    table *= np.ldexp(algebra.dtype.type(1), power)
+    least = least_above_zero(table)
+    # Products of scaled tables often need no other scale.
+    if np.count_nonzero(power):
+        least = np.ldexp(least, power)
+        table *= np.ldexp(algebra.dtype.type(1), power)
     log_scale = (lift - lifted - power) * math.log(2)
-    return Rescaled(table, log_scale, np.ldexp(largest.astype(np.float64), -lifted), np.minimum(least, 1))
+    wide = largest.astype(np.float64, copy=False)
+    return Rescaled(table, log_scale, np.ldexp(wide, -lifted) if lifted else wide, np.minimum(least, 1))
 
 
 def least_above_zero(table: Array) -> npt.NDArray[np.float64]:
     """Return the smallest entry above zero of every case, 1 where there is none, float64 [cases]."""
     least = np.minimum.reduce(table, axis=0)
     # Usually no entry is zero, and one minimum suffices.
-    if not least.all():
+    if np.count_nonzero(least) < least.size:
         least.fill(np.inf)
         rows = max(1, SCRATCH_ENTRIES // table.shape[1])
         for start in range(0, len(table), rows):
             part = table[start : start + rows]
             np.minimum(least, np.minimum.reduce(part, axis=0, where=part > 0, initial=np.inf), out=least)
         least[np.isinf(least)] = 1
-    wide: npt.NDArray[np.float64] = least.astype(np.float64)
+    wide: npt.NDArray[np.float64] = least.astype(np.float64, copy=False)
     return wide
 
 
 def take_cases(columns: Array, at: npt.NDArray[np.integer[Any]]) -> Array:
     """Return columns[:, at] as a table [entries, cases]: the slice of a factor at each case's observed states."""
-    return np.take(columns, at, axis=1)
+    return columns.take(at, axis=1)
 
 
-def _present(what: Contraction) -> tuple[tuple[int, ...], int]:
-    """Return the sizes of the eliminated axes, 1 for those of no operand, and the number of equal terms of these."""
-    used = [any(strides.eliminated[axis] for strides in what.operands) for axis in range(len(what.eliminated))]
-    shape = tuple(size if use else 1 for size, use in zip(what.eliminated, used, strict=True))
-    return shape, math.prod(size for size, use in zip(what.eliminated, used, strict=True) if not use)
+# Sizes of an operand along the eliminated and the kept axes, 1 along those that it lacks, and its strides.
+_Walk = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+# Remembered, as contractions are: the plans of a network have most of them in common.
+@lru_cache(REMEMBERED)
+def _walks(what: Contraction) -> tuple[tuple[int, ...], int, tuple[_Walk, ...]]:
+    """Return the sizes of the eliminated axes, 1 for those of no operand, how often a term repeats, and all walks."""
+    # Without generators: there are as many contractions as steps in a plan, and few are asked for again in a run.
+    used = [any(axis) for axis in zip(*[strides.eliminated for strides in what.operands], strict=True)]
+    shape = tuple([size if use else 1 for size, use in zip(what.eliminated, used, strict=True)])
+    sizes, walks = (*shape, *what.kept), []
+    for strides in what.operands:
+        walk = (*strides.eliminated, *strides.kept)
+        walks.append((tuple([size if stride else 1 for size, stride in zip(sizes, walk, strict=True)]), walk))
+    return shape, what.eliminated_entries // math.prod(shape), tuple(walks)
 
 
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
@@ -293,14 +321,19 @@ def _view(
     return np.ndarray((*shape, table.shape[1]), table.dtype, table, base * row, view_strides)
 
 
+def _whole_view(table: Array, sizes: tuple[int, ...], walk: tuple[int, ...]) -> Array:
+    """Return an operand as `_view` does, all of it."""
+    row, cell = table.strides
+    return np.ndarray((*sizes, table.shape[1]), table.dtype, table, 0, (*[stride * row for stride in walk], cell))
+
+
 def combined(views: Sequence[Array], algebra: Algebra) -> Array:
     """Return the product of views in their order; small ones first give small intermediate products."""
     result = views[0]
     owned = False
     for view in views[1:]:
-        shape = np.broadcast_shapes(result.shape, view.shape)
         # The first product may be written over, an operand never.
-        if owned and shape == result.shape:
+        if owned and np.broadcast_shapes(result.shape, view.shape) == result.shape:
             algebra.combine(result, view, out=result)
         else:
             result = algebra.combine(result, view)

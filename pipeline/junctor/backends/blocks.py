@@ -25,6 +25,9 @@ from junctor.runtime.threads import in_threads
 # which all others begin in the next format. At a half, single precision and then double takes as long as double alone.
 PROBED_ROWS = 64
 MOST_DOUBTFUL = 0.5
+# Steps of a plan from which on another number format takes NumPy longer than to load what tells impossible rows, which
+# their reasons need anyway.
+MANY_STEPS = 2000
 # Cells of a block from which on compiled code takes the states of weighted variables.
 COMPILED_CELLS = 1 << 16
 
@@ -42,8 +45,8 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
             answers.climbed[algebra.name] += len(rows)
         doubtful, later = answer_in(prepared, algebra, batch, rows, answers)
         asked = np.setdiff1d(doubtful, possible, assume_unique=True)
-        if asked.size and prepared.sizes.runs_compiled:
-            # Imported here: compiled code takes longer to load than a few rows to climb.
+        if asked.size and (prepared.sizes.runs_compiled or len(prepared.plan.steps) >= MANY_STEPS):
+            # Imported here: compiled code takes longer to load than a few rows of a small plan to climb.
             from junctor.backends.impossibility import answer_impossible
 
             sizes = prepared.sizes

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.scaled_table import Floats, ScaledTable, Table
+from junctor.backends.scaled_table import Floats, ScaledTable, Table, floor_of
 from junctor.cost.model import cpu_name
 from junctor.model.network import Network
 from junctor.planning.plan import Plan, Potential, Reduce
@@ -119,10 +119,7 @@ def _parsed(content: bytes, plan: Plan, algebra: Algebra) -> BoundNumbers:
         if facts.shape != (len(names), len(_FACTS)) or growth.shape != (reductions,):
             raise ValueError("no numbers of this plan")
         tables = _parts(arrays["tables"].astype(algebra.dtype, copy=False), sizes)
-        shared = {
-            name: ScaledTable(table, *(fact[i : i + 1] for i in range(len(_FACTS))))
-            for name, table, fact in zip(names, tables, facts, strict=True)
-        }
+        shared = {name: _table(table, fact) for name, table, fact in zip(names, tables, facts, strict=True)}
         lines = [(columns,) for _, columns in shapes]
         columns = zip(
             _parts(arrays["columns"].astype(algebra.dtype, copy=False), shapes),
@@ -135,6 +132,11 @@ def _parsed(content: bytes, plan: Plan, algebra: Algebra) -> BoundNumbers:
         return BoundNumbers(shared, [FactorColumns(*each) for each in columns], growth)
     except (KeyError, TypeError, OSError, EOFError, BadZipFile) as error:
         raise ValueError(f"no numbers: {error}") from error
+
+
+def _table(table: Table, facts: Floats) -> ScaledTable:
+    log_scale, lost, still_open, least = (facts[i : i + 1] for i in range(len(_FACTS)))
+    return ScaledTable(table, log_scale, lost, still_open, least, floor_of(least), not (lost.any() or still_open.any()))
 
 
 def _parts(numbers: npt.NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:

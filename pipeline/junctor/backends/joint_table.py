@@ -34,7 +34,7 @@ class JointTable:
         joint = np.ones(sizes)
         for factor in network.factors:
             # Axes in the order of the network, and one entry for each variable that the factor has not.
-            order = np.argsort(factor.scope)
+            order = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
             shape = [size if v in factor.scope else 1 for v, size in enumerate(sizes)]
             joint *= factor.table.transpose(order).reshape(shape)
         self._joint = joint.ravel()
@@ -66,8 +66,21 @@ class JointTable:
         rows: int64, rows of the batch.
         answers: of the batch, written here.
         """
-        left = [row for row in rows.tolist() if not self._answer(batch, row, answers)]
-        return np.array(left, dtype=np.int64)
+        if len(rows) == 1 or batch.likelihoods:
+            left = [row for row in rows.tolist() if not self._answer(batch, row, answers)]
+            return np.array(left, dtype=np.int64)
+        # Few rows of a small network are often equal, and copies take far less than answers.
+        first: dict[tuple[int, ...], int] = {}
+        columns = [column[rows].tolist() for column in batch.states.values()]
+        keys = zip(*columns, strict=True) if columns else [()] * len(rows)
+        twins = [first.setdefault(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
+        for row in first.values():
+            # Without likelihoods nothing leaves the range of doubles.
+            self._answer(batch, row, answers)
+        source = np.array(twins, dtype=np.int64)
+        again = source != rows
+        _copy(answers, source[again], rows[again])
+        return rows[:0]
 
     def _answer(self, batch: EvidenceBatch, row: int, answers: Answers) -> bool:
         weights, exponent, bits = self._joint.copy(), 0, self._bits
@@ -98,6 +111,15 @@ class JointTable:
         if impossible:
             answers.reasons[row] = NO_PROBABILITY
         return True
+
+
+def _copy(answers: Answers, source: Rows, target: Rows) -> None:
+    """Copy the answers to some rows to others."""
+    for table in (*answers.posteriors.values(), answers.status, answers.log_value):
+        table[target] = table[source]
+    for row, of in zip(target.tolist(), source.tolist(), strict=True):
+        if of in answers.reasons:
+            answers.reasons[row] = answers.reasons[of]
 
 
 def has_joint_table(network: Network) -> bool:

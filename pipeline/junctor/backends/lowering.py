@@ -104,7 +104,7 @@ class NumberTables:
         steps, parents, growth = code.steps.copy(), code.parents.copy(), np.zeros(max(1, len(self.tables)))
         reductions = np.flatnonzero(steps[: len(self.tables), layout.KIND] == layout.REDUCE)
         lowered = [program.lowered[self.tables[n]] for n in reductions]
-        growth[reductions] = [step.growth for step in lowered]
+        growth[reductions] = [program.growth_of(step.step.out) for step in lowered]
         # The operands of reductions are the parents, in the order of the steps.
         lifts = [program.lifts.get(operand, 0) for step in lowered for operand in step.operands]
         parents[: len(lifts), 2] = lifts

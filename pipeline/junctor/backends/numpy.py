@@ -19,7 +19,18 @@ from junctor_kernels.tables.axes import Contraction, contraction, unmerged
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.bound_numbers import BoundNumbers, FactorColumns, bound, cut_scope, radices_of
-from junctor.backends.scaled_table import Floats, ScaledTable, Table, lost_below, lost_here, scaled_to
+from junctor.backends.scaled_table import (
+    NOTHING,
+    Floats,
+    ScaledTable,
+    Table,
+    floor_of,
+    lost_below,
+    lost_here,
+    rounding_bounds,
+    scaled_to,
+    stays_clean,
+)
 from junctor.backends.sparsity import NonzeroSupport, support_of
 from junctor.model.network import Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
@@ -141,15 +152,16 @@ class _Bounds:
     log_scale: Floats
     lost: Floats
     open: Floats
+    is_clean: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredContraction:
-    """A reduction: its operands in the order of their combination, its strides, and the growth of losses."""
+    """A reduction: its step, its operands in the order of their combination, and its strides."""
 
+    step: Reduce
     operands: tuple[int, ...]
     contraction: Contraction
-    growth: float
 
 
 class Program:
@@ -194,10 +206,14 @@ class Program:
         self.shared: dict[int, ScaledTable] = {}
         self.lowered: dict[int, LoweredContraction] = {}
         self._means: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._growths: dict[int, float] = {}
         self._constants: list[FactorColumns] = []
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
         self._wide = reference.WIDER.get(algebra.name, algebra)
-        numbers = bound(plan, network, algebra, bool(threads), self._bind_all) if keeps else self._bind_all()
+        if not keeps:
+            self._bind_all()
+            return
+        numbers = bound(plan, network, algebra, bool(threads), self._bound)
         if numbers.shared is not self.shared:
             self._take(numbers)
 
@@ -235,13 +251,13 @@ class Program:
             value = values[step.out]
             # Edges need the bounds of messages whose entries are freed by then.
             if step.out in self.closed or step.out in self.totals:
-                bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open)
+                bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open, value.is_clean)
             if step.out in self.totals:
                 bounds[step.out].log_scale = self.log_of(value)
                 log_value = log_value + bounds[step.out].log_scale
             if step.out in self.edge_of:
                 edges = edges + self._moved(step.out, value.table.shape[0], bounds)
-            if step.out in self.totals or step.out in self.marginal_of:
+            if not value.is_clean and (step.out in self.totals or step.out in self.marginal_of):
                 # The largest entry is at least a half, so this bounds the share of the sum.
                 results = np.maximum(results, 2 * value.table.shape[0] * value.open)
             if step.out in self.marginal_of:
@@ -283,15 +299,18 @@ class Program:
         """Return True if a table is known before any case: a factor, sliced or not, or a message without evidence."""
         return table in self.columns or (table in self.shared and table not in self.closed)
 
-    def _bind_all(self) -> BoundNumbers:
-        """Compute all that does not depend on cases, and return its numbers."""
+    def _bind_all(self) -> None:
+        """Compute all that does not depend on cases."""
         self._constants = [self._as_columns(i) for i in self.plan.constants]
         for step in self.plan.steps:
             self._bind(step, self._network)
-        self._narrow()
-        # Rounded tables have other means.
-        self._means.clear()
-        growth = np.array([step.growth for step in self.lowered.values()])
+        if self._wide is not self.algebra:
+            self._narrow()
+
+    def _bound(self) -> BoundNumbers:
+        """Compute all that does not depend on cases, and return its numbers."""
+        self._bind_all()
+        growth = np.array([self.growth_of(table) for table in self.lowered])
         return BoundNumbers(self.shared, [*self.columns.values(), *self._constants], growth)
 
     def _take(self, numbers: BoundNumbers) -> None:
@@ -302,7 +321,8 @@ class Program:
         reductions = (step for step in self.plan.steps if isinstance(step, Reduce))
         for step, growth in zip(reductions, numbers.growth.tolist(), strict=True):
             operands = self._ordered(step)
-            self.lowered[step.out] = LoweredContraction(operands, self._lower(step, operands, contraction), growth)
+            how = self._lower(step, operands, contraction)
+            self.lowered[step.out], self._growths[step.out] = LoweredContraction(step, operands, how), growth
 
     def _bind(self, step: object, network: Network) -> None:
         """Prepare a step as far as it does not depend on cases; a step with shared operands only is performed."""
@@ -313,19 +333,23 @@ class Program:
         elif isinstance(step, Reduce):
             operands = self._ordered(step)
             how = self._lower(step, operands, contraction)
-            self.lowered[step.out] = LoweredContraction(operands, how, self.growth(step))
+            self.lowered[step.out] = LoweredContraction(step, operands, how)
             if not self.plan.tables[step.out].per_case:
                 self.shared[step.out] = self._reduce(step, self.shared, self._wide)
 
     def _narrow(self) -> None:
         """Round shared tables to the number format of the cases."""
-        if self._wide is not self.algebra:
-            for value in self.shared.values():
-                with np.errstate(under="ignore"):
-                    value.table = value.table.astype(self.algebra.dtype)
-                here = lost_below(value.least, self.algebra)
-                value.lost = value.lost + here
-                value.open = value.open + here
+        # Before, because rounded tables have other means.
+        for table in self.lowered:
+            self.growth_of(table)
+        self._means.clear()
+        for value in self.shared.values():
+            with np.errstate(under="ignore"):
+                value.table = value.table.astype(self.algebra.dtype)
+            here = lost_below(value.least, self.algebra)
+            value.lost = value.lost + here
+            value.open = value.open + here
+            value.is_clean = value.is_clean and not here.any()
 
     def perform(
         self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, ScaledTable], block: EvidenceBlock
@@ -335,8 +359,7 @@ class Program:
             columns = self.columns[step.out]
             at = columns.at(block.states, block.cases)
             table, least = reference.take_cases(columns.table, at), columns.least[at]
-            lost = lost_below(least, self.algebra)
-            return ScaledTable(table, columns.log_scale[at], lost, lost, least)
+            return ScaledTable(table, columns.log_scale[at], *rounding_bounds(least, self.algebra))
         if isinstance(step, Likelihood):
             return scaled_to(block.likelihoods[step.variable], self.algebra)
         assert isinstance(step, Reduce)
@@ -347,15 +370,22 @@ class Program:
         operands = [values[table] for table in lowered.operands]
         tables = [value.table for value in operands]
         table = self.contract(lowered.contraction, tables, algebra)
-        lifts, lift = [self.lifts.get(operand, 0) for operand in lowered.operands], self.lifts.get(step.out, 0)
+        # Without a lift in double precision.
+        lifts = [self.lifts.get(operand, 0) for operand in lowered.operands] if self.lifts else []
+        lift = self.lifts.get(step.out, 0)
         scaled = reference.rescale(table, algebra, lift, sum(lifts))
-        scale = sum((value.log_scale for value in operands), scaled.log_scale)
+        scale = scaled.log_scale
+        for value in operands:
+            scale = scale + value.log_scale
         if algebra.logs:
-            return ScaledTable(table, scale, np.zeros(1), np.zeros(1), scaled.least)
+            return ScaledTable(table, scale, NOTHING, NOTHING, scaled.least, 1.0, True)
+        floor = floor_of(scaled.least)
+        if stays_clean(operands, scaled, floor, algebra):
+            return ScaledTable(table, scale, NOTHING, NOTHING, scaled.least, floor, True)
         here = lost_here(operands, lowered.contraction.eliminated_entries, scaled, algebra, lifts, lift)
         lost, still_open = self._losses(lowered, operands, here)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return ScaledTable(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
+            return ScaledTable(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least, floor)
 
     def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
         """Contract tables [entries, cases or 1], with threads in compiled code."""
@@ -365,7 +395,7 @@ class Program:
         self, lowered: LoweredContraction, operands: Sequence[ScaledTable], here: Floats
     ) -> tuple[Floats, Floats]:
         """Return `lost` and `open` of a contraction before rescaling; `here`: bound on the loss in it alone."""
-        growth, terms = lowered.growth, lowered.contraction.eliminated_entries
+        growth, terms = self.growth_of(lowered.step.out), lowered.contraction.eliminated_entries
         in_messages = np.zeros(1)
         open_messages = np.zeros(1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -391,6 +421,8 @@ class Program:
         """
         up, total = self.edge_of[down]
         one, other = bounds[up], bounds[down]
+        if one.is_clean and other.is_clean:
+            return NOTHING
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
             moved = entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost))
@@ -416,7 +448,7 @@ class Program:
             with np.errstate(invalid="ignore"):
                 table = np.exp(table)
         with np.errstate(invalid="ignore"):
-            posterior: Table = table / table.sum(axis=0)
+            posterior: Table = table / np.add.reduce(table, axis=0)
         return posterior
 
     def _potential(self, step: Potential, network: Network) -> ScaledTable:
@@ -430,11 +462,14 @@ class Program:
             lowered = contraction(scope, (), scopes, self._sizes)
             product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
-        log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
+        log_scale = sum([factor.log_scale for factor in factors], scaled.log_scale)
+        floor = floor_of(scaled.least)
+        if stays_clean(factors, scaled, floor, self._wide):
+            return ScaledTable(product, log_scale, NOTHING, NOTHING, scaled.least, floor, True)
         here = lost_here(factors, 1, scaled, self._wide)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lost = sum((factor.lost for factor in factors), here) / scaled.largest
-        return ScaledTable(product, log_scale, lost, lost, scaled.least)
+        return ScaledTable(product, log_scale, lost, lost, scaled.least, floor)
 
     def _as_columns(self, number: int) -> FactorColumns:
         """Return a factor as [free configurations, observed configurations], each column scaled."""
@@ -453,6 +488,12 @@ class Program:
         tables = self.plan.tables
         scopes = [tables[operand].scope for operand in operands]
         return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
+
+    def growth_of(self, table: int) -> float:
+        """Return the growth of losses in the reduction to a table; computed at first need, which few rows have."""
+        if table not in self._growths:
+            self._growths[table] = self.growth(self.lowered[table].step)
+        return self._growths[table]
 
     def growth(self, step: Reduce) -> float:
         """Return the largest factor by which a loss in a message can grow in this contraction, before rescaling."""

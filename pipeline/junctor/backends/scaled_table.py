@@ -25,6 +25,8 @@ class ScaledTable:
     lost: float64 [cases or 1], bound on the difference of an entry from the exact one.
     open: float64 [cases or 1], bound on the part of it that no edge has weighed yet.
     least: float64 [cases or 1], smallest entry above zero of the table, 1 where that is larger.
+    floor: no entry of `least` is below it; 0 where that is not known.
+    is_clean: whether it is known that all of `lost` and `open` are zero.
     """
 
     table: Table
@@ -32,6 +34,18 @@ class ScaledTable:
     lost: Floats
     open: Floats
     least: Floats
+    floor: float = 0.0
+    is_clean: bool = False
+
+
+# The bounds of tables that have lost nothing.
+NOTHING = np.zeros(1)
+NOTHING.flags.writeable = False
+
+
+def floor_of(least: Floats) -> float:
+    """Return the smallest of the smallest entries above zero of all cases, 1 at most."""
+    return float(least[0]) if len(least) == 1 else float(np.minimum.reduce(least, initial=1.0))
 
 
 def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
@@ -43,19 +57,46 @@ def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
         if algebra.logs:
             table = np.log(numbers)
             table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
-            return ScaledTable(table, log_scale, np.zeros(1), np.zeros(1), np.ones(log_scale.shape))
+            return ScaledTable(table, log_scale, NOTHING, NOTHING, np.ones(log_scale.shape), 1.0, True)
         # A column of zeros stays one; its scale is -inf already.
         largest[largest == 0] = 1.0
         # In float64, before entries are rounded to the format.
         least = reference.least_above_zero(numbers) / largest
         table = (numbers / largest).astype(algebra.dtype, copy=False)
-    lost = lost_below(least, algebra)
-    return ScaledTable(table, log_scale, lost, lost, least)
+    return ScaledTable(table, log_scale, *rounding_bounds(least, algebra))
+
+
+def rounding_bounds(least: Floats, algebra: Algebra) -> tuple[Floats, Floats, Floats, float, bool]:
+    """Return the bounds of a table rounded to a number format, as a ScaledTable has them; `least`: before that."""
+    floor = floor_of(least)
+    # The same zeros for each case take no time.
+    is_clean = floor >= algebra.tiny
+    lost = NOTHING if is_clean else lost_below(least, algebra)
+    return lost, lost, least, floor, is_clean
 
 
 def lost_below(least: Floats, algebra: Algebra) -> Floats:
     """Return a bound on the loss of each entry when a table is rounded to a number format; `least`: before rounding."""
     return np.where(least < algebra.tiny, algebra.tiny, 0.0)
+
+
+def stays_clean(operands: Sequence[ScaledTable], rescaled: Rescaled, floor: float, algebra: Algebra) -> bool:
+    """Return True if it is known that a contraction is clean: what `lost_here` finds of all cases, for less.
+
+    operands: tables that are multiplied.
+    rescaled: their contraction.
+    floor: of `rescaled.least`.
+    algebra: of the result.
+    """
+    product = 1.0
+    for value in operands:
+        if not value.is_clean:
+            return False
+        # No product of entries is below that of the floors, roundings included.
+        product *= value.floor
+    # Where all of a case is zero, its bounds are 0/0.
+    some = np.count_nonzero(rescaled.largest) == len(rescaled.largest)
+    return product >= algebra.tiny and floor >= algebra.tiny and some
 
 
 def lost_here(

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,8 @@ def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Patte
 
 def valid_rows(batch: EvidenceBatch) -> Rows:
     """Return the rows of a batch that are not invalid, int64."""
+    if not batch.invalid:
+        return np.arange(batch.rows)
     valid = np.ones(batch.rows, dtype=np.bool_)
     valid[list(batch.invalid)] = False
     return np.flatnonzero(valid)
@@ -266,9 +269,13 @@ def valid_rows(batch: EvidenceBatch) -> Rows:
 
 def _parts(marks: Mask, threads: int) -> list[slice]:
     """Return the columns of marks in as many parts as are worth threads."""
+    if not marks.shape[1]:
+        return []
     count = max(1, min(threads, marks.shape[1], marks.size // PART_CELLS))
+    if count == 1:
+        return [slice(0, marks.shape[1])]
     bounds = np.linspace(0, marks.shape[1], count + 1).astype(np.int64).tolist()
-    return [slice(first, last) for first, last in itertools.pairwise(bounds)] if marks.shape[1] else []
+    return [slice(first, last) for first, last in itertools.pairwise(bounds)]
 
 
 class PatternChoice:
@@ -465,6 +472,8 @@ def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, R
     return taken.T, totals[order], place[numbers]
 
 
+# Kept: to set up a generator takes longer than the columns of a small batch.
+@lru_cache(maxsize=4)
 def _words(columns: int) -> npt.NDArray[np.uint64]:
     """Return a random number for each column, the same at every call."""
     words: npt.NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)

@@ -114,5 +114,9 @@ def _copy(source: Array, target: Array, at: Rows | slice, numbers: Rows) -> None
     if isinstance(at, slice):
         # mode="raise" would buffer the output.
         np.take(source, numbers, axis=0, out=target[at], mode="clip")
-    else:
-        target[at] = source[numbers]
+        return
+    if source.ndim == 2 and source.strides[1] == target.strides[1] == source.itemsize:
+        # A row as one item: number by number takes NumPy ten times as long.
+        row = np.dtype((np.void, source.itemsize * source.shape[1]))
+        source, target = source.view(row)[:, 0], target.view(row)[:, 0]
+    target[at] = source.take(numbers)
