@@ -500,13 +500,23 @@ class RowEngine:
         """Prepare the memory for a block of rows; return False if their messages take too much."""
         needs = np.zeros(together.NEEDS, dtype=np.int64)
         tables, variables = len(room.tree.nodes.tables), len(self._sizes)
-        if room.lanes is None or room.lanes.rows < states.shape[1]:
+        if room.lanes is None:
             room.lanes = together.lanes_for(states.shape[1], tables, variables)
+        elif room.lanes.rows < states.shape[1]:
+            room.lanes = together.lanes_for(states.shape[1], tables, variables)._replace(arena=room.lanes.arena)
         while not together.lay_out(factors, states, room.tree, room.lanes, needs):
             if needs[together.NEED_ARENA] > room.most // 2:
                 return False
-            # A quarter more than needed, so that not every following block reallocates.
-            room.lanes = together.lanes_for(room.lanes.rows, tables, variables, needs + needs // 4)
+            arena, sizes = room.lanes.arena, needs + needs // 4
+            # Messages stay where they have room; else they get a quarter more than needed, and later twice as much, so
+            # that not every following block reallocates: the system clears new pages.
+            stays = needs[together.NEED_ARENA] <= arena.size
+            if stays:
+                sizes[together.NEED_ARENA] = 1
+            elif arena.size > needs[together.NEED_ARENA] // 2:
+                sizes[together.NEED_ARENA] = 2 * needs[together.NEED_ARENA]
+            lanes = together.lanes_for(room.lanes.rows, tables, variables, sizes)
+            room.lanes = lanes._replace(arena=arena) if stays else lanes
         return True
 
     def _each(self, room: _Room, states: Rows, soft: Arrays, results: Arrays) -> None:
