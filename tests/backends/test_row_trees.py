@@ -21,9 +21,9 @@ from junctor.model.answers import OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.query import Query
-from junctor_kernels.row_trees import lanes
+from junctor_kernels.row_trees import lane_layout
 from junctor_kernels.row_trees import plan as rowplan
-from junctor_kernels.row_trees.lanes import WIDTH
+from junctor_kernels.row_trees.lane_layout import WIDTH
 from junctor_kernels.row_trees.plan import MOST_TOGETHER
 
 ROOM = 1 << 28
@@ -160,15 +160,15 @@ def test_messages_down_lie_apart_while_they_are_of_use(variables: int, seed: int
     tables = nodes.tables[: nodes.counts[rowplan.TABLES]]
     sent = [n for n, table in enumerate(tables) if table[rowplan.WANTED] and table[rowplan.PARENT] >= 0]
     last = {n: min([n, *(child for child in tables[n, [rowplan.LEFT, rowplan.RIGHT]] if child in sent)]) for n in sent}
-    begins = {n: spans[n, lanes.DOWN_AT] for n in sent}
-    ends = {n: begins[n] + spans[n, lanes.DOWN_LENGTH] for n in sent}
+    begins = {n: spans[n, lane_layout.DOWN_AT] for n in sent}
+    ends = {n: begins[n] + spans[n, lane_layout.DOWN_LENGTH] for n in sent}
     for one, other in itertools.combinations(sent, 2):
         # The one with the larger number comes first.
         if last[other] <= one:
             assert ends[one] <= begins[other] or ends[other] <= begins[one]
     up_end = min(begins.values())
     assert max(ends.values()) <= room.lanes.scratch[0]
-    assert max(ends.values()) - up_end < sum(spans[n, lanes.DOWN_LENGTH] for n in sent)
+    assert max(ends.values()) - up_end < sum(spans[n, lane_layout.DOWN_LENGTH] for n in sent)
 
 
 def test_rows_of_a_long_chain_equal_the_batch_engine() -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
+from junctor_kernels.row_trees import lane_layout as layout
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
@@ -76,7 +77,7 @@ class _Room:
     domains: possible.Domains
     work: rowwise.RowWorkspace
     most: int
-    lanes: together.Lanes | None = None
+    lanes: layout.Lanes | None = None
     planned: _SharedTree | None = None
 
 
@@ -374,7 +375,7 @@ class RowEngine:
     def _is_worth_it(self, tree: _SharedTree, rows: int, room: _Room) -> bool:
         """Return True if so many rows are better off with a common tree."""
         # Fewer rows than a vector has lanes are faster one by one.
-        return rows > 1 and self._step(tree, room) >= min(rows, together.WIDTH)
+        return rows > 1 and self._step(tree, room) >= min(rows, layout.WIDTH)
 
     def _blocks(self, rows: Rows, tree: _SharedTree | None, most: int) -> list[_Task]:
         """Return calls of rows that share a tree, blocks of much the same size, about `most` rows or fewer."""
@@ -382,7 +383,7 @@ class RowEngine:
             return [_Task(part) for part in self._calls(rows)]
         step = min(len(rows), self._step(tree, self._rooms[0]))
         count = -(-len(rows) // min(step, most))
-        size = min(step, -(-len(rows) // count // together.WIDTH) * together.WIDTH)
+        size = min(step, -(-len(rows) // count // layout.WIDTH) * layout.WIDTH)
         size = size if tree.is_mixed else unaliased(size)
         return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
@@ -498,24 +499,24 @@ class RowEngine:
 
     def _lay_out(self, room: _Room, factors: rowplan.Factors, states: Rows) -> bool:
         """Prepare the memory for a block of rows; return False if their messages take too much."""
-        needs = np.zeros(together.NEEDS, dtype=np.int64)
+        needs = np.zeros(layout.NEEDS, dtype=np.int64)
         tables, variables = len(room.tree.nodes.tables), len(self._sizes)
         if room.lanes is None:
-            room.lanes = together.lanes_for(states.shape[1], tables, variables)
+            room.lanes = layout.lanes_for(states.shape[1], tables, variables)
         elif room.lanes.rows < states.shape[1]:
-            room.lanes = together.lanes_for(states.shape[1], tables, variables)._replace(arena=room.lanes.arena)
-        while not together.lay_out(factors, states, room.tree, room.lanes, needs):
-            if needs[together.NEED_ARENA] > room.most // 2:
+            room.lanes = layout.lanes_for(states.shape[1], tables, variables)._replace(arena=room.lanes.arena)
+        while not layout.lay_out(factors, states, room.tree, room.lanes, needs):
+            if needs[layout.NEED_ARENA] > room.most // 2:
                 return False
             arena, sizes = room.lanes.arena, needs + needs // 4
             # Messages stay where they have room; else they get a quarter more than needed, and later twice as much, so
             # that not every following block reallocates: the system clears new pages.
-            stays = needs[together.NEED_ARENA] <= arena.size
+            stays = needs[layout.NEED_ARENA] <= arena.size
             if stays:
-                sizes[together.NEED_ARENA] = 1
-            elif arena.size > needs[together.NEED_ARENA] // 2:
-                sizes[together.NEED_ARENA] = 2 * needs[together.NEED_ARENA]
-            lanes = together.lanes_for(room.lanes.rows, tables, variables, sizes)
+                sizes[layout.NEED_ARENA] = 1
+            elif arena.size > needs[layout.NEED_ARENA] // 2:
+                sizes[layout.NEED_ARENA] = 2 * needs[layout.NEED_ARENA]
+            lanes = layout.lanes_for(room.lanes.rows, tables, variables, sizes)
             room.lanes = lanes._replace(arena=arena) if stays else lanes
         return True
 
@@ -587,15 +588,15 @@ def block_rows(entries: float, tables: float, mixed: bool) -> int:
     # The start of a table takes as long as some numbers of it, whether they are in the cache or not.
     worthy = min(FEW_NUMBERS_ROWS, FEW_NUMBERS * tables // entries)
     rows = int(min(rowplan.MOST_TOGETHER, max(cached, worthy)))
-    if mixed or rows < together.WIDTH:
+    if mixed or rows < layout.WIDTH:
         return rows
     balanced = int(BALANCED_ROWS / math.sqrt(entries / tables))
-    return unaliased(max(together.WIDTH, min(rows, balanced) // together.WIDTH * together.WIDTH))
+    return unaliased(max(layout.WIDTH, min(rows, balanced) // layout.WIDTH * layout.WIDTH))
 
 
 def unaliased(rows: int) -> int:
     """Return so many rows, or one vector fewer where these would share few places of the cache."""
-    return rows - together.WIDTH if 8 * rows % ALIASED_BYTES == 0 else rows
+    return rows - layout.WIDTH if 8 * rows % ALIASED_BYTES == 0 else rows
 
 
 def _in_order(rows: Rows, tasks: Sequence[_Task], status: Sequence[Rows]) -> Rows:
