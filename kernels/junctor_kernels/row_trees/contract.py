@@ -201,26 +201,12 @@ def _sorted(axes: Any, counters: Any, first: int, groups: int) -> Any:
 
 
 @inlined
-def _next_terms(axes: Any, counters: Any, first: int, end: int, p: Any, q: Any) -> Any:
-    """Step along eliminated axes; return offsets in both operands, and the axis that went on, `end` behind the last."""
+def _next(axes: Any, counters: Any, first: int, end: int, a: Any, b: Any, c: Any) -> Any:
+    """Step along some axes, from the last entry to the first one; return offsets in all three tables.
+
+    Also the axis that went on, `end` behind the last entry. Eliminated axes have no stride in the result.
+    """
     g = first
-    while g < end:
-        counters[g] += UNIT
-        p += axes[g, ONE]
-        q += axes[g, OTHER]
-        if counters[g] < axes[g, SIZE]:
-            break
-        p -= axes[g, SIZE] * axes[g, ONE]
-        q -= axes[g, SIZE] * axes[g, OTHER]
-        counters[g] = ZERO
-        g += 1
-    return p, q, g
-
-
-@inlined
-def _next_line(axes: Any, counters: Any, end: int, a: Any, b: Any, c: Any) -> Any:
-    """Step along kept axes, from the last line to the first one; return offsets in all three tables."""
-    g = LINES
     while g < end:
         counters[g] += UNIT
         a += axes[g, ONE]
@@ -233,7 +219,7 @@ def _next_line(axes: Any, counters: Any, end: int, a: Any, b: Any, c: Any) -> An
         c -= axes[g, SIZE] * axes[g, OUT]
         counters[g] = ZERO
         g += 1
-    return a, b, c
+    return a, b, c, g
 
 
 @inlined
@@ -260,10 +246,10 @@ def _tiles(arena: Any, axes: Any, counters: Any, ranges: Any, places: Any, sourc
     a, b, c = places
     while True:
         a0, b0, c0 = a, b, c
-        a1, b1, c1 = _next_line(axes, counters, lines, a0, b0, c0)
-        a2, b2, c2 = _next_line(axes, counters, lines, a1, b1, c1)
-        a3, b3, c3 = _next_line(axes, counters, lines, a2, b2, c2)
-        a, b, c = _next_line(axes, counters, lines, a3, b3, c3)
+        a1, b1, c1, _ = _next(axes, counters, LINES, lines, a0, b0, c0)
+        a2, b2, c2, _ = _next(axes, counters, LINES, lines, a1, b1, c1)
+        a3, b3, c3, _ = _next(axes, counters, LINES, lines, a2, b2, c2)
+        a, b, c, _ = _next(axes, counters, LINES, lines, a3, b3, c3)
         x0 = x1 = x2 = x3 = spread8(0.0)
         u = v = ZERO
         while True:
@@ -275,7 +261,7 @@ def _tiles(arena: Any, axes: Any, counters: Any, ranges: Any, places: Any, sourc
                 x3 = _product(arena, (p, q), (a3, b3), sources, x3)
                 p += step_a
                 q += step_b
-            u, v, g = _next_terms(axes, counters, first + 1, inner, u, v)
+            u, v, _, g = _next(axes, counters, first + 1, inner, u, v, ZERO)
             if g >= inner:
                 break
         # In this order, since each may write lanes of the next one. Lines behind the last are those from the first on.
@@ -509,8 +495,8 @@ def _dots(arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms
         c += lines[OUT]
 
 
-# A dot product is four sums, of every fourth term, the last terms among the first of them: one alone would wait for
-# every addition.
+# A dot product is four sums, of every fourth term: one alone would wait for every addition. Of a single row, the last
+# terms are among the first of them.
 
 
 @inlined

@@ -7,17 +7,14 @@ small. The tree of a row is a binary join tree (Shenoy 1997, `plan`).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float, jit
-from junctor_kernels.cpu.jit import loops as _loops
-from junctor_kernels.cpu.jit import part as _part
+from junctor_kernels.cpu.jit import as_bits, as_float
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
-from junctor_kernels.row_trees.contract import ONE, OTHER, OUT, ROWS, SIZE, contract, write_axes
+from junctor_kernels.row_trees.contract import ONE, OTHER, OUT, ROWS, SIZE, contract, inlined, loops, part, write_axes
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -45,10 +42,6 @@ from junctor_kernels.row_trees.plan import (
 # table by the product of both. Numbers are doubles. A message whose largest entry is far from 1 is divided by the power
 # of two that brings it into [0.5, 1), exactly. Each message carries a bound on the loss of each entry to underflow: 0
 # unless the smallest entries of its operands could have met.
-
-# Fused multiply-add is the only liberty taken with IEEE arithmetic.
-loops, part = partial(_loops, fastmath={"contract"}), partial(_part, fastmath={"contract"})
-inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
 # Status of a row: DOUBTFUL rows need a wider number format, TOO_LARGE ones another backend.
 ANSWERED, IMPOSSIBLE, DOUBTFUL, TOO_LARGE = 0, 1, 2, 3
@@ -222,18 +215,11 @@ def _gather(values: Any, possible: Any, work: Any, length: int, source: Any, tar
         counters[i] = np.uint64(0)
         source += axes[i, ONE] * np.uint64(possible[axes[i, OTHER]])
     size, stride, first = axes[last, SIZE], axes[last, ONE], axes[last, OTHER]
-    # Neighbouring entries are copied without a look at each state.
-    in_line = stride == u1 and np.uint64(possible[first + size - u1] - possible[first]) == size - u1
-    if not in_line:
-        source -= stride * np.uint64(possible[first])
+    source -= stride * np.uint64(possible[first])
     while True:
-        if in_line:
-            for j in range(size):
-                arena[target + j] = values[source + j]
-        else:
-            for j in range(size):
-                arena[target + j] = values[source + stride * np.uint64(possible[first + j])]
-        target += size
+        for j in range(size):
+            arena[target] = values[source + stride * np.uint64(possible[first + j])]
+            target += u1
         i = last - 1
         while i >= 0:
             at = axes[i, OTHER] + counters[i]
