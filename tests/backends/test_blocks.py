@@ -15,7 +15,7 @@ from junctor.backends import plan_memory as memory
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
-from junctor.engine import router
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence
 from junctor.generate import hmm, layered, sample
@@ -31,7 +31,7 @@ NO_LOSS_WILL_DO = {"double": -1.0, "single": -1.0}
 
 @pytest.fixture
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "COMPILED_SECONDS", -1)
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
     monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
 
 
@@ -43,7 +43,7 @@ def test_answers_of_all_formats_equal_enumeration(
 ) -> None:
     network, batch, _ = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router, "COMPILED_SECONDS", -1)
+        patch.setattr(grouping, "COMPILED_SECONDS", -1)
         patch.setattr(memory, "LOWERING_SECONDS", 0)
         patch.setattr(plain, "LOSS_TOLERANCE", NO_LOSS_WILL_DO)
         answers = Engine(network, Query(precision=precision), on_cpu()).answer(batch)
@@ -101,7 +101,7 @@ def test_first_rows_tell_where_the_others_begin(share: float, compiled: bool, mo
     climbs = np.random.default_rng(1).random(rows) < share
     network, batch = noisy(rows, climbs)
     if not compiled:
-        monkeypatch.setattr(router, "COMPILED_SECONDS", np.inf)
+        monkeypatch.setattr(grouping, "COMPILED_SECONDS", np.inf)
     doubles = Engine(network, Query(), on_cpu()).answer(batch)
     seen: dict[str, list[int]] = {}
     answer_in = blocks.answer_in

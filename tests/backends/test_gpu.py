@@ -25,7 +25,7 @@ from junctor.calibration import blocks as tuning
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel
-from junctor.engine import patterns, router, smaller_plans
+from junctor.engine import grouping, patterns, smaller_plans
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
@@ -282,11 +282,11 @@ def test_rows_of_several_plans_have_the_answers_of_one(
         # Some of so few rows observe the same.
         return patterns.patterns_of(EvidenceBatch(batch.rows, batch.states, invalid=batch.invalid), threads)
 
-    monkeypatch.setattr(router, "sampled_patterns", sampled)
+    monkeypatch.setattr(grouping, "sampled_patterns", sampled)
     (whole,) = engine().router.groups(batch)
     expected = Engine(network, Query()).answer(batch)
     monkeypatch.setattr(smaller_plans, "SURE", 0.0)
-    monkeypatch.setattr(router, "GPU", router.GPU.__class__(group=0.0))
+    monkeypatch.setattr(grouping, "GPU", grouping.GPU.__class__(group=0.0))
     used = engine()
     groups = used.router.groups(batch)
     assert 1 < len(groups) <= 1 + smaller_plans.MOST_PLANS

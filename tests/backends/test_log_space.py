@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends.numpy import EvidenceBlock, Program
-from junctor.engine import router
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"PREPARED": 0, "PANEL": 64, "LEAST_PANEL": 32, "LEAST_KEPT": 64, "THREADED": 1}
     for name, value in settings.items():
         monkeypatch.setattr(entries, name, value)
-    monkeypatch.setattr(router, "COMPILED_SECONDS", -1)
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
     entries.forget()
 
 
@@ -60,7 +60,7 @@ def test_log_space_equals_numpy_with_zeros(rows: int, threads: int, monkeypatch:
     states = sample(network, rows, seed=3)
     batch = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 3)})
     found = over_entries(network, batch, threads=threads)
-    monkeypatch.setattr(router, "COMPILED_SECONDS", np.inf)
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", np.inf)
     expected = Engine(network, LOG_QUERY).answer(batch)
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-13)
     for variable, posterior in expected.posteriors.items():

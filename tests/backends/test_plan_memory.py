@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends import numpy as plain
 from junctor.backends import plan_memory as memory
-from junctor.engine import router
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
@@ -94,7 +94,7 @@ def test_measured_peak_is_at_most_the_planned_one(
     if climbing:
         monkeypatch.setattr(plain, "LOSS_TOLERANCE", {"double": -1.0, "single": -1.0})
     if compiled:
-        monkeypatch.setattr(router, "COMPILED_SECONDS", -1)
+        monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
         monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
         monkeypatch.setattr(entries, "PREPARED", 0)
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)

@@ -24,7 +24,7 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cliques import streamed as stored_stream
 from junctor.cliques.tree import StoredTree
 from junctor.cost.model import CostModel
-from junctor.engine import engine, router
+from junctor.engine import engine, grouping, planner, router
 from junctor.engine.engine import Engine
 from junctor.evidence.encode import encode_table
 from junctor.model.network import Network
@@ -68,13 +68,13 @@ WORKING = 16
 def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
     """Context manager: compiled code as for long jobs, blocks of rows where asked, or else a tree for each row."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router, "COMPILED_SECONDS", 0.0)
+        patch.setattr(grouping, "COMPILED_SECONDS", 0.0)
         if blocks:
             patch.setattr(memory, "LOWERING_SECONDS", 0.0)
             # Trees made in compiled code would answer so few rows.
             patch.setattr(router.Router, "_shares_trees", lambda *_: False)
         if alone:
-            patch.setattr(router, "row_tree_seconds", lambda *_: 0.0)
+            patch.setattr(grouping, "row_tree_seconds", lambda *_: 0.0)
         yield
 
 
@@ -89,7 +89,7 @@ def chunks_on_disk() -> Iterator[None]:
 def no_gpu() -> Iterator[None]:
     """Plan for the GPU that is known best, whatever is here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (devices, router, steps):
+        for module in (devices, planner, steps):
             if hasattr(module, "has_gpu"):
                 patch.setattr(module, "has_gpu", lambda: False)
         patch.setattr(devices, "count_gpus", lambda: 0)
@@ -108,7 +108,7 @@ def block_gpu() -> Iterator[EmulatedDevice]:
             patch.setattr(gpu, name, value)
         patch.setattr(gpu_items, "MAKE_ROWS", 3)
         patch.setattr(CostModel, "launch_tuner", lambda speeds, algebra: small_items())
-        for module in (router, steps):
+        for module in (planner, steps):
             patch.setattr(module, "has_gpu", lambda: True)
         patch.setattr(engine, "open_gpu", lambda memory: device)
         patch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)

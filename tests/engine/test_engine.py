@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
+from junctor.engine import grouping
 from junctor.engine import pattern_prices as pricing
-from junctor.engine import router
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, sample
@@ -60,7 +60,7 @@ def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch])
 def test_compiled_kernels_equal_enumeration(precision: str, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router, "COMPILED_SECONDS", 0)
+        patch.setattr(grouping, "COMPILED_SECONDS", 0)
         patch.setattr(memory, "LOWERING_SECONDS", 0)
         answers = Engine(network, Query(precision=precision)).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
@@ -84,7 +84,7 @@ def test_blocks_of_any_size_give_the_same_answers(
 def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router, "COMPILED_SECONDS", -1)
+        patch.setattr(grouping, "COMPILED_SECONDS", -1)
         # A table of its own takes so long: from everything row by row to plans for all.
         patch.setattr(rowwise, "TABLE_SECONDS", alone)
         patch.setattr(pricing, "ONCE_TABLE_SECONDS", 1e-11)
@@ -141,7 +141,7 @@ def test_few_rows(rows: int) -> None:
 
 
 def test_a_kept_program_serves_batches_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "COMPILED_SECONDS", 0)
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0)
     monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
     network = chain(length=5, states=3, seed=2)
     states = sample(network, 500, seed=1)

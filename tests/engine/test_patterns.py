@@ -12,7 +12,7 @@ from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from junctor.engine import patterns, router
+from junctor.engine import grouping, patterns
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import (
     PatternChoice,
@@ -201,7 +201,7 @@ def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, m
 def test_few_rows_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     network, asked = random_network(16, seed=2), list[int]()
     batch = EvidenceBatch(40, {v: np.zeros(40, np.int32) for v in range(8)})
-    monkeypatch.setattr(router, "sampled_patterns", lambda batch, threads: asked.append(batch.rows))
+    monkeypatch.setattr(grouping, "sampled_patterns", lambda batch, threads: asked.append(batch.rows))
     monkeypatch.setattr(Router, "takes_gpu", True)
     assert Router(network, Query(), ComputeOptions(), expected_rows=40).groups(batch)
     assert asked == []

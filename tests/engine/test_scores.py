@@ -125,7 +125,7 @@ def test_equal_rows_are_copies(network: Network, monkeypatch: pytest.MonkeyPatch
     repeated = EvidenceBatch(12 * times, {v: np.tile(column, times) for v, column in batch.states.items()})
     query = Query(answers="scores")
     monkeypatch.setattr(records, "SLICE_BYTES", 2048)
-    monkeypatch.setattr("junctor.engine.router.TREE_SECONDS", math.inf)
+    monkeypatch.setattr("junctor.engine.grouping.TREE_SECONDS", math.inf)
     engine = Engine(network, query)
     assert any(group.unique is not None for group in engine.router.groups(repeated))
     found = engine.answer(repeated)

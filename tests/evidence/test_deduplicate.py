@@ -12,7 +12,7 @@ from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.engine import router
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -44,7 +44,7 @@ def test_answers_are_those_of_every_row(query: Query, compiled: bool, data: st.D
     )
     with pytest.MonkeyPatch.context() as patch:
         if compiled:
-            patch.setattr(router, "COMPILED_SECONDS", -1)
+            patch.setattr(grouping, "COMPILED_SECONDS", -1)
             patch.setattr(memory, "LOWERING_SECONDS", 0)
         expected = Engine(network, query).answer(batch)
         patch.setattr(distinct, "LEAST_ROWS", 1)

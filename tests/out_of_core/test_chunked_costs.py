@@ -26,8 +26,9 @@ from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel, CostModels
+from junctor.engine.chunk_routes import one_piece_seconds
 from junctor.engine.engine import Engine
-from junctor.engine.router import Router, one_piece_seconds
+from junctor.engine.router import Router
 from junctor.engine.routes import GpuRoom
 from junctor.generate import grid
 from junctor.model.errors import BudgetError

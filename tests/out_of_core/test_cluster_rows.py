@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import BlockOutcome
 from junctor.cost.constants import CPU, GPU
-from junctor.engine import router
+from junctor.engine import chunk_routes, grouping
 from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid
@@ -239,7 +239,7 @@ def test_a_run_whose_rows_go_to_workers(
     for module in (cluster_workers, workload):
         monkeypatch.setattr(module, "cluster_client", cluster_client)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(router, "are_few", lambda *_: False)
+    monkeypatch.setattr(grouping, "are_few", lambda *_: False)
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n0,0\n0,1\n1,0\n")
     job = Job(str(tmp_path / "grid.uai"), str(tmp_path / "evidence.csv"), str(tmp_path / "out"))
@@ -426,10 +426,10 @@ def test_forecasts_choose_who_answers_rows() -> None:
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what plans a run whose rows all go in chunks on GPUs of which there are four, in so many partitions."""
-    for module in (workload, router):
+    for module in (workload, chunk_routes):
         monkeypatch.setattr(module, "count_gpus", lambda: 4)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(router, "are_few", lambda *_: False)
+    monkeypatch.setattr(grouping, "are_few", lambda *_: False)
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     rows = ["0,3,8,11", *(",".join(map(str, states)) for states in itertools.product(range(2), repeat=4))]
     (tmp_path / "evidence.csv").write_text("\n".join(rows))

@@ -15,7 +15,7 @@ import junctor
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine import router
+from junctor.engine import grouping
 from junctor.engine.router import Router
 from junctor.generate import grid
 from junctor.model.errors import BudgetError, DeviceError
@@ -208,7 +208,7 @@ def test_a_run_over_workers_with_gpus(
     # No machine has the memory, all workers together have.
     monkeypatch.setattr(chunk_crew.WorkerPool, "_cut_for_machines", refuse)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(router, "are_few", lambda *_: False)
+    monkeypatch.setattr(grouping, "are_few", lambda *_: False)
     on_gpu: list[bool] = []
     functions = chunk_cluster.TaskFunctions
     monkeypatch.setattr(chunk_cluster, "TaskFunctions", lambda *given: on_gpu.append(bool(given)) or functions(*given))

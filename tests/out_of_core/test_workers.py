@@ -170,7 +170,7 @@ def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:
     options = ["--memory", "1GiB", "--device-memory", "80MiB", "--device", "gpu", "--workers", "4"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("junctor.engine.router.Router.in_chunks", lambda *_: True)
-        patch.setattr("junctor.engine.router.are_few", lambda *_: False)
+        patch.setattr("junctor.engine.grouping.are_few", lambda *_: False)
         result = CliRunner().invoke(app, ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert re.search(r"over 4 workers, each row by one with [124] GPU", result.output), result.output

@@ -16,7 +16,7 @@ from emulation.blocks import EmulatedDevice
 from helpers.files import ASIA
 from junctor import generate
 from junctor.cli import app
-from junctor.engine import engine, router
+from junctor.engine import engine, planner
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.model.errors import DeviceError
@@ -45,7 +45,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW_THREADS", 32)
     monkeypatch.setattr(gpu, "MANY_THREADS", 64)
     opened = EmulatedDevice()
-    for module in (router, steps):
+    for module in (planner, steps):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)

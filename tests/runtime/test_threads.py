@@ -17,7 +17,7 @@ from helpers.signals import ctrl_c_is_heard
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
 from junctor.backends.row_trees import RowEngine, room_bytes
-from junctor.engine import router
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered, sample
@@ -86,7 +86,7 @@ def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> Ev
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
 @pytest.mark.parametrize("spare", [1 << 19, 1 << 28])
 def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "COMPILED_SECONDS", 0)
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0)
     monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
     network = layered(layers=4, width=5, states=3, parents=2, seed=5)
     states = sample(network, 700, seed=3)

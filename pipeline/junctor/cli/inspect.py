@@ -227,7 +227,7 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
 
 def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     """Return what the plan with the most work does not have to do, in multiply-adds of a row."""
-    from junctor.engine.router import rounded
+    from junctor.engine.plan_store import rounded
     from junctor.planning.savings import Saving, count_savings
 
     # Routes are sorted by work; rows with trees of their own have no plan that could be compared.

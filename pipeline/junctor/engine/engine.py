@@ -19,7 +19,8 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.row_trees import TreeRows
 from junctor.engine.explanations import ChunkExplainer
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
-from junctor.engine.router import PlanKey, PlanStore, Router
+from junctor.engine.plan_store import PlanKey, PlanStore
+from junctor.engine.router import Router
 from junctor.engine.routes import Backend, GpuRoom, Route
 from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of, spread_scores
 from junctor.evidence.batch import EvidenceBatch

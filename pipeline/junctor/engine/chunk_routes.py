@@ -1,0 +1,213 @@
+"""How rows whose plan exceeds the memory go through in chunks: on the CPU, on GPUs, or over workers.
+
+Main class: ChunkRouting, a part of `Router`. The cuts themselves are those of `junctor.out_of_core.programs`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.backends.number_formats import GPU_CHUNK_FORMATS
+from junctor.cost.constants import GPU
+from junctor.cost.features.plans import plan_counts
+from junctor.cost.model import CostModel
+from junctor.engine.patterns import PatternGroup
+from junctor.engine.plan_store import PlanKey, cached, rounded
+from junctor.engine.planner import Planner
+from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
+from junctor.model.errors import BudgetError
+from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuGroup, MemoryLimits
+from junctor.out_of_core.programs import cut, cut_for_gpus
+from junctor.planning.budget import Budget
+from junctor.planning.chunk_search import operations_of
+from junctor.planning.compile import Problem
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+from junctor.runtime.devices import count_gpus
+from junctor.runtime.machine import allowed_disk
+
+KEPT_CHUNK_ROUTES = 16
+
+logger = logging.getLogger("junctor")
+
+
+class ChunkRouting(Planner):
+    """Chooses whether rows go through in chunks, and how."""
+
+    def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:
+        """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or its device."""
+        memory = self.plan_memory(pattern, uses)
+        if not memory.fits(free, self.options.device_memory):
+            return True
+        gpu = gpu or self._gpu_of_workers
+        on_gpu = gpu is not None and memory.working > gpu.bytes
+        return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
+
+    def _chunked_route(
+        self, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None, kept: MutableMapping[PlanKey, int]
+    ) -> Route:
+        """Return how rows go through in chunks, with all memory to themselves; raises BudgetError."""
+        if budget.passing:
+            # In one piece, once that memory is free again, or in larger chunks.
+            where = "propagation beside earlier answers"
+            raise budget.refuse(budget.free + 1, where, "wait until they are written")
+        # Chunks get all memory: the plan exceeds it already.
+        kept.clear()
+        algebra = self.chunk_ladder[0]
+        chunks = self.chosen_chunks(group.pattern, uses, algebra, budget.free, gpu)
+        plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
+        way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
+        backend = Backend.CHUNKED_GPU if chunks.limits.on_gpu else Backend.CHUNKED_CPU
+        return Route(
+            group,
+            Backend.CHUNKED_WORKERS if chunks.workers else backend,
+            f"in chunks, {way}: the plan exceeds the memory",
+            MemoryUse(self.allowed, budget.reserved, size, size),
+            uses,
+            plan,
+            chunks=chunks,
+            operations=group.answered * operations_of(plan),
+        )
+
+    def _chunk_gpu(self, algebra: Algebra, gpu: GpuRoom | None) -> GpuRoom | None:
+        """Return the GPU that tasks of rows in chunks may be done on, here or by workers; None for CPUs."""
+        if algebra.name not in GPU_CHUNK_FORMATS:
+            return None
+        if self.workers is not None:
+            return self._gpu_of_workers
+        if gpu is None and self.explains_on_gpu:
+            gpu = self.gpu_room()
+        return gpu if gpu is not None and gpu.chunks else None
+
+    @property
+    def _gpu_of_workers(self) -> GpuRoom | None:
+        """The GPU of each worker that answers rows in chunks, if there are workers and they have some."""
+        room = None if self.workers is None else self.workers.room
+        return None if room is None else GpuRoom(room, True)
+
+    def chosen_chunks(
+        self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None
+    ) -> ChunkRoute:
+        """Return how rows go through `free` bytes in chunks, where that takes least; raises BudgetError.
+
+        Costs decide, for one thread of the CPU, so that the number of threads changes no answer.
+        """
+        gpu = self._chunk_gpu(algebra, gpu)
+        if gpu is None or self.workers is not None or self.options.device != "auto" or self.gpu is not None:
+            return self.chunk_route(pattern, uses, algebra, free, gpu)
+        try:
+            on_gpu = self.chunk_route(pattern, uses, algebra, free, gpu)
+        except BudgetError:
+            return self.chunk_route(pattern, uses, algebra, free)
+        # Cutting takes seconds, so not where the operations take longer in any case.
+        least = CpuSplits(on_gpu.limits, algebra, self.cpu_costs, uses).least(on_gpu.chunks.plan)
+        if uses * least >= on_gpu_seconds(on_gpu, uses):
+            return on_gpu
+        try:
+            on_cpu = self.chunk_route(pattern, uses, algebra, free)
+        except BudgetError:
+            return on_gpu
+        return on_cpu if uses * on_cpu.seconds < on_gpu_seconds(on_gpu, uses) else on_gpu
+
+    def beats_one_piece(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
+        """Return True if rows whose plan fits this machine, but not its GPU, are faster in chunks on that GPU.
+
+        On a CPU what fits goes in one piece: chunks take about as long, and cutting takes seconds.
+        """
+        algebra = self.ladder[0]
+        if algebra.name not in GPU_CHUNK_FORMATS:
+            return False
+        try:
+            chunks = self.chunk_route(pattern, uses, algebra, free, gpu)
+        except BudgetError:
+            return False
+        return on_gpu_seconds(chunks, uses) < one_piece_seconds(self.plan(pattern, uses), self.cpu_costs, uses)
+
+    def chunk_route(
+        self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None = None
+    ) -> ChunkRoute:
+        """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot.
+
+        gpu: that does the tasks; None for the CPU.
+        """
+        key = pattern, rounded(uses), algebra.name, free, gpu, self.options, self.workers
+
+        def cut_or_refusal() -> ChunkRoute | BudgetError:
+            try:
+                return self._cut(pattern, rounded(uses), algebra, free, gpu)
+            except BudgetError as error:
+                if self.options.spill_bytes is None:
+                    # What is free on the disk may change.
+                    raise
+                # A refusal takes as long as a plan.
+                return error
+
+        route = cached(self.store.chunk_routes, key, KEPT_CHUNK_ROUTES, cut_or_refusal)
+        if isinstance(route, BudgetError):
+            raise route
+        return route
+
+    def _cut(self, pattern: Pattern, rows: int, algebra: Algebra, free: int, gpu: GpuRoom | None) -> ChunkRoute:
+        targets = None if self.query.targets is None else frozenset(self.targets)
+        # An explanation needs the states of all variables: those of the targets depend on them.
+        problem = Problem(self.shape, pattern, None if self.query.kind == "mpe" else targets)
+        # Workers first: they have the memory and the cores of all machines.
+        shared = self._cut_for_workers(problem, rows, algebra, free, gpu is not None)
+        if shared is not None:
+            return shared
+        # Where workers were to answer the rows and cannot, this process answers them on its CPU.
+        on_gpu = gpu is not None and self.workers is None
+        disk = self.options.spill_bytes
+        # Asked anew for every cut: other programs fill the disk as well.
+        disk = disk if disk is not None else allowed_disk(self.spill_dir)
+        task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
+        limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
+        costs = self.gpu_costs if on_gpu else self.cpu_costs
+        gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1)
+        if gpus.count > 1:
+            return cut_for_gpus(problem, algebra, limits, costs, rows, gpus, self._searched)
+        return self._searched(problem, algebra, limits, costs, rows, 1)
+
+    def _cut_for_workers(
+        self, problem: Problem, rows: int, algebra: Algebra, free: int, on_gpu: bool
+    ) -> ChunkRoute | None:
+        """Return how rows go over workers, if there are any; None where these have too little memory for it."""
+        if self.workers is None:
+            return None
+        # On GPUs as those of this process, so that a plan is searched once for either.
+        threads = self.threads if on_gpu else 1
+        limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, threads, on_gpu, self.allowed)
+        device = self.workers.device
+        costs = self.gpu_costs if device is None else self.cost_models.gpu(device)
+        try:
+            return self.workers.cut(problem, algebra, limits, rows, costs, self._searched)
+        except BudgetError as error:
+            logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
+            return None
+
+    def _searched(
+        self, problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
+    ) -> ChunkRoute:
+        """Return what `cut` finds, which takes up to half a minute; kept for GPUs of this process and of workers."""
+        if not limits.on_gpu:
+            return cut(problem, algebra, limits, costs, rows)
+        key = problem.pattern, algebra.name, limits, costs.device.name, rows, gpus
+        return cached(
+            self.store.searched, key, KEPT_CHUNK_ROUTES, lambda: cut(problem, algebra, limits, costs, rows, gpus)
+        )
+
+
+def on_gpu_seconds(chunks: ChunkRoute, rows: int) -> float:
+    """Return what rows in chunks take on a GPU, with the memory that is pinned for them."""
+    return rows * chunks.seconds + chunks.memory * GPU.pinned_byte
+
+
+def one_piece_seconds(plan: Plan, costs: CostModel, rows: int) -> float:
+    """Return the forecast of rows of a plan on one thread of a CPU whose memory it fits."""
+    steps, entries = len(plan.steps), sum(table.entries for table in plan.tables)
+    operations = plan.shared_operations + rows * plan.case_operations
+    counts = plan_counts(1, steps, operations, entries, rows * sum(plan.shape.cardinalities))
+    return costs.seconds("entries-double", counts)

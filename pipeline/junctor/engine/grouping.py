@@ -1,0 +1,285 @@
+"""Which rows of a batch are answered together: by a plan, on a tree that they share, or on trees of their own.
+
+Main class: Grouping, a part of `Router`. On GPUs and without compiled code groups are those of `patterns`, on CPUs
+those of `tree_choice`; a few rows go one by one, as those of `few_rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from junctor_kernels.tables import reference
+
+from junctor.backends.joint_table import JointTable
+from junctor.backends.row_trees import alone_seconds
+from junctor.cost.constants import CPU, GPU
+from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
+from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
+from junctor.engine.patterns import (
+    PatternChoice,
+    PatternGroup,
+    PatternPricer,
+    Patterns,
+    patterns_of,
+    rows_that_observe,
+    sampled_patterns,
+    serving_all,
+    spread,
+    valid_rows,
+)
+from junctor.engine.plan_store import cached, rounded
+from junctor.engine.planner import KEPT_PLANS, Planner
+from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_by_plan, smaller_plans
+from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.deduplicate import distinct_rows
+from junctor.planning.shape import Pattern
+
+KEPT_CHOICES = 64
+# The share of the rows that stands for no more than "some", where a tree is asked for by shares.
+LEAST_SHARE = 1e-9
+# Seconds of work in NumPy from which compiled code is loaded; tests replace it.
+COMPILED_SECONDS = CPU.compiled_work
+# Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
+# are few enough for plans.
+TREE_SECONDS = 0.01
+# Tables of a tree from which on rows never get a plan: those are made in Python, and lowered in more than linear time.
+MOST_PLANNED_TABLES = 50_000
+
+
+class Grouping(Planner):
+    """Groups the rows of batches, and says what the rows to come are worth preparing."""
+
+    def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
+        if self.takes_gpu and (together := self._together(batch)) is not None:
+            return together
+        patterns = patterns_of(batch, self.threads)
+        if self._goes_row_by_row(patterns, batch):
+            return [patterns.together()] if patterns.rows.size else []
+        if self._shares_trees(patterns, batch):
+            return self._tree_groups(patterns, batch)
+        if len(patterns.counts) > 1:
+            groups = self._choice(patterns, batch, patterns.rows.size).groups()
+            return self._fitting(self._deduplicated(groups, batch), patterns, batch)
+        if not len(patterns.counts):
+            return []
+        whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
+        return self._deduplicated([whole], batch)
+
+    def _together(self, batch: EvidenceBatch) -> list[PatternGroup] | None:
+        """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
+
+        Rows that a smaller plan serves, if there is one, are groups of their own. Some of the rows tell, because to
+        tell all of them apart takes as long as a GPU takes to answer them.
+        """
+        some = None if self._are_few(batch) else sampled_patterns(batch, self.threads)
+        if some is None:
+            return None
+        rows = valid_rows(batch)
+        groups = self._choice(some, batch, rows.size).groups()
+        pattern = serving_all(batch, some, self.threads)
+        group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
+        if len(groups) > 1 or not self._fits(pattern, self.uses(group, batch)):
+            return None
+        (group,) = self._deduplicated([group], batch)
+        return [group] if group.by_trees or group.unique is not None else self._split(group, some, batch)
+
+    def _split(self, group: PatternGroup, some: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return a group of rows that differ in what they observe, less those that smaller plans serve, and these."""
+        whole, uses = group.pattern, self.uses(group, batch)
+        if not self._has_row_trees:
+            return [group]
+        prices, batches = self._compiled_prices(math.inf), max(1, round(uses / group.rows.size))
+        costs = SmallerPlanCosts(prices, self._savings, GPU.group, rounded(uses), batches)
+        if not costs.may_pay(whole):
+            return [group]
+        columns = sorted(whole.weighted)
+        often = rows_that_observe(some.marks, some.counts)[np.searchsorted(some.variables, columns)]
+        shares = rounded_shares(often / some.rows.size)
+        key = whole, shares.tobytes(), costs.rows, costs.batches
+        plans = cached(
+            self.store.smaller_plans, key, KEPT_CHOICES, lambda: smaller_plans(whole, columns, shares, costs)
+        )
+        patterns = [*(plan.pattern for plan in plans), whole]
+        parts = zip(patterns, rows_by_plan(batch, group.rows, plans, GPU.group), strict=True)
+        groups = [PatternGroup(pattern, rows, rows.size, comes_again=True) for pattern, rows in parts if rows.size]
+        return groups if all(self._fits(each.pattern, uses) for each in groups) else [group]
+
+    def _compiled_prices(self, per_row: float) -> PatternPricer:
+        """Return prices from trees; per_row: seconds of a row with a tree of its own."""
+        cell, table = (GPU.likelihood, GPU.plan_table) if self.takes_gpu else (CPU.likelihood, None)
+        return compiled_prices(self.work, self.allowed, per_row, self.row_price, cell, table)
+
+    def _savings(self, pattern: Pattern) -> dict[int, float]:
+        """Return what a row of a plan would save, in multiply-adds, without one of the weighted variables."""
+        # On a plan all their states count, however many rows observe one.
+        return self.row_engine.savings(pattern.sliced, dict.fromkeys(sorted(pattern.weighted), LEAST_SHARE))
+
+    def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
+        """Return the cheapest answers to rows of several patterns; valid: rows of the batch that are not invalid."""
+        rows, choice = self.to_come(batch, valid), None
+        if not self._has_row_trees or not self._is_heavy(rows):
+            # Without compiled code.
+            prices = plain_prices(self.plan, len(self.network.variables), self._fits)
+            choice = PatternChoice(patterns, prices, rows=valid)
+        if choice is None or choice.seconds * rows > COMPILED_SECONDS * valid:
+            # Enough work for better prices, and the row engine, to pay for being loaded.
+            per_row = row_tree_seconds(self.row_engine, patterns, batch) if self._has_row_trees else math.inf
+            prices = self._compiled_prices(per_row)
+            choice = PatternChoice(patterns, prices, search=True, rows=valid)
+        return choice
+
+    def _shares_trees(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
+        """Return True if rows may share trees made in compiled code: sums on CPUs, with enough work and memory."""
+        if not self._has_row_trees or self.takes_gpu or not patterns.rows.size:
+            return False
+        rows = self.to_come(batch, patterns.rows.size)
+        if not self._is_heavy(rows) and (len(patterns.counts) == 1 or rows <= FEW_ROWS):
+            return False
+        from junctor.backends.row_trees import BLOCK_BYTES
+
+        answers = self.answer_bytes(batch.rows)
+        # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
+        needed = 2 * self.threads * (BLOCK_BYTES + self._room)
+        return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
+
+    def _is_heavy(self, rows: int) -> bool:
+        """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
+        # Each entry of a factor counts once.
+        return rows * self._entries * CPU.numpy_entry > TREE_SECONDS
+
+    def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return groups of rows with trees, and with plans where these are worth it."""
+        if self.threads > 1:
+            from junctor_kernels.row_trees import ahead
+
+            ahead.start("float32" if self.query.precision == "single" else "float64")
+        if len(patterns.counts) > 1:
+            groups = TreeChoice(batch, patterns, self.row_engine).groups()
+        else:
+            groups = [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows, tree=True)]
+        chosen = [self._with_plan(group, batch) for group in self._deduplicated(groups, batch)]
+        return self._fitting(chosen, patterns, batch)
+
+    def _with_plan(self, group: PatternGroup, batch: EvidenceBatch) -> PatternGroup:
+        """Return a group with a plan instead of a tree where its rows are worth one."""
+        if not group.tree or group.patterns > 1:
+            return group
+        whole = len(group.rows) == batch.rows - len(batch.invalid)
+        if whole and group.unique is not None and not self._is_heavy(self.uses(group, batch)):
+            # Without compiled code, which several patterns have loaded already.
+            return replace(group, tree=False, per_row=False)
+        work = self.work(group.pattern)
+        above_zero = self.row_engine.above_zero
+        row = float(shared_seconds(work, group.answered, False, above_zero)) / group.answered
+        alone = alone_seconds(work)
+        if whole:
+            # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
+            sample = spread(group.rows, SAMPLED)
+            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(batch, sample))
+        # Too few do not fill the lanes of a vector.
+        if group.answered < LANES or alone < row:
+            group, row = replace(group, tree=False, per_row=True), alone
+        if math.isinf(work.operations):
+            return group if alone < math.inf else replace(group, tree=False, per_row=False)
+        if work.tables > MOST_PLANNED_TABLES:
+            return group
+        rows = self.uses(group, batch)
+        once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
+        operation, table = self.row_price
+        plan = rows * (work.operations * operation + work.tables * table) + once
+        return replace(group, tree=False, per_row=False) if plan < rows * row else group
+
+    def _are_few(self, batch: EvidenceBatch) -> bool:
+        """Return True if all rows to come are known to be few."""
+        few = are_few(self.query, self.options.device, self.expected_rows)
+        return few and self.gpu is None and batch.rows <= self.expected_rows
+
+    def _goes_row_by_row(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
+        """Return True if rows of a batch are few and their trees, or the joint table, are small."""
+        if not self._are_few(batch):
+            return False
+        if self.joint_table_for(batch) is not None:
+            return True
+        allowed, fixed = self._beside_answers(batch), self._room
+        if self.working is not None:
+            allowed = min(allowed, self.working + fixed)
+        return take_own_trees(lambda: patterns, self.expected_rows, self._whole, self.work, (allowed - fixed) // 8)
+
+    def joint_table_for(self, batch: EvidenceBatch) -> JointTable | None:
+        """Return the joint table where it answers the rows of a batch."""
+        table = self.joint_table if self._are_few(batch) else None
+        return table if table is not None and table.nbytes <= self._beside_answers(batch) else None
+
+    def _beside_answers(self, batch: EvidenceBatch) -> int:
+        return self.allowed - self.answer_bytes(batch.rows)
+
+    def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return the groups with their unique rows where that saves answers."""
+        sizes = self.network.cardinalities
+        return [replace(group, unique=distinct_rows(batch, group.rows, group.pattern, sizes)) for group in groups]
+
+    def _fitting(self, groups: list[PatternGroup], patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
+        result: list[PatternGroup] = []
+        for group in groups:
+            # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
+            if group.by_trees or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
+                result.append(group)
+            elif self._has_row_trees:
+                result.append(replace(group, per_row=True))
+            else:
+                result.extend(self._deduplicated(patterns.exact(group.rows), batch))
+        return result
+
+    def to_come(self, batch: EvidenceBatch, rows: int) -> int:
+        """Return how many rows like these `rows` of a batch are to come in all batches."""
+        return max(rows, rows * self.expected_rows // batch.rows)
+
+    def uses(self, group: PatternGroup, batch: EvidenceBatch) -> int:
+        """Return for how many rows the plan of a group is made.
+
+        Rows of one pattern come again with the next batches, and so does a group of all rows, whatever they observe.
+        Another group of several is made of what this batch happens to hold, and the next one may well choose other
+        loose columns, unless it is known that such a group comes again.
+        """
+        valid = batch.rows - len(batch.invalid)
+        if group.comes_again:
+            # How many rows it has differs from batch to batch, and the plan must not.
+            return self.to_come(batch, valid)
+        again = group.patterns == 1 or len(group.rows) == valid
+        return self.to_come(batch, group.answered) if again else group.answered
+
+    def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
+        """Return True if the rows to come are worth loading the compiled backend for."""
+        if any(group.by_trees for group in groups):
+            # A few rows load what they need by themselves, and no GPU.
+            return not (self._are_few(batch) and all(group.per_row for group in groups))
+        seconds = 0.0
+        for group in groups:
+            row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
+            seconds += once + self.to_come(batch, group.answered) * row
+        return seconds * (CPU.numpy_log if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
+
+    @cached_property
+    def _plain_seconds(self) -> Callable[[Pattern, int], tuple[float, float]]:
+        """What a row of a plan takes in NumPy, and what all rows share; kept, because the next batch asks again."""
+
+        def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
+            plan = self.plan(pattern, uses)
+            return plain_seconds(plan), min(plan.shared_operations, 10**30) * CPU.numpy_operation
+
+        return lru_cache(KEPT_PLANS)(seconds)
+
+    @cached_property
+    def _entries(self) -> int:
+        return sum(factor.table.size for factor in self.network.factors)
+
+    @cached_property
+    def _whole(self) -> Work:
+        return self.row_engine.work((), range(len(self.network.variables)))
