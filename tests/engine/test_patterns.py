@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 from junctor.engine import grouping, patterns
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import (
+    EvidenceCounts,
     PatternChoice,
     PatternGroup,
     PatternPricer,
@@ -76,7 +77,6 @@ def test_threads_change_nothing(data: st.DataObject, threads: int) -> None:
     network = data.draw(strategies.networks(max_variables=6))
     batch = data.draw(strategies.evidence_batches(network, max_rows=12))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patterns, "CELLS", 6)
         patch.setattr(patterns, "PART_CELLS", 4)
         found = patterns_of(batch, threads)
     expected = patterns_of(batch)
@@ -136,11 +136,14 @@ def test_patterns_are_told_apart_whatever_their_hashes(marks: np.ndarray, data: 
     expected = sorted(seen.items(), key=lambda item: -item[1])
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):
-            patch.setattr("junctor.engine.patterns._hashes", lambda marks, *_: np.zeros(len(marks), dtype=np.uint64))
+            patch.setattr("junctor.engine.patterns.keys_of", lambda marks, *_: np.zeros(len(marks), dtype=np.uint64))
         found, totals, numbers = distinct(marks, counts)
     assert [(tuple(row), count) for row, count in zip(found.tolist(), totals.tolist(), strict=True)] == expected
     assert (found[numbers] == marks).all()
     assert rows_that_observe(marks, counts).tolist() == (counts[:, None] * marks).sum(axis=0).tolist()
+    members = data.draw(arrays(np.bool_, len(marks)))
+    among = (counts[members, None] * marks[members]).sum(axis=0)
+    assert EvidenceCounts(marks, counts).of(members).tolist() == among.tolist()
 
 
 @given(data=st.data(), threads=st.integers(1, 3))

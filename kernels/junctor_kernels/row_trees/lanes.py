@@ -698,22 +698,6 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
 
 
 @loops
-def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
-    """Write the states of some rows, all others unobserved.
-
-    cells: int32 [columns, all rows].
-    variables: int64 [columns], of each column.
-    picks: int64 [rows], rows of the cells.
-    states: int64 [variables, rows], written.
-    """
-    states[:] = -1
-    for column in range(variables.size):
-        line, v = cells[column], variables[column]
-        for i in range(picks.size):
-            states[v, i] = line[picks[i]]
-
-
-@loops
 def write_rows(posteriors: Any, by_row: int, by_entry: int, done: Any, rows: Any, places: Any, memory: Any) -> None:
     """Write posteriors of rows to the answers of a batch.
 

@@ -6,7 +6,7 @@ Main class: RowEngine; called by the engine for groups of rows whose plans would
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.cpu.columns import addresses_of, take_states
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
@@ -51,8 +52,6 @@ BALANCED_ROWS = 1400
 ALIASED_BYTES = 512
 # Rows of tables that have fewer numbers, with which they are together nevertheless.
 FEW_NUMBERS, FEW_NUMBERS_ROWS = 512, 32
-# Cells of evidence that are brought together for compiled code.
-CELLS = 1 << 22
 # Bytes of trees that are kept for the next batch, and their share of all memory at the most.
 KEPT_BYTES, KEPT_SHARE = 1 << 24, 1 / 64
 # Status of a row that no kernel has seen.
@@ -167,6 +166,11 @@ class RowEngine:
         self._trees: dict[tuple[bytes, bytes, int], _SharedTree] = {}
         self.allow(allowed)
 
+    @property
+    def variables(self) -> int:
+        """Number of the network's variables."""
+        return len(self._sizes)
+
     @cached_property
     def above_zero(self) -> float:
         """Share of the entries of all factors."""
@@ -229,6 +233,14 @@ class RowEngine:
         share[list(observed)] = 1
         for v, part in (shares or {}).items():
             share[v] = part
+        return self.work_of(share, soft, rows)
+
+    def work_of(self, share: npt.NDArray[np.float64], soft: Collection[int] = (), rows: int = 1) -> RowWork:
+        """Return the same.
+
+        share: [variables], of the rows that observe each.
+        soft, rows: of `work`.
+        """
         factors, common = self._evidence_of(share)
         tree, self._rooms[0].planned = self._rooms[0].tree, None
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
@@ -259,14 +271,14 @@ class RowEngine:
         means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
-    def works_alone(self, batch: EvidenceBatch, rows: Rows) -> list[RowWork]:
+    def works_alone(self, cells: Cells, rows: Rows) -> list[RowWork]:
         """Return the work of rows with a tree for each; infinite where tables are too large.
 
-        batch: evidence.
+        cells: of a batch.
         rows: int64, rows of the batch.
         """
         # What a row observes says little: the states that are left possible count.
-        states, soft = _Cells(batch, [_Task(rows)]).evidence(rows, self._sizes)
+        states, soft = cells.evidence(rows, self._sizes)
         evidence, count = (np.ascontiguousarray(states.T), *soft), len(rows)
         results = np.zeros((count, self._width)), np.zeros(count), np.full(count, UNTOUCHED, dtype=np.int64)
         works = [RowWork(0.0, 0.0, 0.0)] * count
@@ -316,17 +328,15 @@ class RowEngine:
         for rows, tree in zip(large, trees, strict=True):
             tasks.extend(self._blocks(rows, tree, block))
         tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
-        left = [self._in_threads(batch, part, answers) for part in self._chunks(batch, tasks)]
-        return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
+        return np.sort(self._in_threads(Cells(batch), tasks, answers)) if tasks else np.zeros(0, dtype=np.int64)
 
     def _block(self, rows: int) -> int:
         """Return how many rows of so many that share trees are one call at most, so that all threads have some."""
         # Two calls for each thread: blocks are not all of the same work.
         return rows if len(self._rooms) == 1 else max(FEWEST_TOGETHER, -(-rows // (2 * len(self._rooms))))
 
-    def _in_threads(self, batch: EvidenceBatch, tasks: Sequence[_Task], answers: Answers) -> Rows:
+    def _in_threads(self, cells: Cells, tasks: Sequence[_Task], answers: Answers) -> Rows:
         """Answer the rows of some tasks and return those that are left."""
-        cells = _Cells(batch, tasks)
         shared = self._rooms[0].most
         parts = in_threads(lambda task, thread: self._answer(cells, task, answers, thread), tasks, len(self._rooms))
         rows = np.concatenate([task.rows for task in tasks])
@@ -337,7 +347,6 @@ class RowEngine:
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
             alone = [_Task(part) for part in self._calls(np.sort(large))]
-            cells = _Cells(batch, alone)
             again = [self._answer(cells, task, answers, 0) for task in alone]
             status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
             for room in self._rooms:
@@ -414,25 +423,13 @@ class RowEngine:
             while sum(kept.nbytes for kept in self._trees.values()) > allowed:
                 del self._trees[next(iter(self._trees))]
 
-    def _chunks(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> Iterable[Sequence[_Task]]:
-        """Yield the tasks in parts whose cells of evidence fit the memory for them."""
-        most = max(1, CELLS // max(1, len(batch.states)))
-        first = rows = 0
-        for n, task in enumerate(tasks):
-            if rows and rows + len(task.rows) > most:
-                yield tasks[first:n]
-                first, rows = n, 0
-            rows += len(task.rows)
-        if first < len(tasks):
-            yield tasks[first:]
-
     def _calls(self, rows: Rows) -> list[Rows]:
         """Return the rows of each call."""
         # By bytes of answers, because rows of many targets take longer.
         count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
-    def _answer(self, cells: _Cells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
+    def _answer(self, cells: Cells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
         """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
         rows, room = task.rows, self._rooms[thread]
         # Of all rows for each entry where rows go together, of all entries for each row where they do not: as written.
@@ -539,17 +536,15 @@ class RowEngine:
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
 
-class _Cells:
-    """The evidence of some tasks, brought together for compiled code."""
+class Cells:
+    """The evidence of a batch, for compiled code; kept for many questions, because its columns are found one by one."""
 
-    def __init__(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> None:
-        self._batch = batch
-        self._rows = np.unique(np.concatenate([task.rows for task in tasks]))
+    def __init__(self, batch: EvidenceBatch) -> None:
+        self._likelihoods = batch.likelihoods
         self._variables = np.array(sorted(batch.states), dtype=np.int64)
-        self._cells = np.empty((len(self._variables), len(self._rows)), dtype=np.int32)
-        is_whole = len(self._rows) == batch.rows
-        for cells, v in zip(self._cells, self._variables.tolist(), strict=True):
-            cells[:] = batch.states[v] if is_whole else batch.states[v][self._rows]
+        # In one piece each, and there as long as their addresses.
+        self._columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in self._variables.tolist()]
+        self._addresses = addresses_of(self._columns)
         self._kinds = sorted(batch.likelihoods)
 
     def evidence(self, rows: Rows, sizes: Sequence[int]) -> tuple[Rows, Arrays]:
@@ -557,14 +552,14 @@ class _Cells:
 
         Likelihoods: soft variables int64 [rows, kinds] (-1: none), values, and the first column of each kind.
         """
-        states = np.empty((len(sizes), len(rows)), dtype=np.int64)
-        together.fill_states(self._cells, self._variables, np.searchsorted(self._rows, rows), states)
+        states = np.full((len(sizes), len(rows)), UNOBSERVED, dtype=np.int64)
+        take_states(self._addresses, np.ascontiguousarray(rows), self._variables, states)
         kinds = self._kinds
         places = np.cumsum([0, *(sizes[v] for v in kinds)], dtype=np.int64)
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
         likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
         for kind, v in enumerate(kinds):
-            here, values = self._batch.likelihoods[v].among(rows)
+            here, values = self._likelihoods[v].among(rows)
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
         return states, (soft, likelihoods, places)

@@ -15,7 +15,7 @@ import numpy as np
 from junctor_kernels.tables import reference
 
 from junctor.backends.joint_table import JointTable
-from junctor.backends.row_trees import alone_seconds
+from junctor.backends.row_trees import Cells, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
@@ -181,7 +181,7 @@ class Grouping(Planner):
         if whole:
             # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
             sample = spread(group.rows, SAMPLED)
-            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(batch, sample))
+            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(Cells(batch), sample))
         # Too few do not fill the lanes of a vector.
         if group.answered < LANES or alone < row:
             group, row = replace(group, tree=False, per_row=True), alone

@@ -77,4 +77,6 @@ def compiled_prices(
 
 def row_tree_seconds(rows: RowEngine, patterns: Patterns, batch: EvidenceBatch) -> float:
     """Return the seconds of a row with a tree of its own, the mean over some of the rows of a batch."""
-    return rows.seconds_alone(rows.works_alone(batch, spread(patterns.rows, SAMPLED_ROWS)))
+    from junctor.backends.row_trees import Cells
+
+    return rows.seconds_alone(rows.works_alone(Cells(batch), spread(patterns.rows, SAMPLED_ROWS)))

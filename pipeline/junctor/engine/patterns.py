@@ -26,10 +26,8 @@ from junctor.runtime.threads import in_threads
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-# Cells of a batch that are looked at together.
-CELLS = 1 << 22
 # Fewer cells of marks are not worth a thread.
-PART_CELLS = 1 << 19
+PART_CELLS = 1 << 21
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
 # Patterns of fewer than every so many-th row take about as long as those of all.
@@ -149,40 +147,32 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     # Often all columns are complete: to see that takes a tenth of what masks take.
     complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
     hard = sorted(batch.states.keys() - (complete if rows.size else ()))
-    # Many columns of few rows at once; of many rows so few that there are some for all threads.
-    cells = min(CELLS, batch.rows * len(hard) // (2 * threads)) if batch.rows * len(hard) > CELLS else CELLS
-    step = max(1, cells // max(1, batch.rows))
+    # Column by column in memory, as they are looked at.
+    seen = np.empty((len(hard) + len(soft), rows.size), dtype=np.bool_)
 
-    def look(first: int, _thread: int) -> tuple[int, Mask, Rows]:
-        """Return where there is evidence in some columns from a first one on, bool [columns, rows], and how often."""
-        if first >= len(hard):
-            seen = np.zeros((1, batch.rows), dtype=np.bool_)
-            seen[0, batch.likelihoods[soft[first - len(hard)]].rows] = True
-        else:
-            seen = np.array([batch.states[v] for v in hard[first : first + step]]) != UNOBSERVED
-        seen = seen if rows.size == batch.rows else seen[:, rows]
-        return first, seen, _true_in_rows(seen)
+    def look(part: slice, _thread: int) -> Rows:
+        """Find where there is evidence in some columns, and return how often."""
+        for column in range(part.start, part.stop):
+            if column < len(hard):
+                states = batch.states[hard[column]]
+                np.not_equal(states if rows.size == batch.rows else states[rows], UNOBSERVED, out=seen[column])
+            else:
+                seen[column] = np.isin(rows, batch.likelihoods[soft[column - len(hard)]].rows)
+        return _true_in_rows(seen[part])
 
-    ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
-    distinguishing: dict[int, Mask] = {}
-    firsts = [*range(0, len(hard), step), *range(len(hard), len(ever))]
-    for first, seen, often in in_threads(look, firsts, threads):
-        ever[first : first + len(seen)] = often > 0
-        # Columns that are the same in all rows distinguish none, and often all are.
-        for column in np.flatnonzero((often > 0) & (often < rows.size)).tolist():
-            distinguishing[first + column] = seen[column]
-    columns = np.empty((len(distinguishing), rows.size), dtype=np.bool_)
-    lines = list(distinguishing.values())
-    in_threads(lambda part, _: np.stack(lines[part], out=columns[part]), _parts(columns.T, threads), threads)
+    often = np.concatenate([np.zeros(0, np.int64), *in_threads(look, _parts(seen.T, threads), threads)])
+    # Columns that are the same in all rows distinguish none.
+    distinguish = (often > 0) & (often < rows.size)
+    columns = seen if distinguish.all() else seen[distinguish]
     marks, counts, numbers = distinct(columns.T, np.ones(rows.size, dtype=np.int64), threads)
     variables = sorted(batch.states)
-    places = np.searchsorted(variables, hard).tolist() + list(range(len(variables), len(variables) + len(soft)))
-    # Column by column in memory, as they are looked at.
-    every = np.ones((len(variables) + len(soft), len(marks)), dtype=np.bool_)
-    for column, place in enumerate(places):
-        every[place] = ever[column]
-    for column, mark in zip(distinguishing, marks.T, strict=True):
-        every[places[column]] = mark
+    if len(columns) == len(variables) + len(soft):
+        every = marks.T
+    else:
+        every = np.ones((len(variables) + len(soft), len(marks)), dtype=np.bool_)
+        places = np.append(np.searchsorted(variables, hard), len(variables) + np.arange(len(soft))).astype(np.int64)
+        every[places[~distinguish]] = (often > 0)[~distinguish, None]
+        every[places[distinguish]] = marks.T
     return Patterns((*variables, *soft), len(variables), every.T, counts, numbers, rows)
 
 
@@ -206,7 +196,7 @@ def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
 
     some, variables = rows[::step].copy(), sorted(batch.states)
     columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in variables]
-    places, words = addresses_of(columns), _words(len(columns))
+    places, words = addresses_of(columns), words_of(len(columns))
     marks = np.empty((len(columns), some.size), dtype=np.bool_)
 
     def look(part: slice, _thread: int) -> npt.NDArray[np.uint64]:
@@ -326,13 +316,13 @@ class PatternChoice:
         # What is observed in fewer rows than not would only split groups.
         seldom = (share < 0.5) | ~self._is_hard
         order = self._by_price(seldom, share)
-        words = _words(len(seldom))
-        keys = _hashes(self._marks, words, np.flatnonzero(~seldom))
+        words = words_of(len(seldom))
+        keys = keys_of(self._marks, words, np.flatnonzero(~seldom))
         loose, done = seldom.copy(), 0
         # Prefixes of one order instead of all sets, which are too many.
         for count in sorted({round(len(order) * i / MOST_TRIALS) for i in range(MOST_TRIALS + 1)}):
             # What no longer tells patterns apart leaves their keys.
-            keys -= _hashes(self._marks, words, order[done:count])
+            keys -= keys_of(self._marks, words, order[done:count])
             loose[order[done:count]] = True
             done, total = count, self._total(loose, keys)
             if total < self.seconds:
@@ -433,6 +423,33 @@ def _true_in_rows(marks: Mask) -> Rows:
     return np.array([np.count_nonzero(row) for row in marks], dtype=np.int64)
 
 
+class EvidenceCounts:
+    """How many rows of some patterns have evidence in each column, as `rows_that_observe`; for many questions.
+
+    marks: bool [patterns, columns].
+    counts: int64 [patterns], rows of each.
+    """
+
+    def __init__(self, marks: Mask, counts: Rows) -> None:
+        self._marks, self._counts = marks, counts
+        self._least = int(counts.min(initial=1))
+        self._bits = _words_of_bits(marks.T)
+
+    def of(self, members: Mask) -> Rows:
+        """Return int64 [columns]; members: bool [patterns]."""
+        often = np.flatnonzero(members & (self._counts != self._least))
+        more: Rows = (self._counts[often] - self._least) @ self._marks[often]
+        some = np.bitwise_count(self._bits & _words_of_bits(members[None, :]))
+        return self._least * some.sum(axis=1, dtype=np.int64) + more
+
+
+def _words_of_bits(marks: Mask) -> npt.NDArray[np.uint64]:
+    """Return the bits of each row of `marks`, 64 to a word."""
+    words = np.zeros((len(marks), -(-marks.shape[1] // 64)), dtype=np.uint64)
+    words.view(np.uint8)[:, : -(-marks.shape[1] // 8)] = np.packbits(marks, axis=1)
+    return words
+
+
 def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's.
 
@@ -443,10 +460,10 @@ def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, R
     # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:
         return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
-    words, parts = _words(marks.shape[1]), _parts(marks, threads)
+    words, parts = words_of(marks.shape[1]), _parts(marks, threads)
     columns = range(marks.shape[1])
     hashes = np.zeros(len(marks), dtype=np.uint64)
-    for keys in in_threads(lambda part, _: _hashes(marks, words, columns[part]), parts, threads):
+    for keys in in_threads(lambda part, _: keys_of(marks, words, columns[part]), parts, threads):
         hashes += keys
     _, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     if len(first) == len(marks) and (counts[:1] == counts).all():
@@ -474,13 +491,13 @@ def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, R
 
 # Kept: to set up a generator takes longer than the columns of a small batch.
 @lru_cache(maxsize=4)
-def _words(columns: int) -> npt.NDArray[np.uint64]:
+def words_of(columns: int) -> npt.NDArray[np.uint64]:
     """Return a random number for each column, the same at every call."""
     words: npt.NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)
     return words
 
 
-def _hashes(marks: Mask, words: npt.NDArray[np.uint64], columns: Iterable[int]) -> npt.NDArray[np.uint64]:
+def keys_of(marks: Mask, words: npt.NDArray[np.uint64], columns: Iterable[int]) -> npt.NDArray[np.uint64]:
     """Return a number for each row of `marks`, the same for rows equal in some columns (Zobrist 1970, with sums)."""
     keys, term = np.zeros(len(marks), dtype=np.uint64), np.empty(len(marks), dtype=np.uint64)
     for column in columns:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.row_trees import RowEngine, RowWork, alone_seconds, block_rows
+from junctor.backends.row_trees import Cells, RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
-from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct, rows_that_observe, spread
+from junctor.engine.patterns import EvidenceCounts, Mask, PatternGroup, Patterns, Rows, keys_of, spread, words_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.planning.shape import Pattern
 
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
@@ -73,11 +74,13 @@ class TreeChoice:
     """
 
     def __init__(self, batch: EvidenceBatch, patterns: Patterns, engine: RowEngine) -> None:
-        self._batch = batch
+        self._cells = Cells(batch)
         self._patterns = patterns
         self._engine = engine
+        self._evidence = EvidenceCounts(patterns.marks, patterns.counts)
+        self._variables = np.array(patterns.variables, dtype=np.int64)
         rows = int(patterns.counts.sum())
-        share = rows_that_observe(patterns.marks, patterns.counts) / rows
+        share = self._evidence.of(np.ones(len(patterns.counts), dtype=np.bool_)) / rows
         hard = np.arange(len(patterns.variables)) < patterns.hard
         self._always = hard & (share == 1)
         self._sometimes = np.flatnonzero(hard & (share > 0) & (share < 1))
@@ -102,12 +105,15 @@ class TreeChoice:
         group_of_row = best.numbers[patterns.numbers]
         for number in np.flatnonzero(best.together):
             members = best.numbers == number
-            pattern = patterns.serving(patterns.marks[members])
-            result.append(PatternGroup(pattern, patterns.rows[group_of_row == number], int(members.sum()), tree=True))
+            result.append(
+                PatternGroup(
+                    self._pattern(members), patterns.rows[group_of_row == number], int(members.sum()), tree=True
+                )
+            )
         alone = ~best.together[best.numbers]
         if alone.any():
             rows = patterns.rows[alone[patterns.numbers]]
-            result.append(PatternGroup(patterns.serving(patterns.marks[alone]), rows, int(alone.sum()), per_row=True))
+            result.append(PatternGroup(self._pattern(alone), rows, int(alone.sum()), per_row=True))
         return result
 
     def _best_of(self, counts: list[int]) -> _Trial:
@@ -123,9 +129,7 @@ class TreeChoice:
 
     def _trial(self, columns: int) -> _Trial:
         """Group the patterns by the first so many columns of the order."""
-        patterns = self._patterns
-        marks = patterns.marks[:, self._order[:columns]]
-        _, counts, numbers = distinct(marks, patterns.counts)
+        counts, numbers = self._grouped(self._order[:columns])
         mixed = columns < len(self._order)
         # The largest groups come first: some at fixed places among the rows stand for their neighbours.
         ends = np.cumsum(counts)
@@ -135,36 +139,51 @@ class TreeChoice:
         first = 0
         for group, last in zip(chosen, bounds, strict=True):
             members = numbers == group
-            work = self._work(members, int(counts[group]))
-            seconds[first:last] = shared_seconds(work, counts[first:last], mixed, self._engine.above_zero)
+            # Rows that fill no vector have trees of their own: sampled groups say little about the trees of rare ones.
+            if counts[first] >= LANES:
+                work = self._work(members, int(counts[group]))
+                seconds[first:last] = shared_seconds(work, counts[first:last], mixed, self._engine.above_zero)
             # Of the same rows: those of large groups often have smaller trees than others.
             alone[first:last] = counts[first:last] * self._alone(members, SAMPLED_OF_GROUP)[0]
             first = last
-        # Rows that fill no vector have trees of their own: sampled groups say little about the trees of rare ones.
         together = (seconds < alone) & (counts >= LANES)
         return _Trial(numbers, counts, together, float(np.where(together, seconds, alone).sum()))
 
     def _alone(self, members: Mask, most: int) -> tuple[float, float]:
         """Return the mean seconds and tables of rows of some patterns with trees of their own, by some of them."""
         rows = self._patterns.rows[members[self._patterns.numbers]]
-        works = self._engine.works_alone(self._batch, spread(rows, most))
+        works = self._engine.works_alone(self._cells, spread(rows, most))
         seconds, tables = np.mean([(alone_seconds(work), work.tables) for work in works], axis=0).tolist()
         return seconds, tables
 
+    def _grouped(self, columns: Rows) -> tuple[Rows, Rows]:
+        """Return the rows of each group of patterns that agree in some columns, and the number of each pattern's."""
+        patterns = self._patterns
+        if len(columns) == len(self._sometimes) and not self._soft:
+            # All columns tell all patterns apart.
+            return patterns.counts, np.arange(len(patterns.counts))
+        # Equal by chance with probability 1e-12, and then they only share a tree.
+        keys = keys_of(patterns.marks, words_of(patterns.marks.shape[1]), columns)
+        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        totals = np.bincount(numbers, weights=patterns.counts).astype(np.int64)
+        # The largest first.
+        order = np.lexsort((first, -totals))
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        return totals[order], place[numbers]
+
     def _work(self, members: Mask, rows: int) -> RowWork:
         """Return the work of a row on a tree for some patterns."""
-        observed, shares = self._evidence(members)
-        return self._engine.work(observed, self._soft, shares, rows)
+        hard = self._patterns.hard
+        share = np.zeros(self._engine.variables)
+        share[self._variables[:hard]] = self._evidence.of(members)[:hard] / rows
+        return self._engine.work_of(share, self._soft, rows)
 
-    def _evidence(self, members: Mask) -> tuple[frozenset[int], dict[int, float]]:
-        """Return what all rows of some patterns observe, and the share of them that observe what only some do."""
-        patterns = self._patterns
-        counts = patterns.counts[members]
-        # Column by column, as they lie in memory: a quarter of the time.
-        marks = patterns.marks.T[: patterns.hard].compress(members, axis=1).T
-        share = rows_that_observe(marks, counts) / counts.sum()
-        observed = frozenset(patterns.variables[i] for i in np.flatnonzero(share == 1))
-        return observed, {patterns.variables[i]: float(share[i]) for i in np.flatnonzero((share > 0) & (share < 1))}
+    def _pattern(self, members: Mask) -> Pattern:
+        """Return the pattern that serves some patterns, as `Patterns.serving`."""
+        rows = self._evidence.of(members)
+        sliced = (rows == self._patterns.counts[members].sum()) & (np.arange(len(rows)) < self._patterns.hard)
+        return self._patterns.pattern(sliced, (rows > 0) & ~sliced)
 
     def _by_gain(self, share: npt.NDArray[np.float64]) -> Rows:
         """Return the columns that only some rows observe, first those that gain most for the groups they make."""
