@@ -440,7 +440,8 @@ class EvidenceCounts:
         often = np.flatnonzero(members & (self._counts != self._least))
         more: Rows = (self._counts[often] - self._least) @ self._marks[often]
         some = np.bitwise_count(self._bits & _words_of_bits(members[None, :]))
-        return self._least * some.sum(axis=1, dtype=np.int64) + more
+        same: Rows = some.sum(axis=1, dtype=np.int64)
+        return self._least * same + more
 
 
 def _words_of_bits(marks: Mask) -> npt.NDArray[np.uint64]:
