@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from junctor.engine.engine import Engine
 from junctor.engine.few_rows import FEW_OF_A_PATTERN, FEW_ROWS, FewRows
 from junctor.engine.routes import Backend
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, grid, random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -89,6 +89,35 @@ def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
         assert backend(small, one, rows) is backend(large, one, rows) is None
     for query in (Query("mpe"), Query(precision="log"), Query(method="auto")):
         assert backend(small, one, 1, query) is None
+
+
+def test_few_rows_that_differ_are_answered_on_the_joint_table() -> None:
+    network, rows = random_network(6, seed=2), 5000
+    states = sample(network, rows, 1).astype(np.int32)
+    few = EvidenceBatch(rows, {0: states[:, 0].copy(), 1: states[:, 1].copy()}, {}, {7: "bad"})
+    engine = Engine(network, Query(), OPTIONS, expected_rows=10**6)
+    (route,) = engine.routes(few)
+    assert (route.backend, route.group.patterns) == (Backend.JOINT_TABLE, 1)
+    assert 1 < route.group.answered <= FEW_ROWS
+    assert "differ" in route.reason
+    answers = engine.answer(few)
+    # Row by row the same bytes as in calls.
+    alone = FewRows(network, Query(), OPTIONS)
+    for row in (0, 1, rows - 1):
+        one = alone.answer(only(few, row), 1, lambda: ROOM)
+        assert one is not None
+        assert one.log_value[0].tobytes() == answers.log_value[row].tobytes()
+    assert np.isnan(answers.posteriors[0][7]).all()
+    first = EvidenceBatch(40, {v: column[:40] for v, column in few.states.items()}, {}, {7: "bad"})
+    check_posteriors(network, first, answers, 1e-12)
+    # Many that differ, which the first rows do not tell, likelihoods, or other numbers.
+    states[: rows - 500] = 0
+    many = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(6)})
+    assert len(np.unique(states[rows - 500 :], axis=0)) > FEW_ROWS
+    soft = EvidenceBatch(rows, {}, {0: SoftEvidence(np.arange(rows), np.ones((rows, network.cardinalities[0])))})
+    for batch, query in ((many, Query()), (soft, Query()), (few, Query(precision="log")), (few, Query("mpe"))):
+        routes = Engine(network, query, OPTIONS, expected_rows=10**6).routes(batch)
+        assert Backend.JOINT_TABLE not in {each.backend for each in routes}
 
 
 def test_rows_with_large_trees_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from junctor.engine.patterns import (
     rows_that_observe,
     sampled_patterns,
     serving_all,
+    serving_few,
 )
 from junctor.engine.router import Router
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -156,6 +157,9 @@ def test_one_pattern_for_all_rows(data: st.DataObject, threads: int) -> None:
         some = patterns_of(EvidenceBatch(1, {v: states[found.rows[:1]] for v, states in hard.states.items()}))
         for part in (some, found):
             assert serving_all(hard, part, threads) == found.serving(found.marks)
+    found = patterns_of(batch)
+    if found.rows.size:
+        assert serving_few(batch, len(network.variables)) == (found.serving(found.marks), len(found.counts))
 
 
 def test_some_rows_tell_of_all_where_hardly_two_observe_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

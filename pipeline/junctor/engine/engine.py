@@ -190,8 +190,6 @@ class Engine:
         resources = _Resources(compiled, device)
         # Trees of all groups together: each alone may be too little work for all threads.
         trees = [group for group in groups if group.by_trees and group.unique is None]
-        if self.router.joint_table_for(batch) is not None:
-            trees = []
         plans = [group for group in groups if group not in trees]
         if isinstance(answers, Scores):
             self._score(plans, trees, batch, answers, memory, budget, resources)

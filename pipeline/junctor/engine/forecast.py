@@ -132,7 +132,7 @@ def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0)
         return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
     if route.backend is Backend.JOINT_TABLE:
         assert router.joint_table is not None
-        operations = route.rows * router.joint_table.operations
+        operations = route.group.answered * router.joint_table.operations
         return replace(route, operations=operations, seconds=operations * CPU.numpy_operation + route.rows * CPU.row)
     if route.backend is Backend.ROW_TREES:
         return _row_trees(router, route, batch)

@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 import numpy as np
 from junctor_kernels.tables import reference
 
-from junctor.backends.joint_table import JointTable
 from junctor.backends.row_trees import Cells, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
@@ -24,10 +23,12 @@ from junctor.engine.patterns import (
     PatternGroup,
     PatternPricer,
     Patterns,
+    Rows,
     patterns_of,
     rows_that_observe,
     sampled_patterns,
     serving_all,
+    serving_few,
     spread,
     valid_rows,
 )
@@ -36,10 +37,12 @@ from junctor.engine.planner import KEPT_PLANS, Planner
 from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_by_plan, smaller_plans
 from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import distinct_rows
+from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.planning.shape import Pattern
 
 KEPT_CHOICES = 64
+# Rows that tell whether many of a batch differ.
+SAMPLED_ROWS = 4096
 # The share of the rows that stands for no more than "some", where a tree is asked for by shares.
 LEAST_SHARE = 1e-9
 # Seconds of work in NumPy from which compiled code is loaded; tests replace it.
@@ -58,6 +61,8 @@ class Grouping(Planner):
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
         if self.takes_gpu and (together := self._together(batch)) is not None:
             return together
+        if (few := self._on_joint_table(batch)) is not None:
+            return [few] if few.rows.size else []
         patterns = patterns_of(batch, self.threads)
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
@@ -201,20 +206,39 @@ class Grouping(Planner):
         return few and self.gpu is None and batch.rows <= self.expected_rows
 
     def _goes_row_by_row(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
-        """Return True if rows of a batch are few and their trees, or the joint table, are small."""
+        """Return True if rows of a batch are few and their trees are small."""
         if not self._are_few(batch):
             return False
-        if self.joint_table_for(batch) is not None:
-            return True
         allowed, fixed = self._beside_answers(batch), self._room
         if self.working is not None:
             allowed = min(allowed, self.working + fixed)
         return take_own_trees(lambda: patterns, self.expected_rows, self._whole, self.work, (allowed - fixed) // 8)
 
-    def joint_table_for(self, batch: EvidenceBatch) -> JointTable | None:
-        """Return the joint table where it answers the rows of a batch."""
-        table = self.joint_table if self._are_few(batch) else None
-        return table if table is not None and table.nbytes <= self._beside_answers(batch) else None
+    def _on_joint_table(self, batch: EvidenceBatch) -> PatternGroup | None:
+        """Return all rows as one group where there is a joint table, and rows are few, or few of them differ."""
+        table, is_few = self.joint_table, self._are_few(batch)
+        if table is None or table.nbytes > self._beside_answers(batch):
+            return None
+        rows, unique = valid_rows(batch), None
+        if not is_few:
+            if self.takes_gpu or not are_few(self.query, self.options.device, FEW_ROWS):
+                return None
+            unique = self._few_that_differ(batch, rows)
+            if unique is None:
+                return None
+        evidence = batch if unique is None else unique.batch
+        pattern, patterns = serving_few(evidence, len(self.network.variables))
+        return PatternGroup(pattern, rows, patterns, per_row=True, unique=unique, joint=True)
+
+    def _few_that_differ(self, batch: EvidenceBatch, rows: Rows) -> UniqueRows | None:
+        """Return the unique rows of a batch where these are few."""
+        everything = Pattern(frozenset(), frozenset(batch.states) | batch.likelihoods.keys())
+        for part in (rows[:SAMPLED_ROWS], rows):
+            # Some tell mostly that they are many.
+            unique = distinct_rows(batch, part, everything, self.network.cardinalities)
+            if unique is None or unique.batch.rows > FEW_ROWS or len(part) == len(rows):
+                break
+        return unique if unique is not None and unique.batch.rows <= FEW_ROWS else None
 
     def _beside_answers(self, batch: EvidenceBatch) -> int:
         return self.allowed - self.answer_bytes(batch.rows)
@@ -262,6 +286,8 @@ class Grouping(Planner):
             return not (self._are_few(batch) and all(group.per_row for group in groups))
         seconds = 0.0
         for group in groups:
+            if group.joint:
+                return False
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
             seconds += once + self.to_come(batch, group.answered) * row
         return seconds * (CPU.numpy_log if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS

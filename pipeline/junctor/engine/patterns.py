@@ -12,7 +12,8 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_, or_
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,8 @@ class Patterns:
 class PatternGroup:
     """Rows (ascending) of so many patterns that run through one plan or tree.
 
-    per_row: whether each of them has a tree of its own.
+    per_row: whether each of them goes alone, with a tree of its own or on the joint table.
+    joint: whether that is the joint table.
     tree: whether they share a tree made in compiled code, instead of a plan.
     unique: the unique rows among them, where only those are answered.
     comes_again: whether the next batches have such a group, too, whatever its rows observe.
@@ -110,11 +112,17 @@ class PatternGroup:
     tree: bool = False
     unique: UniqueRows | None = None
     comes_again: bool = False
+    joint: bool = False
 
     @property
     def by_trees(self) -> bool:
-        """True if trees made in compiled code answer the rows, and no plan."""
-        return self.per_row or self.tree
+        """True if trees made in compiled code answer the rows."""
+        return (self.per_row or self.tree) and not self.joint
+
+    @property
+    def by_plan(self) -> bool:
+        """True if a plan answers the rows."""
+        return not self.per_row and not self.tree
 
     @property
     def answered(self) -> int:
@@ -246,6 +254,24 @@ def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Patte
     always = frozenset(v for each in found for v, (least, _) in each.items() if least != UNOBSERVED)
     ever = frozenset(v for each in found for v, (_, most) in each.items() if most != UNOBSERVED)
     return Pattern(always, weighted | (ever - always))
+
+
+def serving_few(batch: EvidenceBatch, variables: int) -> tuple[Pattern, int]:
+    """Return the pattern that serves all rows of a batch, and how many patterns they have; of a small network.
+
+    variables: number of them, at most 30.
+    """
+    # A bit for each variable, and another for its likelihood.
+    bits = np.zeros(batch.rows, dtype=np.int64)
+    for v, states in batch.states.items():
+        bits |= (states != UNOBSERVED).astype(np.int64) << v
+    for v, soft in batch.likelihoods.items():
+        bits[soft.rows] |= 1 << (variables + v)
+    found = set(bits[valid_rows(batch)].tolist())
+    every, some = reduce(and_, found, -1), reduce(or_, found, 0)
+    sliced = frozenset(v for v in range(variables) if every >> v & some >> v & 1)
+    seen = frozenset(v for v in range(variables) if (some >> v | some >> (variables + v)) & 1)
+    return Pattern(sliced, seen - sliced), len(found)
 
 
 def valid_rows(batch: EvidenceBatch) -> Rows:

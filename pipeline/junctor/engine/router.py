@@ -76,8 +76,8 @@ class Router(Grouping, ChunkRouting):
             left = self._left_by_unique(group.unique, group, uses, budget, gpu)
             # All rows instead: their answers have memory already.
             group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
-        if group.by_trees:
-            return self._row_by_row(group, batch, budget, kept)
+        if not group.by_plan:
+            return self._without_plan(group, batch, budget, kept)
         plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
         operations = plan.shared_operations + group.answered * plan.case_operations
         needed = memory.least + whole.reserved
@@ -113,18 +113,19 @@ class Router(Grouping, ChunkRouting):
         taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
         # In chunks any memory that is left will do.
         least = 0
-        if not group.by_trees and not self.in_chunks(group.pattern, uses, budget.free, gpu):
+        if group.by_plan and not self.in_chunks(group.pattern, uses, budget.free, gpu):
             least = self.plan_memory(group.pattern, uses).least
         small = taken <= UNIQUE_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None
 
-    def _row_by_row(
+    def _without_plan(
         self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, kept: Mapping[PlanKey, int]
     ) -> Route:
-        table = self.joint_table_for(batch)
-        if table is not None:
-            size = budget.reserved + table.nbytes
-            reason = "row by row: few rows, and few states of all variables together"
+        if group.joint:
+            assert self.joint_table is not None
+            size = budget.reserved + self.joint_table.nbytes
+            few = "few rows" if group.unique is None else "few rows that differ"
+            reason = f"row by row: {few}, and few states of all variables together"
             return Route(group, Backend.JOINT_TABLE, reason, MemoryUse(self.allowed, budget.reserved, size, size))
         memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))
         why = "too few rows for a plan" if self._are_few(batch) else "their patterns have too little in common"
