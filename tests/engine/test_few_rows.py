@@ -12,7 +12,7 @@ from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine.engine import Engine
-from junctor.engine.few_rows import FEW_OF_A_PATTERN, FEW_ROWS, FewRows
+from junctor.engine.few_rows import FEW_ROWS, FewRows
 from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, grid, random_network, sample
@@ -77,13 +77,11 @@ def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
     assert backend(small, one, 1) is Backend.JOINT_TABLE
     assert backend(large, one, FEW_ROWS) is Backend.ROW_TREES
     assert backend(large, random_batch(large, FEW_ROWS), FEW_ROWS) is Backend.ROW_TREES
-    # Rows of one pattern share a tree, unless they are very few; the joint table has none.
-    for rows in (FEW_OF_A_PATTERN, FEW_OF_A_PATTERN + 1):
-        same = EvidenceBatch(rows, {0: np.zeros(rows, np.int32)})
-        alone = rows == FEW_OF_A_PATTERN
-        assert (backend(large, same, rows) is Backend.ROW_TREES) == alone
-        assert (FewRows(large, Query(), OPTIONS).answer(same, rows, lambda: ROOM) is not None) == alone
-        assert backend(small, same, rows) is Backend.JOINT_TABLE
+    # Of one pattern, too.
+    same = EvidenceBatch(FEW_ROWS, {0: np.zeros(FEW_ROWS, np.int32)})
+    assert backend(large, same, FEW_ROWS) is Backend.ROW_TREES
+    assert FewRows(large, Query(), OPTIONS).answer(same, FEW_ROWS, lambda: ROOM) is not None
+    assert backend(small, same, FEW_ROWS) is Backend.JOINT_TABLE
     # More rows are to come, nobody knows, or there is no such way.
     for rows in (0, FEW_ROWS + 1):
         assert backend(small, one, rows) is backend(large, one, rows) is None

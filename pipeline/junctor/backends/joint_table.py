@@ -102,8 +102,8 @@ class JointTable:
         total = float(np.add.reduce(weights))
         # Nothing can have been lost, so that this is exact.
         impossible = total == 0.0
-        # The numbers of an impossible row are 0: its memory was not cleared.
-        posteriors = np.add.reduce(self._wanted * weights, axis=1) / (1.0 if impossible else total)
+        # An impossible row has no numbers, and its memory was not cleared.
+        posteriors = np.add.reduce(self._wanted * weights, axis=1) / (math.nan if impossible else total)
         for v, (start, end) in self._places.items():
             answers.posteriors[v][row] = posteriors[start:end]
         answers.status[row] = IMPOSSIBLE if impossible else OK

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from junctor.engine.pattern_prices import Work
 
 # Rows that are few. A tree that all rows of a pattern share, and what chooses it, takes longer than trees of their own
-# for so many rows of different patterns, or so many of one.
+# for so many rows; a plan in NumPy takes longer than to load compiled code.
 FEW_ROWS = 64
-FEW_OF_A_PATTERN = 8
 # Multiply-adds of all of them together, up to which that holds for large trees too.
 FEW_OPERATIONS = 5e8
 # Entries of messages whose memory stays from call to call.
@@ -48,7 +47,7 @@ def are_few(query: Query, device: DeviceChoice, rows: int) -> bool:
 def take_own_trees(
     patterns: Callable[[], Patterns], rows: int, whole: Work, work: Callable[[Pattern], Work], entries: float
 ) -> bool:
-    """Return True if each of a few rows gets a tree of its own: patterns differ, or rows are very few, and trees small.
+    """Return True if each of a few rows gets a tree of its own: trees are small.
 
     patterns: returns those of a batch.
     rows: of all batches together.
@@ -57,14 +56,9 @@ def take_own_trees(
     entries: that fit the memory.
     """
     # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
-    small = rows * whole[0] <= FEW_OPERATIONS and whole[1] <= entries
-    if small and rows <= FEW_OF_A_PATTERN:
+    if rows * whole[0] <= FEW_OPERATIONS and whole[1] <= entries:
         return True
     found = patterns()
-    if found.rows.size > FEW_OF_A_PATTERN * len(found.counts):
-        return False
-    if small:
-        return True
     works = [work(Pattern(found.observed(p), found.soft(p))) for p in range(len(found.counts))]
     operations = sum(count * each[0] for count, each in zip(found.counts.tolist(), works, strict=True))
     share = found.rows.size / rows
