@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from junctor.backends.gpu import GpuProgram
     from junctor.cost.model import CostModel
 
-# Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
-LANE = 32
+# Numbers of the cases of a block of the compiled backend are multiples of so many bytes, two vectors; lanes beyond the
+# last case repeat it.
+LANE_BYTES = 128
 # Threads of contractions over entries that memory is kept for: as blocks, they must not depend on how many there are.
 MOST_ENTRY_THREADS = 64
 # A block has at most so many cases, and its tables at most so many bytes: enough to keep NumPy's inner loops long,
@@ -42,9 +43,11 @@ STEP_BYTES = 4096
 CASE_NUMBERS = 64
 # Seconds a step, to lower it for the compiled backend; tests replace it.
 LOWERING_SECONDS = CPU.lowering_step
-# Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
+# Cases of one of its blocks: at least so many, and as many as keep its arena near the cache. Fewer where a table of the
+# usual entry exceeds a share of the cache of a core: measured on eight networks, 16 to 128 cases; 2026-11-24.
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
+TABLE_BYTES = 1 << 19
 # Sizes of batches for which programs of a plan stay on a GPU, in each format: the usual one, and one that differs.
 SIZES_ON_DEVICE = 2
 # The smallest scratch that a contraction is given when memory is short.
@@ -114,13 +117,15 @@ class PlanMemory:
 
     plan: whose memory it is.
     formats: number formats that rows may climb through.
-    compiles: whether the compiled backend has the first of them.
+    itemsize: bytes of a number of the first of them, 0 where the compiled backend does not have it.
     """
 
-    def __init__(self, plan: Plan, formats: int, compiles: bool = False) -> None:
+    def __init__(self, plan: Plan, formats: int, itemsize: int = 0) -> None:
         self.plan = plan
         self.formats = formats
-        self.compiles = compiles
+        self.itemsize = itemsize
+        # Cases that blocks are multiples of.
+        self._lane = LANE_BYTES // (itemsize or 8)
         shape = plan.shape
         shared = [table.entries for table in plan.tables if not table.per_case]
         sliced = [shape.entries(shape.scopes[factor]) for factor in plan.sliced_factors()]
@@ -190,24 +195,24 @@ class PlanMemory:
         The parameters are those of `fit`; room: bytes for it.
         """
         operations = min(rows * self._operations, 10**30)
-        if not self.compiles or operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
+        if not self.itemsize or operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
             return 0, 1, 1
         if entry_threads and self._entries_are_faster(cases, rows):
             return 0, 1, 1
         # Memory for the further formats is kept only where all of them get some.
         formats = self.formats
         fitting = (room - self.lowered_for(formats)) // (formats * self.lane_bytes)
-        if fitting < LANE:
+        if fitting < self._lane:
             formats, fitting = 1, (room - self.lowered_for(1)) // self.lane_bytes
-        blocks = max(1, min(threads, fitting // LANE))
-        lanes = min(self._most_lanes, padded(-(-cases // blocks)), fitting // blocks) // LANE * LANE
+        blocks = max(1, min(threads, fitting // self._lane))
+        lanes = min(self._most_lanes, self._padded(-(-cases // blocks)), fitting // blocks) // self._lane * self._lane
         return max(0, lanes), blocks, formats
 
     def _entries_are_faster(self, cases: int, rows: int) -> bool:
         """Return True if loops over entries are faster for so many rows than those over the lanes of a block."""
         case = min(self.plan.case_operations, 10**30) * CPU.compiled_operation
-        lanes = padded(min(cases, rows)) * case + len(self.plan.steps) * LOWERING_SECONDS
-        return rows < LANE and rows * case + len(self.plan.steps) * CPU.entries_step < lanes
+        lanes = self._padded(min(cases, rows)) * case + len(self.plan.steps) * LOWERING_SECONDS
+        return rows < self._lane and rows * case + len(self.plan.steps) * CPU.entries_step < lanes
 
     def blocks_are_faster(self, algebra: Algebra, rows: int, sizes: BlockSizes) -> bool:
         """Return True if so many rows that climbed to a number format go through compiled blocks, lowered already.
@@ -215,7 +220,7 @@ class PlanMemory:
         sizes: how the plan runs.
         """
         operations, log = self.plan.case_operations, algebra is reference.LOG
-        block = padded(min(rows, self._most_lanes))
+        block = self._padded(min(rows, self._most_lanes))
         compiled = min(-(-rows // block) * block * operations, 10**30) * CPU.compiled_operation
         rate = CPU.compiled_operation if sizes.entry_threads else CPU.numpy_operation
         plain = min(rows * operations, 10**30) * rate
@@ -228,7 +233,15 @@ class PlanMemory:
 
     @cached_property
     def _most_lanes(self) -> int:
-        return max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
+        most = max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
+        sizes = [table.entries for table in self.plan.tables if table.per_case]
+        # Of the table that an entry is in, the mean over all entries.
+        usual = (self.itemsize or 8) * sum(size * size for size in sizes) // max(1, sum(sizes))
+        return max(self._lane, min(most, TABLE_BYTES // max(1, usual) // self._lane * self._lane))
+
+    def _padded(self, cases: int) -> int:
+        """Return the number of lanes for so many cases."""
+        return -(-cases // self._lane) * self._lane
 
     @cached_property
     def lane_bytes(self) -> int:
@@ -268,14 +281,14 @@ class PlanMemory:
         return self.plan.peak_case_entries() + results, inputs + explained + 3 * max(sizes) + CASE_NUMBERS
 
 
+def compiled_bytes(algebra: Algebra) -> int:
+    """Return the bytes of a number of the compiled backend, 0 where rows do not begin in it."""
+    return 0 if algebra is reference.LOG else algebra.dtype.itemsize
+
+
 def scratch_bytes(entries: int) -> int:
     """Return the bytes of NumPy's scratch for blocks of so many entries."""
     return reference.SCRATCH_ARRAYS * entries * 8
-
-
-def padded(cases: int) -> int:
-    """Return the number of lanes for so many cases."""
-    return -(-cases // LANE) * LANE
 
 
 def product_entries(plan: Plan) -> int:
@@ -318,7 +331,7 @@ class ProgramCache:
         self.network = network
         self.plan = plan
         self.ladder = ladder
-        self.memory = memory or PlanMemory(plan, len(ladder), compiles=ladder[0] is not reference.LOG)
+        self.memory = memory or PlanMemory(plan, len(ladder), compiled_bytes(ladder[0]))
         self.sizes = BlockSizes(self.memory, 0, 1)
         self._device: BlockDevice | None = None
         self._costs: CostModel | None = None

@@ -93,8 +93,8 @@ class CpuConstants(DeviceConstants):
     # (docs/design.md), some more the first time on a machine; 2026-11-21.
     compiled_work: float = 1.0
     # Seconds that compiled contractions have to save to be loaded: a difference of two forecasts, not work as
-    # `compiled_work`. Loading took 0.4 s on the machine of the measurements; 2026-11-21.
-    compiled_saving: float = 0.5
+    # `compiled_work`. Loading takes 0.05 to 0.2 s; 2026-11-24.
+    compiled_saving: float = 0.2
     # Seconds of work in NumPy from which coefficients are fitted for a forecast: reading measurements takes a tenth of
     # them. Estimate; 2026-11-21.
     fitted_forecast: float = 0.5

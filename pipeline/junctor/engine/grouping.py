@@ -50,6 +50,8 @@ COMPILED_SECONDS = CPU.compiled_work
 # Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
 # are few enough for plans.
 TREE_SECONDS = 0.01
+# Seconds that the loading of trees takes, about.
+LOADING_SECONDS = 0.15
 # Tables of a tree from which on rows never get a plan: those are made in Python, and lowered in more than linear time.
 MOST_PLANNED_TABLES = 50_000
 
@@ -154,9 +156,10 @@ class Grouping(Planner):
         return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
 
     def _is_heavy(self, rows: int) -> bool:
-        """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
-        # Each entry of a factor counts once.
-        return rows * self._entries * CPU.numpy_entry > TREE_SECONDS
+        """Return True if so many rows, or a plan for them, take NumPy longer than the loading of trees."""
+        # Each entry of a factor counts once. A plan takes a while for each variable, however few the rows.
+        planning = len(self.network.variables) * CPU.numpy_variable
+        return rows * self._entries * CPU.numpy_entry > TREE_SECONDS or planning > LOADING_SECONDS
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
-from junctor_kernels.tables import reference
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
-from junctor.backends.plan_memory import PlanMemory
+from junctor.backends.plan_memory import PlanMemory, compiled_bytes
 from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
@@ -113,9 +112,9 @@ class Planner:
 
     def plan_memory(self, pattern: Pattern, rows: int = 1) -> PlanMemory:
         """Return the memory of the plan for `pattern`."""
-        formats, compiles = len(self.ladder), self.ladder[0] is not reference.LOG
+        formats, itemsize = len(self.ladder), compiled_bytes(self.ladder[0])
         key, memories = self.key(pattern, rows), self.store.memories
-        return cached(memories, key, KEPT_PLANS, lambda: PlanMemory(self.plan(pattern, rows), formats, compiles))
+        return cached(memories, key, KEPT_PLANS, lambda: PlanMemory(self.plan(pattern, rows), formats, itemsize))
 
     def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
         return self.plan_memory(pattern, rows).fits(self.allowed, self.working)
