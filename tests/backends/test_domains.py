@@ -9,7 +9,7 @@ from helpers import oracle, strategies
 from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_trees import Cells, RowEngine, room_bytes
+from junctor.backends.row_trees import EvidenceCells, RowEngine, room_bytes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import layered, sample
@@ -43,7 +43,7 @@ def possible_states(network: Network, batch: EvidenceBatch, row: int) -> list[np
 
 
 def found_states(engine: RowEngine, batch: EvidenceBatch, row: int) -> list[npt.NDArray[np.bool_]]:
-    engine.works_alone(Cells(batch), np.array([row]))
+    engine.works_alone(EvidenceCells(batch), np.array([row]))
     memory, cards = engine._rooms[0].domains, engine._factors.cards
     found = []
     for v, size in enumerate(cards.tolist()):
@@ -67,7 +67,7 @@ def test_states_left_are_those_of_a_slow_search(data: st.DataObject) -> None:
             assert [states.tolist() for states in found] == [states.tolist() for states in expected]
         else:
             # Given up where a variable has no state left.
-            assert not engine.works_alone(Cells(batch), np.array([row]))[0].tables
+            assert not engine.works_alone(EvidenceCells(batch), np.array([row]))[0].tables
             hard, soft = strategies.row_evidence(batch, row)
             assert np.isneginf(oracle.enumerate_posteriors(network, hard, soft)[0])
 
@@ -133,7 +133,7 @@ def test_rows_whose_evidence_rules_out_states_get_trees_of_their_own() -> None:
     batch = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in seen})
     engine = Engine(network, Query())
     trees = engine.router.row_engine
-    works = trees.works_alone(Cells(batch), np.arange(0, rows, 40))
+    works = trees.works_alone(EvidenceCells(batch), np.arange(0, rows, 40))
     whole = trees.work(frozenset(seen))
     assert 20 * np.mean([work.operations for work in works]) < whole.operations
     (group,) = engine.router.groups(batch)

@@ -22,7 +22,7 @@ def test_iterates_are_those_of_pyagrum(missing: float) -> None:
     truth = read_network(ASIA)
     start, cells = learning.started(truth), learning.cells_of(truth, 500, missing)
     iterations = 10
-    _, _, tables = learning.peers(start, cells, iterations)
+    _, tables = learning.peers(start, cells, iterations)
     found = learn(start, table_of(truth, cells), acceleration="none", tolerance=0.0, max_iterations=iterations)
     for factor, theirs in zip(found.network.factors, tables, strict=True):
         np.testing.assert_allclose(factor.table, theirs, atol=1e-12)

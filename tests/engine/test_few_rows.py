@@ -170,3 +170,11 @@ def test_rows_of_long_networks_never_wait_for_a_plan() -> None:
     (route,) = Engine(network, Query(), on_cpu(1 << 32, threads=1), expected_rows=10**6).routes(batch)
     assert route.backend is Backend.ROW_TREES
     assert route.plan is None
+
+
+def test_rows_whose_tables_no_tree_can_hold_get_a_route() -> None:
+    network = grid(40, 40, seed=1)
+    for rows in (1, FEW_ROWS + 1, 5000):
+        batch = EvidenceBatch(rows, {0: np.zeros(rows, np.int32)})
+        (route,) = Engine(network, Query(), OPTIONS, expected_rows=rows).routes(batch)
+        assert route.group.by_plan

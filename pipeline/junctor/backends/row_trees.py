@@ -271,7 +271,7 @@ class RowEngine:
         means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
-    def works_alone(self, cells: Cells, rows: Rows) -> list[RowWork]:
+    def works_alone(self, cells: EvidenceCells, rows: Rows) -> list[RowWork]:
         """Return the work of rows with a tree for each; infinite where tables are too large.
 
         cells: of a batch.
@@ -328,14 +328,14 @@ class RowEngine:
         for rows, tree in zip(large, trees, strict=True):
             tasks.extend(self._blocks(rows, tree, block))
         tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
-        return np.sort(self._in_threads(Cells(batch), tasks, answers)) if tasks else np.zeros(0, dtype=np.int64)
+        return np.sort(self._in_threads(EvidenceCells(batch), tasks, answers)) if tasks else np.zeros(0, dtype=np.int64)
 
     def _block(self, rows: int) -> int:
         """Return how many rows of so many that share trees are one call at most, so that all threads have some."""
         # Two calls for each thread: blocks are not all of the same work.
         return rows if len(self._rooms) == 1 else max(FEWEST_TOGETHER, -(-rows // (2 * len(self._rooms))))
 
-    def _in_threads(self, cells: Cells, tasks: Sequence[_Task], answers: Answers) -> Rows:
+    def _in_threads(self, cells: EvidenceCells, tasks: Sequence[_Task], answers: Answers) -> Rows:
         """Answer the rows of some tasks and return those that are left."""
         shared = self._rooms[0].most
         parts = in_threads(lambda task, thread: self._answer(cells, task, answers, thread), tasks, len(self._rooms))
@@ -429,7 +429,7 @@ class RowEngine:
         count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
-    def _answer(self, cells: Cells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
+    def _answer(self, cells: EvidenceCells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
         """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
         rows, room = task.rows, self._rooms[thread]
         # Of all rows for each entry where rows go together, of all entries for each row where they do not: as written.
@@ -536,7 +536,7 @@ class RowEngine:
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
 
-class Cells:
+class EvidenceCells:
     """The evidence of a batch, for compiled code; kept for many questions, because its columns are found one by one."""
 
     def __init__(self, batch: EvidenceBatch) -> None:

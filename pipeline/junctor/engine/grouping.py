@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from junctor_kernels.tables import reference
 
-from junctor.backends.row_trees import Cells, alone_seconds
+from junctor.backends.row_trees import EvidenceCells, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
@@ -146,7 +146,10 @@ class Grouping(Planner):
         if not self._has_row_trees or self.takes_gpu or not patterns.rows.size:
             return False
         rows = self.to_come(batch, patterns.rows.size)
-        if not self._is_heavy(rows) and (len(patterns.counts) == 1 or rows <= FEW_ROWS):
+        # A plan takes a while for each variable, however few the rows.
+        planning = len(self.network.variables) * CPU.numpy_variable
+        of_one = len(patterns.counts) == 1
+        if not self._is_heavy(rows) and (planning < LOADING_SECONDS if of_one else rows <= FEW_ROWS):
             return False
         from junctor.backends.row_trees import BLOCK_BYTES
 
@@ -156,10 +159,9 @@ class Grouping(Planner):
         return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
 
     def _is_heavy(self, rows: int) -> bool:
-        """Return True if so many rows, or a plan for them, take NumPy longer than the loading of trees."""
-        # Each entry of a factor counts once. A plan takes a while for each variable, however few the rows.
-        planning = len(self.network.variables) * CPU.numpy_variable
-        return rows * self._entries * CPU.numpy_entry > TREE_SECONDS or planning > LOADING_SECONDS
+        """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
+        # Each entry of a factor counts once.
+        return rows * self._entries * CPU.numpy_entry > TREE_SECONDS
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
@@ -189,7 +191,7 @@ class Grouping(Planner):
         if whole:
             # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
             sample = spread(group.rows, SAMPLED)
-            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(Cells(batch), sample))
+            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(EvidenceCells(batch), sample))
         # Too few do not fill the lanes of a vector.
         if group.answered < LANES or alone < row:
             group, row = replace(group, tree=False, per_row=True), alone

@@ -7,12 +7,13 @@ the router for batches on CPUs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.row_trees import Cells, RowEngine, RowWork, alone_seconds, block_rows
+from junctor.backends.row_trees import EvidenceCells, RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import EvidenceCounts, Mask, PatternGroup, Patterns, Rows, keys_of, spread, words_of
 from junctor.evidence.batch import EvidenceBatch
@@ -54,8 +55,8 @@ def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: 
     above_zero: share of the entries of the network's factors.
     """
     counts = np.asarray(rows, dtype=np.float64)
-    block = block_rows(work.entries, work.tables, mixed)
-    # Fewer rows than a vector has lanes do not go together.
+    # Tables that are too large go nowhere, and fewer rows than a vector has lanes not together.
+    block = block_rows(work.entries, work.tables, mixed) if math.isfinite(work.entries) else 0
     if block < LANES:
         return np.full(counts.shape, np.inf)
     lanes = np.ceil(counts / LANES) * LANES
@@ -74,7 +75,7 @@ class TreeChoice:
     """
 
     def __init__(self, batch: EvidenceBatch, patterns: Patterns, engine: RowEngine) -> None:
-        self._cells = Cells(batch)
+        self._cells = EvidenceCells(batch)
         self._patterns = patterns
         self._engine = engine
         self._evidence = EvidenceCounts(patterns.marks, patterns.counts)
