@@ -51,6 +51,8 @@ def emulated(
         for table, o in zip(tables, launch.offsets, strict=True)
     ]
     words = record(launch, out.ctypes.data, extremes.ctypes.data, adds, operands)
+    if launch.begins is not None:
+        words[entries_gpu.OUT_PANELS] = launch.begins.ctypes.data
     library(algebra).launch(
         launch.name.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
     )

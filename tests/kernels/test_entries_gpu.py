@@ -85,6 +85,36 @@ def test_every_kind_of_launch(kept: int, eliminated: int, algebra: str) -> None:
     np.testing.assert_allclose(reduced(what, tables, algebra)[0], wanted, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("algebra", ["single", "log"])
+@pytest.mark.parametrize("eliminated", [0, 1])
+@given(data=st.data())
+@settings(max_examples=15)
+def test_panels_that_read_the_same_lines_follow_each_other(eliminated: int, algebra: str, data: st.DataObject) -> None:
+    axes = 14 + eliminated
+    order = data.draw(st.permutations(range(axes)))
+    rng = np.random.default_rng(1)
+    scopes = [list(order[:3]), list(order)]
+    what = contraction(range(14), range(14, axes), scopes, dict.fromkeys(range(axes), 2))
+    tables = entries_of([rng.random(2 ** len(scope)) for scope in scopes], algebra)
+    wanted = reduced(what, tables, algebra)
+    launches_of.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries_gpu, "LARGE_ENTRIES", 1 << 14)
+        patch.setattr(entries_gpu, "LARGE_PANEL", 1 << 11)
+        (launch,) = launches_of(what)
+        found = reduced(what, tables, algebra)
+    launches_of.cache_clear()
+    for part, other in zip(found, wanted, strict=True):
+        assert part.tobytes() == other.tobytes()
+    # The innermost axes of the large table are behind all others, if they are not inside of a panel.
+    far = [v for v in order[-3:] if v < 3]
+    assert (launch.begins is not None) == bool(far)
+    if launch.begins is not None:
+        assert sorted(launch.begins.tolist()) == list(range(0, 1 << 14, launch.panel))
+        lines = launch.offsets[1].panels.reshape(-1, 1 << len(far)) // 32
+        assert (lines == lines[:, :1]).all()
+
+
 @st.composite
 def exchanges(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
     """Sizes of axes of runs, their order in the table, vectors of a run, and shares."""

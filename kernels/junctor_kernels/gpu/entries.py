@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -55,8 +56,8 @@ MOST_ROWS = 64
 MOST_IN_QUADS, MOST_LINES = 3, 16
 # Entries that are loaded or stored as one where they lie side by side, from multiples of it on.
 VECTOR = 4
-# Entries of a line, and threads of a warp.
-LINE, WARP = 32, 32
+# Entries of a line, those of it that memory gives at the least, and threads of a warp.
+LINE, SECTOR, WARP = 32, 8, 32
 # Of an exchange: bytes of a vector, vectors that a thread takes at a time, axes of runs and shares of a part at most,
 # and blocks: enough for the links of a device, with room for kernels beside them.
 VECTOR_BYTES, EACH_VECTORS, MOST_AXES, MOST_SHARES, EXCHANGE_BLOCKS = 16, 8, 12, 16, 256
@@ -126,6 +127,7 @@ class EntryLaunch:
     quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and where the other three lie
     to the first.
     stages: eliminations of a chain (`chains.py`), 0 for none.
+    begins: int64, where each panel of the result begins; None where they lie one after the other.
     """
 
     over_entries: bool
@@ -136,6 +138,7 @@ class EntryLaunch:
     offsets: tuple[Offsets, ...]
     quads: tuple[tuple[int, ...], ...] = ()
     stages: int = 0
+    begins: Integers | None = None
 
     @property
     def name(self) -> str:
@@ -234,12 +237,32 @@ def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis]
     most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
     # Two tables of offsets a side: their sizes add up, where one table would have the product.
     (panels, places), (far, near) = cut_axes(kept, most), cut_axes(eliminated, NEAR)
+    begins = None
+    if over_entries and _entries(kept) >= LARGE_ENTRIES:
+        largest = _largest(kept, eliminated, operands)
+        if any(0 < axis[largest] < SECTOR for axis in panels):
+            panels, places, begins = _line_by_line(kept, largest, operands)
     offsets = tuple(
         Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
         for k in range(1, operands + 1)
     )
     quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
-    return EntryLaunch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets, quads)
+    sizes = _entries(kept), _entries(places), _entries(near), _entries(far)
+    return EntryLaunch(over_entries, *sizes, offsets, quads, begins=begins)
+
+
+def _line_by_line(kept: Sequence[Axis], largest: int, operands: int) -> tuple[list[Axis], list[Axis], Integers]:
+    """Return kept axes cut into panels and places, and where panels begin in the result.
+
+    Panels that read the same lines of the largest operand follow each other, so that its lines, of which a panel reads
+    a few numbers each, are still in the cache. They are small, so that many of them fit.
+    """
+    # With the stride of each axis in the result as one more.
+    strides = itertools.accumulate((axis[0] for axis in kept[:0:-1]), operator.mul, initial=1)
+    axes = [(*axis, stride) for axis, stride in zip(kept, [*strides][::-1], strict=True)]
+    panels, places = cut_axes(axes, TILE)
+    panels.sort(key=lambda axis: 0 < axis[largest] < LINE)
+    return panels, places, walk(panels, operands + 1)
 
 
 def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
@@ -308,7 +331,7 @@ def out_panels(launch: EntryLaunch, runs: PartRuns) -> Integers | None:
     """Return the offsets of the panels of a result in runs; None where a panel is not in one of them."""
     if runs.entries % launch.panel:
         return None
-    begins = np.arange(0, launch.entries, launch.panel)
+    begins = np.arange(0, launch.entries, launch.panel) if launch.begins is None else launch.begins
     return np.array(runs.starts, dtype=np.int64)[begins // runs.entries] + begins % runs.entries
 
 

@@ -87,7 +87,7 @@ class PreparedLaunches:
 
     launches: in order.
     offsets: for each launch and operand the addresses of its four arrays of offsets.
-    out_panels: address of the panels of the result, 0 where they are contiguous.
+    out_panels: address of the panels of the result, 0 where they lie one after the other.
     memory: the array that holds all of them.
     used: the last pass that needed them.
     """
@@ -274,7 +274,7 @@ class DeviceSlots:
 
 
 def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Array | None]:
-    """Return the launches of a contraction and where the panels of its result begin, None if they are contiguous.
+    """Return the launches of a contraction and where the panels of its result begin, None if in their order.
 
     Raises ValueError where an operand or the result cannot be used where it lies.
     """
@@ -284,7 +284,7 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     first, *rest = launches_of(what)
     launches = (_placed(first, operands, in_place), *rest)
     if out is None:
-        return launches, None
+        return launches, launches[-1].begins
     panels = out_panels(launches[-1], out)
     if panels is None:
         raise ValueError("the result cannot be made where it is to be")
