@@ -101,6 +101,7 @@ def test_panels_that_read_the_same_lines_follow_each_other(eliminated: int, alge
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entries_gpu, "LARGE_ENTRIES", 1 << 14)
         patch.setattr(entries_gpu, "LARGE_PANEL", 1 << 11)
+        patch.setattr(entries_gpu, "FAR_PANEL", 1 << 11)
         (launch,) = launches_of(what)
         found = reduced(what, tables, algebra)
     launches_of.cache_clear()

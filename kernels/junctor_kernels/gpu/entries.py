@@ -35,6 +35,8 @@ MOST_BLOCKS = 1 << 12
 MOST_COMPILED = 6
 # Entries of a panel at the most, in tables from so many entries on (so there are fewer offsets), and near terms.
 PANEL, LARGE_PANEL, LARGE_ENTRIES, NEAR = 1 << 12, 1 << 14, 1 << 24, 32
+# Entries of a panel whose neighbours in the largest operand are in other panels.
+FAR_PANEL = 1 << 12
 # Kept entries from which a thread takes an entry; with fewer, a block takes one, or some terms are kept at first.
 MANY_ENTRIES = 1 << 15
 # With fewer, the share of the entries that its terms may be for a thread to take them all.
@@ -236,12 +238,16 @@ def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
 def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> EntryLaunch:
     most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
     # Two tables of offsets a side: their sizes add up, where one table would have the product.
-    (panels, places), (far, near) = cut_axes(kept, most), cut_axes(eliminated, NEAR)
+    (panels, places), (far, near) = cut_axes(_with_result(kept), most), cut_axes(eliminated, NEAR)
     begins = None
     if over_entries and _entries(kept) >= LARGE_ENTRIES:
         largest = _largest(kept, eliminated, operands)
         if any(0 < axis[largest] < SECTOR for axis in panels):
-            panels, places, begins = _line_by_line(kept, largest, operands)
+            # Panels that read the same lines of the largest operand, a few numbers of each, follow each other: then
+            # these are still in the cache. They are smaller, so that more of them are read at once.
+            panels, places = cut_axes(_with_result(kept), FAR_PANEL)
+            panels.sort(key=lambda axis: 0 < axis[largest] < LINE)
+            begins = walk(panels, operands + 1)
     offsets = tuple(
         Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
         for k in range(1, operands + 1)
@@ -251,18 +257,10 @@ def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis]
     return EntryLaunch(over_entries, *sizes, offsets, quads, begins=begins)
 
 
-def _line_by_line(kept: Sequence[Axis], largest: int, operands: int) -> tuple[list[Axis], list[Axis], Integers]:
-    """Return kept axes cut into panels and places, and where panels begin in the result.
-
-    Panels that read the same lines of the largest operand follow each other, so that its lines, of which a panel reads
-    a few numbers each, are still in the cache. They are small, so that many of them fit.
-    """
-    # With the stride of each axis in the result as one more.
-    strides = itertools.accumulate((axis[0] for axis in kept[:0:-1]), operator.mul, initial=1)
-    axes = [(*axis, stride) for axis, stride in zip(kept, [*strides][::-1], strict=True)]
-    panels, places = cut_axes(axes, TILE)
-    panels.sort(key=lambda axis: 0 < axis[largest] < LINE)
-    return panels, places, walk(panels, operands + 1)
+def _with_result(kept: Sequence[Axis]) -> list[Axis]:
+    """Return axes with their strides in the result, which has them in this order, as one more."""
+    strides = [*itertools.accumulate((axis[0] for axis in kept[:0:-1]), operator.mul, initial=1)][::-1]
+    return [(*axis, stride) for axis, stride in zip(kept, strides, strict=False)]
 
 
 def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
