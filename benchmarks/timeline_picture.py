@@ -47,6 +47,8 @@ COLOURS = {
 }
 # Inches of the picture, of a lane, and of what is above and below lanes.
 WIDTH, LANE, MARGINS = 10.0, 0.24, (0.75, 0.5)
+# Kinds that fit a line of the legend in letters of the usual size.
+ROOMY_KINDS = 7
 # Stretches of time, each drawn as what took most of it, and the share of all from which a pass has a name.
 COLUMNS, NAMED = 1200, 0.045
 
@@ -104,7 +106,15 @@ def draw(bars: Sequence[Bar], seconds: float, title: str, path: Path) -> None:
         axes.set_xlabel("milliseconds")
         there = [kind for kind in COLOURS if any(bar.kind == kind for bar in bars) and kind != WAITS_FOR_DEVICES]
         marks = [Patch(color=COLOURS[kind], label="waits" if kind == WAITS else kind) for kind in there]
-        legend = {"ncols": len(marks), "frameon": False, "fontsize": 8, "columnspacing": 1.2, "handlelength": 1.4}
+        # As many kinds as fit a line: runs on several GPUs have the most of them.
+        size, spacing = (8, 1.2) if len(marks) <= ROOMY_KINDS else (6.5, 0.9)
+        legend = {
+            "ncols": len(marks),
+            "frameon": False,
+            "fontsize": size,
+            "columnspacing": spacing,
+            "handlelength": 1.4,
+        }
         legend["bbox_to_anchor"] = (0.12, 1 - 0.22 / height)
         figure.legend(handles=marks, loc="upper left", **legend)
         figure.suptitle(title, x=0.13, y=1 - 0.06 / height, ha="left", va="top", fontsize=10, fontweight="bold")
