@@ -458,7 +458,7 @@ class EvidenceCounts:
 
     def __init__(self, marks: Mask, counts: Rows) -> None:
         self._marks, self._counts = marks, counts
-        self._least = int(counts.min(initial=1))
+        self._least = int(counts.min()) if len(counts) else 1
         self._bits = _words_of_bits(marks.T)
 
     def of(self, members: Mask) -> Rows:
