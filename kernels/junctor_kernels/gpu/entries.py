@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from junctor_kernels.gpu.device import KernelModule, cuda_source
 from junctor_kernels.tables import reference
-from junctor_kernels.tables.axes import Contraction, contraction
+from junctor_kernels.tables.axes import Contraction, contraction, row_major
 from junctor_kernels.tables.reference import Algebra
 
 # Threads of a block, entries that each of them takes, and so entries of a block.
@@ -237,15 +236,18 @@ def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
 
 def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> EntryLaunch:
     most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
+    # Kept axes have their stride in the result, which has them in this order, as one more.
+    strides = row_major(range(len(kept)), [axis[0] for axis in kept])
+    axes = [(*axis, strides[n]) for n, axis in enumerate(kept)]
     # Two tables of offsets a side: their sizes add up, where one table would have the product.
-    (panels, places), (far, near) = cut_axes(_with_result(kept), most), cut_axes(eliminated, NEAR)
+    (panels, places), (far, near) = cut_axes(axes, most), cut_axes(eliminated, NEAR)
     begins = None
     if over_entries and _entries(kept) >= LARGE_ENTRIES:
         largest = _largest(kept, eliminated, operands)
         if any(0 < axis[largest] < SECTOR for axis in panels):
             # Panels that read the same lines of the largest operand, a few numbers of each, follow each other: then
             # these are still in the cache. They are smaller, so that more of them are read at once.
-            panels, places = cut_axes(_with_result(kept), FAR_PANEL)
+            panels, places = cut_axes(axes, FAR_PANEL)
             panels.sort(key=lambda axis: 0 < axis[largest] < LINE)
             begins = walk(panels, operands + 1)
     offsets = tuple(
@@ -255,12 +257,6 @@ def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis]
     quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
     sizes = _entries(kept), _entries(places), _entries(near), _entries(far)
     return EntryLaunch(over_entries, *sizes, offsets, quads, begins=begins)
-
-
-def _with_result(kept: Sequence[Axis]) -> list[Axis]:
-    """Return axes with their strides in the result, which has them in this order, as one more."""
-    strides = [*itertools.accumulate((axis[0] for axis in kept[:0:-1]), operator.mul, initial=1)][::-1]
-    return [(*axis, stride) for axis, stride in zip(kept, strides, strict=False)]
 
 
 def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:

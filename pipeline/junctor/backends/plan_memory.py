@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from junctor.backends.gpu import GpuProgram
     from junctor.cost.model import CostModel
 
-# Numbers of the cases of a block of the compiled backend are multiples of so many bytes, two vectors; lanes beyond the
-# last case repeat it.
+# Numbers of the cases of a block of the compiled backend are multiples of so many bytes, two of the widest vectors that
+# machines have; lanes beyond the last case repeat it.
 LANE_BYTES = 128
 # Threads of contractions over entries that memory is kept for: as blocks, they must not depend on how many there are.
 MOST_ENTRY_THREADS = 64
@@ -124,8 +124,6 @@ class PlanMemory:
         self.plan = plan
         self.formats = formats
         self.itemsize = itemsize
-        # Cases that blocks are multiples of.
-        self._lane = LANE_BYTES // (itemsize or 8)
         shape = plan.shape
         shared = [table.entries for table in plan.tables if not table.per_case]
         sliced = [shape.entries(shape.scopes[factor]) for factor in plan.sliced_factors()]
@@ -231,12 +229,17 @@ class PlanMemory:
     def _operations(self) -> int:
         return self.plan.case_operations
 
+    @property
+    def _lane(self) -> int:
+        """Cases that blocks are multiples of, where there are any."""
+        return LANE_BYTES // self.itemsize
+
     @cached_property
     def _most_lanes(self) -> int:
         most = max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
         sizes = [table.entries for table in self.plan.tables if table.per_case]
         # Of the table that an entry is in, the mean over all entries.
-        usual = (self.itemsize or 8) * sum(size * size for size in sizes) // max(1, sum(sizes))
+        usual = self.itemsize * sum(size * size for size in sizes) // max(1, sum(sizes))
         return max(self._lane, min(most, TABLE_BYTES // max(1, usual) // self._lane * self._lane))
 
     def _padded(self, cases: int) -> int:

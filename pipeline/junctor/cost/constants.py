@@ -89,8 +89,8 @@ class CpuConstants(DeviceConstants):
     word_operation: float = 1e-9
 
     # Limits.
-    # Seconds of work in NumPy from which compiled code, ten times as fast, is loaded. Loading takes half a second
-    # (docs/design.md), some more the first time on a machine; 2026-11-21.
+    # Seconds of work in NumPy from which compiled code, ten times as fast, is loaded. Loading takes 0.05 to 0.2 s, but
+    # compilation some 15 the first time on a machine; 2026-11-24.
     compiled_work: float = 1.0
     # Seconds that compiled contractions have to save to be loaded: a difference of two forecasts, not work as
     # `compiled_work`. Loading takes 0.05 to 0.2 s; 2026-11-24.

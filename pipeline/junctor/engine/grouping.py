@@ -42,7 +42,7 @@ from junctor.planning.shape import Pattern
 
 KEPT_CHOICES = 64
 # Rows that tell whether many of a batch differ.
-SAMPLED_ROWS = 4096
+FIRST_ROWS = 4096
 # The share of the rows that stands for no more than "some", where a tree is asked for by shares.
 LEAST_SHARE = 1e-9
 # Seconds of work in NumPy from which compiled code is loaded; tests replace it.
@@ -238,12 +238,14 @@ class Grouping(Planner):
     def _few_that_differ(self, batch: EvidenceBatch, rows: Rows) -> UniqueRows | None:
         """Return the unique rows of a batch where these are few."""
         everything = Pattern(frozenset(), frozenset(batch.states) | batch.likelihoods.keys())
-        for part in (rows[:SAMPLED_ROWS], rows):
-            # Some tell mostly that they are many.
+
+        def few_of(part: Rows) -> UniqueRows | None:
             unique = distinct_rows(batch, part, everything, self.network.cardinalities)
-            if unique is None or unique.batch.rows > FEW_ROWS or len(part) == len(rows):
-                break
-        return unique if unique is not None and unique.batch.rows <= FEW_ROWS else None
+            return unique if unique is not None and unique.batch.rows <= FEW_ROWS else None
+
+        # The first ones tell mostly that many differ.
+        found = few_of(rows[:FIRST_ROWS])
+        return found if found is None or len(rows) <= FIRST_ROWS else few_of(rows)
 
     def _beside_answers(self, batch: EvidenceBatch) -> int:
         return self.allowed - self.answer_bytes(batch.rows)

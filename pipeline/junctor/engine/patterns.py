@@ -436,11 +436,7 @@ class PatternChoice:
 
 def rows_that_observe(marks: Mask, counts: Rows) -> Rows:
     """Return int64 [columns], the rows of some patterns that have evidence in each column."""
-    # Bits are counted far faster than numbers are added up, and patterns of more rows than others are few or rare.
-    least = counts.min() if len(counts) else 1
-    often = np.flatnonzero(counts != least)
-    more: Rows = (counts[often] - least) @ marks[often]
-    return least * _true_in_rows(marks.T) + more
+    return EvidenceCounts(marks, counts).of(np.ones(len(counts), dtype=np.bool_))
 
 
 def _true_in_rows(marks: Mask) -> Rows:
@@ -463,6 +459,7 @@ class EvidenceCounts:
 
     def of(self, members: Mask) -> Rows:
         """Return int64 [columns]; members: bool [patterns]."""
+        # Bits are counted far faster than numbers are added up, and patterns of more rows than others are few or rare.
         often = np.flatnonzero(members & (self._counts != self._least))
         more: Rows = (self._counts[often] - self._least) @ self._marks[often]
         some = np.bitwise_count(self._bits & _words_of_bits(members[None, :]))
@@ -499,21 +496,30 @@ def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, R
     others = first[numbers.ravel()]
     if not all(in_threads(lambda part, _: _are_equal(marks[:, part], others), parts, threads)):
         _, first, numbers = np.unique(_packed(marks), return_index=True, return_inverse=True)
-    numbers = numbers.ravel()
-    # Ties by their first row, so that the order does not depend on hashes or bits.
+    chosen, totals, numbers = ranked(first, numbers.ravel(), counts)
+    # All are distinct more often than not, and copies of large tables take long.
+    same = len(chosen) == len(marks) and np.array_equal(chosen, np.arange(len(marks)))
+    if same:
+        return marks, totals, numbers
+    # Column by column, as they lie in memory.
+    taken = np.empty((marks.shape[1], len(chosen)), dtype=np.bool_)
+    in_threads(lambda part, _: np.take(marks.T[part], chosen, axis=1, out=taken[part], mode="clip"), parts, threads)
+    return taken.T, totals, numbers
+
+
+def ranked(first: Rows, numbers: Rows, counts: Rows) -> tuple[Rows, Rows, Rows]:
+    """Return groups of patterns, the most frequent first: first pattern, rows, and the number of each pattern's.
+
+    first: int64 [groups], the first pattern of each.
+    numbers: int64 [patterns], the group of each.
+    counts: int64 [patterns], rows of each.
+    """
+    # Ties by their first pattern, so that the order does not depend on hashes or bits.
     totals = np.bincount(numbers, weights=counts, minlength=len(first)).astype(np.int64)
     order = np.lexsort((first, -totals))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    chosen = first[order]
-    # All are distinct more often than not, and copies of large tables take long.
-    same = len(chosen) == len(marks) and np.array_equal(chosen, np.arange(len(marks)))
-    if same:
-        return marks, totals[order], place[numbers]
-    # Column by column, as they lie in memory.
-    taken = np.empty((marks.shape[1], len(chosen)), dtype=np.bool_)
-    in_threads(lambda part, _: np.take(marks.T[part], chosen, axis=1, out=taken[part], mode="clip"), parts, threads)
-    return taken.T, totals[order], place[numbers]
+    return first[order], totals[order], place[numbers]
 
 
 # Kept: to set up a generator takes longer than the columns of a small batch.

@@ -15,7 +15,17 @@ import numpy.typing as npt
 
 from junctor.backends.row_trees import EvidenceCells, RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
-from junctor.engine.patterns import EvidenceCounts, Mask, PatternGroup, Patterns, Rows, keys_of, spread, words_of
+from junctor.engine.patterns import (
+    EvidenceCounts,
+    Mask,
+    PatternGroup,
+    Patterns,
+    Rows,
+    keys_of,
+    ranked,
+    spread,
+    words_of,
+)
 from junctor.evidence.batch import EvidenceBatch
 from junctor.planning.shape import Pattern
 
@@ -106,11 +116,8 @@ class TreeChoice:
         group_of_row = best.numbers[patterns.numbers]
         for number in np.flatnonzero(best.together):
             members = best.numbers == number
-            result.append(
-                PatternGroup(
-                    self._pattern(members), patterns.rows[group_of_row == number], int(members.sum()), tree=True
-                )
-            )
+            rows = patterns.rows[group_of_row == number]
+            result.append(PatternGroup(self._pattern(members), rows, int(members.sum()), tree=True))
         alone = ~best.together[best.numbers]
         if alone.any():
             rows = patterns.rows[alone[patterns.numbers]]
@@ -166,12 +173,8 @@ class TreeChoice:
         # Equal by chance with probability 1e-12, and then they only share a tree.
         keys = keys_of(patterns.marks, words_of(patterns.marks.shape[1]), columns)
         _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-        totals = np.bincount(numbers, weights=patterns.counts).astype(np.int64)
-        # The largest first.
-        order = np.lexsort((first, -totals))
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        return totals[order], place[numbers]
+        _, counts, numbers = ranked(first, numbers, patterns.counts)
+        return counts, numbers
 
     def _work(self, members: Mask, rows: int) -> RowWork:
         """Return the work of a row on a tree for some patterns."""
