@@ -94,7 +94,7 @@ def test_an_engine_for_another_amount_of_memory_is_made_anew(
 ) -> None:
     rows, allowed = as_arrow([{"smoke": "yes"}] * 100), [1 << 30]
     monkeypatch.setattr(api, "_allowed", lambda _: allowed[-1])
-    monkeypatch.setattr("junctor.engine.planner.available_memory", lambda: allowed[-1] / 0.6 + 1)
+    monkeypatch.setattr("junctor.runtime.machine.available_memory", lambda: allowed[-1] / 0.6 + 1)
     expected = junctor.posteriors(network, rows)
     counts = []
     for size in (1 << 30, (1 << 30) - 1000, 1 << 32, 1 << 29):

@@ -298,7 +298,9 @@ def test_chains_are_their_steps(
     monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(groups, "FACTOR_SHARE", 1)
     network, nothing = grid(10, 10, seed=7), Pattern(frozenset(), frozenset())
-    plans = [plan for plan in candidates(Problem(shape_of(network), nothing), 1) if plan.criterion == "sweep"]
+    plans = [
+        plan for plan, order, _ in candidates(Problem(shape_of(network), nothing), 1) if order.criterion == "sweep"
+    ]
     found = []
     for stages in (groups.MOST_STAGES, 1):
         monkeypatch.setattr(groups, "MOST_STAGES", stages)

@@ -124,7 +124,7 @@ def test_more_memory_moves_less_and_consecutive_steps_share_a_pass() -> None:
 def test_the_more_steps_share_a_pass_the_less_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(shape_of(grid(14, 14, states=2, seed=1)), NOTHING)
     # That keeps few messages; of the others each is stored for its way back.
-    plan = next(each for each in candidates(problem, 1) if each.criterion == "sweep")
+    plan = next(each for each, order, _ in candidates(problem, 1) if order.criterion == "sweep")
     moved = []
     for steps in (1, 2, 4, 16, chunks_module.MOST_STEPS):
         monkeypatch.setattr(chunks_module, "MOST_STEPS", steps)
@@ -140,12 +140,12 @@ def test_the_cheapest_order_is_kept() -> None:
     room = MemorySplit(1 << 12, 1 << 30, 0)
     chunks, found = cheapest_chunks(problem, 8, lambda _: [room, MemorySplit(1 << 9, 1 << 30, 0)], MOVED)
     assert found == room
-    every = [chunk_plan(plan, room.working // 8, room.memory // 8, 0) for plan in candidates(problem, 1)]
+    every = [chunk_plan(plan, room.working // 8, room.memory // 8, 0) for plan, _, _ in candidates(problem, 1)]
     assert len(every) >= 4
     seconds = [MOVED.seconds(each, room) for each in every]
     assert MOVED.seconds(chunks, room) == min(seconds) < max(seconds)
     assert cheapest_chunks(problem, 8, lambda _: [room], MOVED)[0].passes == chunks.passes
-    for plan in candidates(problem, 1):
+    for plan, _, _ in candidates(problem, 1):
         assert waiting_entries(plan) <= chunk_plan(plan, 1 << 9, ENDLESS, 0).peak(on_disk=False)
 
 

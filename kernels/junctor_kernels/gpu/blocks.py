@@ -65,8 +65,9 @@ WARP = 32
 MOST_OPERANDS = 32
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
 LANE_BYTES = 16
-# Share of the free memory of a device that blocks under way may take; lowered plans need some beside it.
-DEVICE_SHARE = 0.7
+# Share of the memory of a device that blocks under way may take; lowered plans need some beside it. Of what is free
+# where others have some of it.
+DEVICE_SHARE, FREE_SHARE = 0.7, 0.75
 # The fields of the struct `Run`, in its order.
 FIELDS = (
     *("steps", "parents", "operands", "offsets", "span", "terms", "observed", "closing", "items"),
@@ -237,7 +238,7 @@ class CudaBlockDevice(CudaDevice):
     """A CUDA device for blocks of cases. What comes in, kernels and what goes out have a stream each: they overlap.
 
     number: of the device.
-    allowed: bytes for blocks under way; None for a share of what is free.
+    allowed: bytes for blocks under way; None for a share of all.
     Raises ImportError without CuPy, and what CuPy raises without such a device.
     """
 
@@ -248,8 +249,9 @@ class CudaBlockDevice(CudaDevice):
         self._beside = self.stream()
         # Its few blocks come before those that compute: the bus is the narrowest way.
         self._out = self.stream(priority=-1)
-        free = self.free()
-        self.room = min(allowed or free, int(DEVICE_SHARE * free))
+        # Of an idle device it is known before that is opened, so that plans made ahead are the right ones.
+        most = min(int(DEVICE_SHARE * self.figures["memory"]), int(FREE_SHARE * self.free()))
+        self.room = min(allowed or most, most)
         # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
         self._memory = self.arena(self.room)
 

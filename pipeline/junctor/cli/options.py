@@ -158,7 +158,7 @@ LearningDevice = Annotated[DeviceChoice, _DEVICE]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
-        help="What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; 70 % of what is free. "
+        help="What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; 70 % of its memory. "
         "On a CPU: what their tables may take of the memory.",
         rich_help_panel=RESOURCES,
     ),

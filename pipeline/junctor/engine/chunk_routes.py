@@ -182,8 +182,11 @@ class ChunkRouting(Planner):
         limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, threads, on_gpu, self.allowed)
         device = self.workers.device
         costs = self.gpu_costs if device is None else self.cost_models.gpu(device)
+        pool = self.workers
+        shared_by = pool.workers, pool.memory, pool.room, pool.threads
+        kept = self.kept_chunks.of(problem, algebra, limits, None, rows, shared_by)
         try:
-            return self.workers.cut(problem, algebra, limits, rows, costs, self._searched)
+            return pool.cut(problem, algebra, limits, rows, costs, self._searched, kept)
         except BudgetError as error:
             logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
             return None
@@ -192,12 +195,15 @@ class ChunkRouting(Planner):
         self, problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
     ) -> ChunkRoute:
         """Return what `cut` finds, which takes up to half a minute; kept for GPUs of this process and of workers."""
+
+        def found() -> ChunkRoute:
+            kept = self.kept_chunks.of(problem, algebra, limits, costs, rows, gpus)
+            return cut(problem, algebra, limits, costs, rows, gpus, kept)
+
         if not limits.on_gpu:
-            return cut(problem, algebra, limits, costs, rows)
+            return found()
         key = problem.pattern, algebra.name, limits, costs.device.name, rows, gpus
-        return cached(
-            self.store.searched, key, KEPT_CHUNK_ROUTES, lambda: cut(problem, algebra, limits, costs, rows, gpus)
-        )
+        return cached(self.store.searched, key, KEPT_CHUNK_ROUTES, found)
 
 
 def on_gpu_seconds(chunks: ChunkRoute, rows: int) -> float:

@@ -19,6 +19,7 @@ from junctor.backends.plan_memory import PlanMemory, compiled_bytes
 from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
+from junctor.engine.kept_chunks import KeptChunks
 from junctor.engine.kept_orders import KeptOrders
 from junctor.engine.kept_plans import KeptPlans
 from junctor.engine.plan_store import PlanKey, PlanStore, cached, rounded
@@ -34,7 +35,7 @@ from junctor.planning.shape import Pattern, Shape, shape_of
 from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
-from junctor.runtime.machine import DEFAULT_SHARE, available_memory, spill_folder, usable_cores
+from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -78,7 +79,7 @@ class Planner:
         self.gpu = gpu
         self.store = store or PlanStore()
         self._costs = costs
-        self.allowed = options.memory if options.memory is not None else int(available_memory() * DEFAULT_SHARE)
+        self.allowed = allowed_memory(options)
         self.threads = options.threads or usable_cores()
         self.spill_dir: Path = spill_folder(options.spill_dir)
         self.targets = tuple(network.index[name] for name in answered_names(network, query))
@@ -88,6 +89,7 @@ class Planner:
         cache = user_cache()
         keep_orders_in(KeptOrders(cache) if cache.limit else None)
         self._kept_plans = KeptPlans(cache)
+        self.kept_chunks = KeptChunks(cache)
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.

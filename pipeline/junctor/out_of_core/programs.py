@@ -32,7 +32,7 @@ from junctor.out_of_core.memory_splits import (
 )
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
+from junctor.planning.chunk_search import ChunkPrices, KeptChoice, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
@@ -53,13 +53,20 @@ SEARCHED_CUTS = 100
 
 
 def cut(
-    problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int = 1, gpus: int = 1
+    problem: Problem,
+    algebra: Algebra,
+    limits: MemoryLimits,
+    costs: CostModel,
+    rows: int = 1,
+    gpus: int = 1,
+    kept: KeptChoice | None = None,
 ) -> ChunkRoute:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
     costs: of the device.
     rows: cases to come, which bound the search.
     gpus: that share the tasks.
+    kept: where a search for the same arguments leaves its choice.
     """
     taken: list[int] = []
     ways: GpuSplits | CpuSplits
@@ -72,7 +79,7 @@ def cut(
 
     try:
         prices = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step)
-        cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows)
+        cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows, kept)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
@@ -210,7 +217,9 @@ def rounds_of(
     for count, abreast in chunking.side.rounds(len(rows)) if chunking.side else [(len(rows), 1)]:
         each = len(devices) // abreast
         shares = [devices[n * each : (n + 1) * each] for n in range(abreast)]
-        yield rows[first : first + count], [program_of(chunking, network, algebra, *share) for share in shares]
+        # Side by side, since most of it is pinning memory.
+        programs = in_threads(lambda share, _: program_of(chunking, network, algebra, *share), shares, abreast)
+        yield rows[first : first + count], programs
         first += count
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, alive_entries, chunk_plan
 from junctor.planning.compile import Problem, lay_out
-from junctor.planning.elimination import varied_orders
+from junctor.planning.elimination import EliminationOrder, order_of, varied_orders
 from junctor.planning.plan import Plan, Reduce
 
 # Entries of all cliques together from which on no plan is cut: years on a core, days on a GPU.
 HOPELESS_ENTRIES = 1e17
 # A plan is not cut where tables that have to wait take so many times the memory.
 FAR_MORE = 2
+# Steps of all cuts of a search from which on its choice is kept: a tenth of a second.
+KEPT_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,39 @@ class MemorySplit:
 Split = TypeVar("Split", bound=MemorySplit)
 
 
+class ChunkChoice(NamedTuple):
+    """What a search chooses; the cut plan follows from it.
+
+    variables: in the order of their elimination.
+    criterion: that the order was found by.
+    lean: as of the problem.
+    split: number of the memory split.
+    """
+
+    variables: tuple[int, ...]
+    criterion: str
+    lean: bool
+    split: int
+
+
+class KeptChoice(Protocol):
+    """Where another process finds what the search for one problem chose."""
+
+    def find(self, members: frozenset[int]) -> ChunkChoice | None:
+        """Return the choice for the elimination of `members`, None where there is none."""
+
+    def keep(self, choice: ChunkChoice) -> None:
+        """Keep what a search chose."""
+
+
+class Candidate(NamedTuple):
+    """A plan to choose from, and the order and leanness that it is laid out by."""
+
+    plan: Plan
+    order: EliminationOrder
+    lean: bool
+
+
 class TooLongError(ValueError):
     """Nobody would wait for it."""
 
@@ -58,6 +94,7 @@ def cheapest_chunks(
     splits: Callable[[Plan], Sequence[Split]],
     pricing: ChunkPrices,
     rows: int = 1,
+    kept: KeptChoice | None = None,
 ) -> tuple[ChunkPlan, Split]:
     """Return the cut plan that takes least time among orders of several kinds, and the memory split that it is cut for.
 
@@ -68,13 +105,22 @@ def cheapest_chunks(
     splits: ways to divide the memory that a plan leaves, the same number for every plan.
     pricing: of plans.
     rows: cases to come, which bound the search.
+    kept: what an earlier search for the same arguments chose, or where this one leaves it.
     Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError.
     """
+    choice = kept.find(problem.free()) if kept is not None else None
+    if choice is not None:
+        # What was kept may have been made by anybody: then the search decides.
+        with suppress(TooSmallError, IndexError):
+            return _chosen(problem, itemsize, splits, choice)
     best: tuple[float, int, ChunkPlan, Split] | None = None
+    chosen: Candidate | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
+    cut_steps = 0
     # The first one that fits bounds the time of all others.
-    for plan in sorted(candidates(problem, rows), key=operations_of):
+    for candidate in sorted(candidates(problem, rows), key=lambda candidate: operations_of(candidate.plan)):
+        plan = candidate.plan
         ways = list(enumerate(splits(plan)))
         if best is not None:
             ways = ways[max(0, best[1] - 1) : best[1] + 2]
@@ -83,12 +129,13 @@ def cheapest_chunks(
                 continue
         waiting = waiting_entries(plan)
         for number, split in ways:
-            entries = [size // itemsize for size in (split.working, split.memory, split.disk)]
+            entries = _entries(split, itemsize)
             if waiting > FAR_MORE * sum(entries):
                 needed = waiting * itemsize
                 missing = TooSmallError("disk", needed, split.disk)
                 far.append(missing if split.disk else TooSmallError("memory", needed, split.memory))
                 continue
+            cut_steps += len(plan.steps)
             try:
                 chunks = chunk_plan(plan, *entries)
             except TooSmallError as error:
@@ -98,11 +145,27 @@ def cheapest_chunks(
                 continue
             seconds = pricing.seconds(chunks, split)
             if best is None or seconds < best[0]:
-                best = seconds, number, chunks, split
-    if best is not None:
+                best, chosen = (seconds, number, chunks, split), candidate
+    if best is not None and chosen is not None:
+        if kept is not None and cut_steps >= KEPT_STEPS:
+            kept.keep(ChunkChoice(chosen.order.variables, chosen.order.criterion, chosen.lean, best[1]))
         return best[2:]
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
+
+
+def _chosen(
+    problem: Problem, itemsize: int, splits: Callable[[Plan], Sequence[Split]], choice: ChunkChoice
+) -> tuple[ChunkPlan, Split]:
+    """Return what a search chose; raises TooSmallError or IndexError where that cannot be."""
+    order = order_of(problem.graph(), choice.variables, problem.shape.cardinalities, choice.criterion)
+    plan = lay_out(replace(problem, lean=choice.lean), order)
+    split = splits(plan)[choice.split]
+    return chunk_plan(plan, *_entries(split, itemsize)), split
+
+
+def _entries(split: MemorySplit, itemsize: int) -> list[int]:
+    return [size // itemsize for size in (split.working, split.memory, split.disk)]
 
 
 def _in_bytes(error: TooSmallError, itemsize: int, split: MemorySplit) -> TooSmallError:
@@ -127,7 +190,7 @@ def waiting_entries(plan: Plan) -> int:
     return max(alive_entries(plan, waiting, len(steps)))
 
 
-def candidates(problem: Problem, rows: int) -> Iterator[Plan]:
+def candidates(problem: Problem, rows: int) -> Iterator[Candidate]:
     """Yield the plans to choose from; raises TooLongError where each would take years."""
     orders = varied_orders(problem.graph(), problem.free(), problem.shape.cardinalities, rows)
     least = min(order.entries for order in orders)
@@ -136,4 +199,4 @@ def candidates(problem: Problem, rows: int) -> Iterator[Plan]:
     for order in orders:
         if order.entries <= HOPELESS_ENTRIES:
             for lean in (True, False):
-                yield lay_out(replace(problem, lean=lean), order)
+                yield Candidate(lay_out(replace(problem, lean=lean), order), order, lean)

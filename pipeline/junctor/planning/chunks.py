@@ -15,6 +15,7 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -142,27 +143,28 @@ def _passes(plan: Plan, working: int) -> list[ChunkPass]:
 
     Several passes are open at once, none of which reads what another one makes.
     """
-    reads, preferred = _reads(plan), set[int]()
+    cutting, preferred = _Cutting(plan, working), set[int]()
     made_by: dict[int, int] = {}
     passes: list[ChunkPass] = []
-    opened: dict[int, ChunkPass] = {}
+    opened: dict[int, tuple[ChunkPass, int]] = {}
 
     def close(number: int) -> None:
-        pass_ = opened.pop(number)
+        pass_, _ = opened.pop(number)
         preferred.update(pass_.fixed)
         passes.append(pass_)
 
     for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
-        alone = _fixed_pass(plan, [step], working, reads, preferred)
+        alone = cutting.fixed_pass([step], preferred)
         if alone is None:
             raise TooSmallError("working", _least_working(plan, step), working)
         best = alone
         before = list(dict.fromkeys(made_by[table] for table in step.operands if made_by.get(table) in opened))
         into, gain = number, 0
         for other in before:
-            if len(opened[other].steps) < MOST_STEPS:
-                joined = _fixed_pass(plan, [*opened[other].steps, step], working, reads, preferred)
-                spared = _moved(plan, opened[other]) + _moved(plan, alone) - _moved(plan, joined) if joined else 0
+            pass_, moved = opened[other]
+            if len(pass_.steps) < MOST_STEPS:
+                joined = cutting.fixed_pass([*pass_.steps, step], preferred)
+                spared = moved + alone[1] - joined[1] if joined else 0
                 if joined and spared > gain:
                     best, into, gain = joined, other, spared
         for other in before:
@@ -183,39 +185,50 @@ def _reads(plan: Plan) -> Counter[int]:
     return reads + Counter((*plan.totals, *(table for _, table in plan.marginals)))
 
 
-def _fixed_pass(
-    plan: Plan, steps: Sequence[Reduce], working: int, reads: Counter[int], preferred: Iterable[int]
-) -> ChunkPass | None:
-    """Return the pass of some steps that fits, with the chunk variables that move the least; None where nothing fits.
+class _Cutting:
+    """Chooses the chunk variables of passes. working: entries that a task may hold."""
 
-    preferred: variables that others hold constant; between equals they go first, so that pieces stay large.
-    """
-    made = {step.out for step in steps}
-    inside = Counter(table for step in steps for table in step.operands)
-    loads = tuple(dict.fromkeys(table for step in steps for table in step.operands if table not in made))
-    stores = tuple(step.out for step in steps if reads[step.out] > inside[step.out])
-    # What a step does not depend on would make it be done more than once.
-    allowed = set.intersection(*(_variables(plan, step) for step in steps))
-    allowed -= {v for step in steps[:-1] for v in step.eliminated}
-    chosen: list[int] = []
-    members = frozenset(preferred)
-    parts = _Parts(plan, steps)
-    while True:
-        peak, at = parts.peak(parts.entries)
-        if peak <= working:
-            return ChunkPass(tuple(steps), *_ordered(chosen, steps[-1]), loads, stores)
-        best = None
-        for v in sorted((_variables(plan, at) & allowed) - set(chosen)):
-            entries = parts.with_constant(v)
-            lower, _ = parts.peak(entries, v)
-            if lower < peak:
-                fixed, _ = _ordered([*chosen, v], steps[-1])
-                key = (_loaded(plan, fixed, {table: entries[table] for table in loads}), v not in members, lower, v)
-                best = min(best, key) if best else key
-        if best is None:
-            return None
-        chosen.append(best[-1])
-        parts.hold(best[-1])
+    def __init__(self, plan: Plan, working: int) -> None:
+        self._plan, self._working, self._reads = plan, working, _reads(plan)
+        # By the table that a step makes.
+        self._variables = {step.out: _variables(plan, step) for step in plan.steps if isinstance(step, Reduce)}
+
+    def fixed_pass(self, steps: Sequence[Reduce], preferred: AbstractSet[int]) -> tuple[ChunkPass, int] | None:
+        """Return the pass of some steps that fits, and the entries that it moves; None where nothing fits.
+
+        Its chunk variables are those that move the least.
+        preferred: variables that others hold constant; between equals they go first, so that pieces stay large.
+        """
+        plan, reads = self._plan, self._reads
+        made = {step.out for step in steps}
+        inside = Counter(table for step in steps for table in step.operands)
+        loads = tuple(table for table in inside if table not in made)
+        stores = tuple(step.out for step in steps if reads[step.out] > inside[step.out])
+        # What a step does not depend on would make it be done more than once.
+        allowed = set.intersection(*(self._variables[step.out] for step in steps))
+        allowed -= {v for step in steps[:-1] for v in step.eliminated}
+        chosen: list[int] = []
+        parts = _Parts(plan, steps)
+        while True:
+            peak, at = parts.peak(parts.entries)
+            if peak <= self._working:
+                fixed, summed = _ordered(chosen, steps[-1])
+                loaded = _loaded(plan, fixed, {table: parts.entries[table] for table in loads})
+                moved = loaded + sum(plan.tables[table].entries for table in stores)
+                return ChunkPass(tuple(steps), fixed, summed, loads, stores), moved
+            best = None
+            for v in sorted((self._variables[at.out] & allowed) - set(chosen)):
+                entries = parts.with_constant(v)
+                lower, _ = parts.peak(entries, v)
+                if lower < peak:
+                    fixed, _ = _ordered([*chosen, v], steps[-1])
+                    loaded = _loaded(plan, fixed, {table: entries[table] for table in loads})
+                    key = (loaded, v not in preferred, lower, v)
+                    best = min(best, key) if best else key
+            if best is None:
+                return None
+            chosen.append(best[-1])
+            parts.hold(best[-1])
 
 
 def _ordered(chosen: Sequence[int], last: Reduce) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -288,10 +301,6 @@ def loaded_entries(plan: Plan, pass_: ChunkPass, tables: Iterable[int] | None = 
     """Return the entries that a pass brings in, of all tables that it reads or of some."""
     loads = pass_.loads if tables is None else tables
     return _loaded(plan, pass_.fixed, {table: part(plan, table, pass_.fixed) for table in loads})
-
-
-def _moved(plan: Plan, pass_: ChunkPass) -> int:
-    return loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
 
 
 def _cuts(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, ...]]:

@@ -97,8 +97,8 @@ def _size(size: int | str | None) -> int | None:
 
 
 def allowed_memory(options: ComputeOptions) -> int:
-    """Return the bytes for propagation: those of the options, or a share of the free ones."""
-    return options.memory if options.memory is not None else int(DEFAULT_SHARE * available_memory())
+    """Return the bytes for propagation: those of the options, or about a share of the free ones."""
+    return options.memory if options.memory is not None else _coarse(int(DEFAULT_SHARE * available_memory()))
 
 
 def spill_folder(named: str | os.PathLike[str] | None) -> Path:
@@ -108,7 +108,13 @@ def spill_folder(named: str | os.PathLike[str] | None) -> Path:
 
 def allowed_disk(folder: Path) -> int:
     """Return the default bytes of files in `folder`; raises OSError if it does not exist."""
-    return int(DISK_SHARE * shutil.disk_usage(folder).free)
+    return _coarse(int(DISK_SHARE * shutil.disk_usage(folder).free))
+
+
+def _coarse(size: int) -> int:
+    """Return a size made less by at most a 32nd, so that plans for what is free now are those of the last run."""
+    step = 1 << max(0, size.bit_length() - 6)
+    return size // step * step
 
 
 def own_measurements() -> Path:

@@ -41,7 +41,7 @@ from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning import chunk_search
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunk_search import ChunkPrices, MemorySplit, cheapest_chunks
+from junctor.planning.chunk_search import ChunkPrices, KeptChoice, MemorySplit, cheapest_chunks
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
@@ -102,17 +102,19 @@ class WorkerPool:
         rows: int,
         costs: CostModel | None = None,
         search: Search = cut,
+        kept: KeptChoice | None = None,
     ) -> ChunkRoute:
         """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
         limits: `memory` of all workers together where they have none of their own, `task` of each on CPUs; no files.
         costs: of the GPU of a worker, None on CPUs.
         search: as of `cut_for_gpus`.
+        kept: as of `cut`, where all workers share a row.
         """
         if self.gpus is not None and limits.on_gpu and costs is not None:
             with suppress(BudgetError):
                 return self._cut_for_machines(problem, algebra, limits, rows, costs, search)
-        return self._cut_into_parts(problem, algebra.dtype.itemsize, limits, rows)
+        return self._cut_into_parts(problem, algebra.dtype.itemsize, limits, rows, kept)
 
     def _cut_for_machines(
         self, problem: Problem, algebra: Algebra, limits: MemoryLimits, rows: int, costs: CostModel, search: Search
@@ -125,7 +127,9 @@ class WorkerPool:
         route = cut_for_gpus(problem, algebra, there, costs, rows, self.gpus, search)
         return replace(route, workers=self.workers, seconds=route.seconds + TASK_SECONDS)
 
-    def _cut_into_parts(self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int) -> ChunkRoute:
+    def _cut_into_parts(
+        self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int, kept: KeptChoice | None
+    ) -> ChunkRoute:
         """Return the plan for rows whose tasks all workers share; raises BudgetError where they have too little."""
         operation = (GPU if limits.on_gpu else CPU).task_operation
         prices = ChunkPrices(
@@ -136,7 +140,7 @@ class WorkerPool:
         )
         try:
             chunks, split = cheapest_chunks(
-                problem, itemsize, lambda plan: self._splits(plan, itemsize, limits), prices, rows
+                problem, itemsize, lambda plan: self._splits(plan, itemsize, limits), prices, rows, kept
             )
         except TooSmallError as error:
             working = error.where == "working"
@@ -153,7 +157,7 @@ class WorkerPool:
         _, scratch, compiled = _contracts(task)
         # Loading compiled code takes a second on every worker.
         worth = chunk_search.operations_of(chunks.plan) * rows * CPU.task_operation > CPU.compiled_work
-        kept = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
+        reserved = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
         task_bytes = task
         if limits.on_gpu:
             task_bytes = memory_splits.OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
@@ -162,7 +166,7 @@ class WorkerPool:
             limits=limits,
             itemsize=itemsize,
             working=task_bytes,
-            overhead=self.workers * kept,
+            overhead=self.workers * reserved,
             seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             scratch=scratch,
             entry_threads=self.threads if compiled and worth and not limits.on_gpu else 0,

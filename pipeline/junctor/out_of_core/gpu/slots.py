@@ -7,6 +7,7 @@ for the streams of this process (`run`) and for tasks of a Dask worker (`cluster
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -279,11 +280,17 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     Raises ValueError where an operand or the result cannot be used where it lies.
     """
     what, operands, out = layout
-    if isinstance(what, Chain):
-        return (_placed(chains_gpu.launch_of(what), (*operands, out), chains_gpu.in_place),), None
-    first, *rest = launches_of(what)
-    launches = (_placed(first, operands, in_place), *rest)
-    if out is None:
+    is_chain = isinstance(what, Chain)
+    first, *rest = (chains_gpu.launch_of(what),) if isinstance(what, Chain) else launches_of(what)
+    for k, runs in enumerate((*operands, out) if is_chain else operands):
+        if runs is not None:
+            with _placing:
+                placed = _with_table(what, k, runs)
+            if placed is None:
+                raise ValueError(f"table {k} cannot be used where it is")
+            first = first.with_operand(k, placed.offsets[k], placed.quads[k] if placed.quads else ())
+    launches = first, *rest
+    if out is None or is_chain:
         return launches, launches[-1].begins
     panels = out_panels(launches[-1], out)
     if panels is None:
@@ -291,18 +298,17 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     return launches, panels
 
 
-def _placed(
-    launch: EntryLaunch,
-    tables: Iterable[PartRuns | None],
-    place: Callable[[EntryLaunch, int, PartRuns], EntryLaunch | None],
-) -> EntryLaunch:
-    """Return a launch with its tables where they lie, one after the other; raises ValueError."""
-    for k, runs in enumerate(tables):
-        placed = launch if runs is None else place(launch, k, runs)
-        if placed is None:
-            raise ValueError(f"table {k} cannot be used where it is")
-        launch = placed
-    return launch
+# Devices ask for the same at once, from threads of their own: the others wait for what the first one finds.
+_placing = threading.Lock()
+
+
+# Whether a table can be used where it lies is asked before its launches are made, and by each device.
+@lru_cache(maxsize=512)
+def _with_table(what: Contraction | Chain, k: int, runs: PartRuns) -> EntryLaunch | None:
+    """Return the first launch of a contraction with one table where it lies, None where it cannot be used there."""
+    if isinstance(what, Chain):
+        return chains_gpu.in_place(chains_gpu.launch_of(what), k, runs)
+    return in_place(launches_of(what)[0], k, runs)
 
 
 @lru_cache(maxsize=1 << 14)

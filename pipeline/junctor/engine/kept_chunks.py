@@ -1,0 +1,94 @@
+"""Choices of searches for plans in chunks, from process to process: a search takes up to half a minute.
+
+Main class: KeptChunks, set up by the router.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, dataclass
+
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.cost.model import CostModel
+from junctor.out_of_core.memory_splits import MemoryLimits
+from junctor.planning.chunk_search import ChunkChoice
+from junctor.planning.compile import Problem
+from junctor.runtime.cache import Cache
+
+KIND = "chunks"
+# Part of the key: another way to search, another number.
+SEARCH = 1
+
+
+class KeptChunks:
+    """Choices in a cache, by the digest of all that a search depends on.
+
+    cache: of the user.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def of(
+        self,
+        problem: Problem,
+        algebra: Algebra,
+        limits: MemoryLimits,
+        costs: CostModel | None,
+        rows: int,
+        shared_by: object,
+    ) -> CachedChoice:
+        """Return where the choice for a problem is kept.
+
+        costs: of the device, None where no measurement counts.
+        shared_by: how many GPUs share a row, or the workers that do.
+        All others: as of `junctor.out_of_core.programs.cut`.
+        """
+        pattern = problem.pattern
+        targets = None if problem.targets is None else sorted(problem.targets)
+        task = sorted(pattern.sliced), sorted(pattern.weighted), targets, problem.explain, problem.drops_barren
+        # What a user allowed with evidence and answers is for messages, and the folder is a name.
+        memory = limits.memory, limits.task, limits.disk, limits.threads, limits.on_gpu
+        prices = None if costs is None else _prices(costs, limits.on_gpu)
+        key = SEARCH, problem.shape, task, algebra.name, memory, prices, rows, shared_by
+        return CachedChoice(self._cache, repr(key))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedChoice:
+    """The entry for one problem: implements `KeptChoice`."""
+
+    cache: Cache
+    key: str
+
+    def find(self, members: frozenset[int]) -> ChunkChoice | None:
+        """Return the choice for the elimination of `members`, None where there is none."""
+        return self.cache.read(KIND, self.key, lambda content: _parsed(content, members))
+
+    def keep(self, choice: ChunkChoice) -> None:
+        """Keep what a search chose."""
+        self.cache.write(KIND, self.key, json.dumps(choice._asdict()).encode())
+
+
+def _prices(costs: CostModel, on_gpu: bool) -> list[tuple[str, tuple[object, ...]]]:
+    """Return the prices that a search may ask for: of the backends of its device, in any number format."""
+    names = (name for name in costs.coefficients if name.startswith("chunks-"))
+    of_device = sorted(name for name in names if name.startswith("chunks-gpu-") == on_gpu)
+    return [(name, astuple(costs.coefficients[name])) for name in of_device]
+
+
+def _parsed(content: bytes, members: frozenset[int]) -> ChunkChoice:
+    """Return a choice; raises ValueError for other bytes."""
+    record = json.loads(content)
+    if not isinstance(record, dict) or record.keys() != set(ChunkChoice._fields):
+        raise ValueError("not a choice")
+    variables, criterion, lean, split = (record[field] for field in ChunkChoice._fields)
+    if not isinstance(variables, list) or not all(type(v) is int for v in variables):
+        raise ValueError("not an order")
+    # Any permutation gives right answers, nothing else does.
+    if len(variables) != len(members) or frozenset(variables) != members:
+        raise ValueError("not an order of these variables")
+    if type(criterion) is not str or type(lean) is not bool or type(split) is not int or split < 0:
+        raise ValueError("not a choice")
+    return ChunkChoice(tuple(variables), criterion, lean, split)

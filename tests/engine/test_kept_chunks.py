@@ -1,0 +1,173 @@
+"""Choices of plans in chunks from the cache: the same plans with and without it, whatever lies there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor import generate
+from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.model import local_cost_models
+from junctor.engine import kept_chunks
+from junctor.engine.kept_chunks import KeptChunks
+from junctor.engine.router import Router
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
+from junctor.out_of_core.cluster.workers import WorkerPool
+from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+from junctor.planning import chunk_search
+from junctor.planning.chunk_search import ChunkChoice
+from junctor.planning.chunks import ChunkPlan
+from junctor.planning.compile import Problem
+from junctor.planning.shape import Pattern, shape_of
+from junctor.runtime.cache import Cache, user_cache
+from junctor_kernels.tables import reference
+
+GRID = generate.grid(12, 12, 2, seed=4)
+PATTERN = Pattern(frozenset({3, 17}), frozenset({5}))
+PROBLEM = Problem(shape_of(GRID), PATTERN)
+LIMITS = MemoryLimits(1 << 28, 1 << 15, 0, Path())
+COSTS = local_cost_models(own=False)
+CPU, GPU = COSTS.cpu("AMD EPYC"), COSTS.gpu(MeasuredDevice("NVIDIA H100 80GB HBM3"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache of its own, for short searches as well."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JUNCTOR_CACHE")
+    monkeypatch.setattr(chunk_search, "KEPT_STEPS", 0)
+    return user_cache()
+
+
+def _kept(cache: Cache) -> list[Path]:
+    return [entry.path for entry in cache.entries() if entry.kind == kept_chunks.KIND]
+
+
+def _cut(workers: WorkerPool | None = None, device: Any = "cpu") -> ChunkRoute:
+    """The route of a new process."""
+    options = ComputeOptions(
+        memory=1 << 28, threads=1, device=device, device_memory=1 << (27 if device == "gpu" else 15)
+    )
+    router = Router(GRID, Query(), options, lambda: COSTS, workers=workers)
+    gpu = router.gpu_room() if device == "gpu" else None
+    return router.chunk_route(PATTERN, 1, reference.DOUBLE, 1 << 27, gpu)
+
+
+def _parts(route: ChunkRoute) -> tuple[Any, ...]:
+    chunks = route.chunks
+    return chunks.plan, chunks.passes, chunks.cuts, chunks.on_disk, chunks.working, route.slots, route.seconds
+
+
+@pytest.mark.parametrize("where", ["host", "device", "workers"])
+def test_plans_are_equal_and_searched_once(cache: Cache, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    searched: list[int] = []
+    search = chunk_search.candidates
+
+    def counted(problem: Problem, rows: int) -> Any:
+        searched.append(rows)
+        return search(problem, rows)
+
+    monkeypatch.setattr(chunk_search, "candidates", counted)
+
+    def found() -> tuple[Any, ...]:
+        return _parts(_cut(WorkerPool(2) if where == "workers" else None, "gpu" if where == "device" else "cpu"))
+
+    with monkeypatch.context() as patch:
+        patch.setenv("JUNCTOR_CACHE", "off")
+        expected = found()
+    assert len(searched) == 1
+    assert [found() == expected for _ in range(3)] == [True] * 3
+    assert len(searched) == 2
+    for path in _kept(cache):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert found() == expected
+    assert found() == expected
+    assert len(searched) == 3
+
+
+def test_what_a_search_depends_on_is_its_key(cache: Cache) -> None:
+    asked: list[tuple[Any, ...]] = [
+        (PROBLEM, reference.DOUBLE, LIMITS, CPU, 1, 1),
+        (replace(PROBLEM, shape=shape_of(generate.grid(12, 12, 3, seed=4))), reference.DOUBLE, LIMITS, CPU, 1, 1),
+        (replace(PROBLEM, pattern=Pattern(PATTERN.sliced, frozenset())), reference.DOUBLE, LIMITS, CPU, 1, 1),
+        (replace(PROBLEM, targets=frozenset({1})), reference.DOUBLE, LIMITS, CPU, 1, 1),
+        (replace(PROBLEM, explain=True), reference.DOUBLE, LIMITS, CPU, 1, 1),
+        (PROBLEM, reference.SINGLE, LIMITS, CPU, 1, 1),
+        (PROBLEM, reference.DOUBLE, replace(LIMITS, memory=1 << 27), CPU, 1, 1),
+        (PROBLEM, reference.DOUBLE, replace(LIMITS, task=None), CPU, 1, 1),
+        (PROBLEM, reference.DOUBLE, replace(LIMITS, disk=1 << 30), CPU, 1, 1),
+        (PROBLEM, reference.DOUBLE, replace(LIMITS, threads=2), CPU, 1, 1),
+        (PROBLEM, reference.DOUBLE, replace(LIMITS, on_gpu=True), GPU, 1, 1),
+        (PROBLEM, reference.DOUBLE, replace(LIMITS, on_gpu=True), GPU, 1, 2),
+        (PROBLEM, reference.DOUBLE, LIMITS, CPU, 16, 1),
+        (PROBLEM, reference.DOUBLE, LIMITS, None, 1, (4, None, None, 1)),
+    ]
+    kept = KeptChunks(cache)
+    assert len({kept.of(*what).key for what in asked}) == len(asked)
+    # Another network of the same shape is cut alike, wherever its files go.
+    same = shape_of(generate.grid(12, 12, 2, seed=5))
+    other = kept.of(replace(PROBLEM, shape=same), reference.DOUBLE, replace(LIMITS, folder=Path("there")), CPU, 1, 1)
+    assert other.key == kept.of(*asked[0]).key
+
+
+# Every other variable first: cliques that no memory holds.
+UNFIT = tuple(sorted(PROBLEM.free(), key=lambda v: (v % 2, v)))
+
+
+class FixedChoice:
+    """A choice that others left, and what is kept instead."""
+
+    def __init__(self, choice: ChunkChoice) -> None:
+        self.choice = choice
+        self.kept: list[ChunkChoice] = []
+
+    def find(self, members: frozenset[int]) -> ChunkChoice:
+        return self.choice
+
+    def keep(self, choice: ChunkChoice) -> None:
+        self.kept.append(choice)
+
+
+@pytest.mark.parametrize("change", [{"split": 99}, {"variables": UNFIT}])
+def test_a_choice_that_does_not_fit_is_searched_anew(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_search, "KEPT_STEPS", 0)
+    room = chunk_search.MemorySplit(1 << 14, 1 << 20, 0)
+    prices = chunk_search.ChunkPrices(chunk_search.operations_of, lambda chunks, _: float(chunks.loaded), 0.0)
+
+    def cut(kept: FixedChoice | None = None) -> ChunkPlan:
+        return chunk_search.cheapest_chunks(PROBLEM, 8, lambda _: [room], prices, 1, kept)[0]
+
+    expected = cut()
+    left = FixedChoice(ChunkChoice(tuple(sorted(PROBLEM.free())), "sweep", True, 0)._replace(**change))
+    assert cut(left).passes == expected.passes
+    assert len(left.kept) == 1
+    again = FixedChoice(left.kept[0])
+    assert cut(again).passes == expected.passes
+    assert not again.kept
+
+
+@settings(max_examples=100)
+@given(
+    field=st.sampled_from(ChunkChoice._fields),
+    strange=st.none() | st.booleans() | st.integers(-2, 10**20) | st.text(max_size=2) | st.lists(st.integers(0, 3)),
+    drops=st.booleans(),
+)
+def test_what_is_no_choice_is_refused(field: str, strange: object, drops: bool) -> None:
+    members = frozenset(range(4))
+    record = ChunkChoice((2, 0, 1, 3), "sweep", True, 1)._asdict()
+    record[field] = strange
+    if drops:
+        del record[field]
+    try:
+        choice = kept_chunks._parsed(json.dumps(record).encode(), members)
+    except ValueError:
+        return
+    assert sorted(choice.variables) == sorted(members)
+    assert isinstance(choice.lean, bool)
+    assert choice.split >= 0
