@@ -260,9 +260,11 @@ class _Recording:
     @contextmanager
     def streams(self) -> Iterator[None]:
         """Context manager: the streams of all slots and devices keep what is enqueued."""
-        owners = [
-            (slot, "stream", slot.device, f"stream {slot.number % slot.device.count + 1}") for slot in self.gpu.slots
-        ]
+        owners: list[tuple[Any, str, DeviceSlots, str]] = []
+        for slot in self.gpu.slots:
+            number = slot.number % slot.device.count + 1
+            owners += [(slot, "stream", slot.device, f"stream {number}")]
+            owners += [(slot, "ahead", slot.device, f"stream {number} ahead")]
         for device in self.gpu.devices:
             owners += [(device, "upload", device, "offsets"), (device, "download", device, "reports")]
         with ExitStack() as patches:

@@ -57,6 +57,8 @@ BOTH = pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
     """Return so many GPUs; where there are too few real ones, the first has more than one room."""
+    # Small exchanges as well.
+    monkeypatch.setattr(chunk_launches, "AHEAD_BYTES", 1 << 8)
     if request.param == "cuda":
         rooms = (CudaBlockDevice(0, ROOM) for _ in itertools.count())
         yield lambda count: list(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
 
 ROOM, ROWS = 1 << 27, 16
 GPUS = GpuGroup(4)
@@ -211,13 +212,13 @@ def test_sixteen_rows_are_answered_by_four_gpus_side_by_side(gpus: list[Any], mo
 
 def test_few_rows_that_are_left_take_more_gpus_each(gpus: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[int] = []
-    real = programs.program_of
+    real = programs._group_of
 
-    def program_of(*of: Any) -> Any:
-        shares.append(len(of) - 3)
-        return real(*of)
+    def group_of(chunking: ChunkRoute, algebra: Algebra, devices: Sequence[Any]) -> Any:
+        shares.append(len(devices))
+        return real(chunking, algebra, devices)
 
-    monkeypatch.setattr(programs, "program_of", program_of)
+    monkeypatch.setattr(programs, "_group_of", group_of)
     six = EvidenceBatch(6, {v: column[:6] for v, column in evidence().states.items()})
     found = answered(monkeypatch, gpus, SHARED, 4, six)
     assert shares == [1, 1, 1, 1, 2, 2]

@@ -26,7 +26,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
-from junctor.runtime.threads import TURN_SECONDS, ahead, in_threads, short_turns
+from junctor.runtime.threads import TURN_SECONDS, Turns, ahead, in_threads, short_turns
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -194,3 +194,54 @@ def test_turns_are_short_only_inside() -> None:
     with pytest.raises(ValueError):
         fail()
     assert sys.getswitchinterval() == before
+
+
+def test_threads_have_a_lock_by_turns() -> None:
+    turns, order, inside = Turns(), list[int](), list[int]()
+    with turns:
+        # All ask while this thread has it, one after the other.
+        threads = []
+        for n in range(3):
+
+            def work(n: int = n) -> None:
+                with turns:
+                    for _ in range(4):
+                        inside.append(n)
+                        assert len(inside) == 1
+                        order.append(n)
+                        inside.pop()
+                        turns.give_way()
+
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+            while len(turns._waiting) <= n:
+                time.sleep(0.001)
+        assert not order
+        turns.give_way()
+        # All three once, then again this one: they asked before.
+        assert order == [0, 1, 2]
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2] * 4
+
+
+def test_a_lock_is_free_while_its_thread_waits_and_after_an_error() -> None:
+    turns, others = Turns(), list[int]()
+
+    def work() -> None:
+        with turns:
+            others.append(1)
+
+    thread = threading.Thread(target=work)
+    with turns:
+        thread.start()
+        with turns.left():
+            thread.join(10)
+        assert others == [1]
+    with pytest.raises(ValueError, match="in between"), turns, turns.left():
+        raise ValueError("in between")
+    work()
+    assert others == [1, 1]
+    # Without anybody who waits it goes on at once.
+    with turns:
+        turns.give_way()

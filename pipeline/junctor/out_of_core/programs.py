@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice
 
     from junctor.cost.model import CostModel
+    from junctor.out_of_core.gpu.devices import DeviceGroup
 
 Rows = npt.NDArray[np.int64]
 
@@ -195,15 +196,20 @@ def program_of(
     if not devices:
         scratch, entry_threads = chunking.scratch, chunking.entry_threads
         return ChunkedProgram(chunks, network, algebra, scratch, folder, entry_threads=entry_threads)
-    from junctor.out_of_core.gpu.devices import DeviceGroup
     from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 
+    return ChunkedGpuProgram(chunks, network, algebra, _group_of(chunking, algebra, devices), folder)
+
+
+def _group_of(chunking: ChunkRoute, algebra: Algebra, devices: Sequence[CudaBlockDevice]) -> DeviceGroup:
+    """Return GPUs prepared for a cut plan; raises BudgetError where these have too little memory for it."""
+    from junctor.out_of_core.gpu.devices import DeviceGroup
+
     try:
-        gpu = DeviceGroup(chunks, algebra, *devices, slots=chunking.slots)
+        return DeviceGroup(chunking.chunks, algebra, *devices, slots=chunking.slots)
     # Other programs may have taken some of the device since the plan was cut.
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
-    return ChunkedGpuProgram(chunks, network, algebra, gpu, folder)
 
 
 def rounds_of(
@@ -213,12 +219,19 @@ def rounds_of(
 
     The list is to be cleared before the next ones are asked for: they need its memory. Raises BudgetError.
     """
-    first = 0
+    from junctor.out_of_core.gpu.run import ChunkedGpuProgram, bound_for_gpus
+
+    chunks, folder, first = chunking.chunks, chunking.limits.folder, 0
+    bound = bound_for_gpus(chunks, network, algebra)
     for count, abreast in chunking.side.rounds(len(rows)) if chunking.side else [(len(rows), 1)]:
         each = len(devices) // abreast
         shares = [devices[n * each : (n + 1) * each] for n in range(abreast)]
         # Side by side, since most of it is pinning memory.
-        programs = in_threads(lambda share, _: program_of(chunking, network, algebra, *share), shares, abreast)
+        groups = in_threads(lambda share, _: _group_of(chunking, algebra, share), shares, abreast)
+        programs: list[SingleCaseProgram] = [
+            ChunkedGpuProgram(chunks, network, algebra, group, folder, bound) for group in groups
+        ]
+        groups.clear()
         yield rows[first : first + count], programs
         first += count
 

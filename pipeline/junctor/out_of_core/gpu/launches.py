@@ -32,6 +32,8 @@ Array = npt.NDArray[Any]
 
 # Address of a slot as long as it may be any of them: NumPy has no arrays at 0.
 ORIGIN = ALIGNED
+# Bytes of an exchange from which on it comes before the kernels of other slots.
+AHEAD_BYTES = 1 << 22
 # Exchanges that are kept for the next case, of some hundred bytes each.
 MOST_EXCHANGES = 1 << 13
 
@@ -177,7 +179,15 @@ class Exchange:
             return
         words = self.launch.words.copy()
         words[self.launch.to if self.to_slot else self.launch.of] += shift
-        device.launch(device.kernel("exchange"), self.launch.blocks, words)
+        kernel = device.kernel("exchange")
+        if self.nbytes < AHEAD_BYTES:
+            device.launch(kernel, self.launch.blocks, words)
+            return
+        # Its blocks would begin when all blocks of a contraction of another slot have: links would idle meanwhile.
+        slot.ahead.wait_event(device.event(slot.stream))
+        with device.cuda.current(slot.ahead):
+            device.launch(kernel, self.launch.blocks, words)
+            slot.stream.wait_event(device.event(slot.ahead))
 
 
 def is_launched(rows: Sequence[RowsCopy], nbytes: int) -> bool:

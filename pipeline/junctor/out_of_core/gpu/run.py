@@ -32,11 +32,22 @@ from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
 from junctor.out_of_core.pass_program import add_to, largest_of
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import ChunkPlan, configurations, part
+from junctor.runtime.threads import Turns
 
 Array = npt.NDArray[Any]
 
+# Whose turn it is to enqueue, of threads that answer a row each: a call to CUDA leaves Python's lock, and thousands of
+# them would each wait for the other threads.
+ENQUEUING = Turns()
+
 # Runs of bytes from this size on are copied one case at a time, from where they are; smaller ones are staged.
 RUN_BYTES = 1 << 16
+
+
+def bound_for_gpus(chunks: ChunkPlan, network: Network, algebra: Algebra) -> BoundPlan:
+    """Return a cut plan bound to the numbers of a network, for any number of programs on GPUs."""
+    # A device that scaled what it stores would have to wait for the largest entry of the whole table first.
+    return BoundPlan(chunks, network, algebra, as_summed=True)
 
 
 class ChunkedGpuProgram:
@@ -44,13 +55,19 @@ class ChunkedGpuProgram:
 
     gpu: the devices.
     folder: for tables that do not fit the memory.
+    bound: the plan bound to the numbers for GPUs, where there is one already.
     """
 
     def __init__(
-        self, chunks: ChunkPlan, network: Network, algebra: Algebra, gpu: DeviceGroup, folder: Path | None = None
+        self,
+        chunks: ChunkPlan,
+        network: Network,
+        algebra: Algebra,
+        gpu: DeviceGroup,
+        folder: Path | None = None,
+        bound: BoundPlan | None = None,
     ) -> None:
-        # A device that scaled what it stores would have to wait for the largest entry of the whole table first.
-        self._bound = BoundPlan(chunks, network, algebra, as_summed=True)
+        self._bound = bound or bound_for_gpus(chunks, network, algebra)
         self._gpu = gpu
         self._folder = folder
         # Tables that nobody reads after a pass.
@@ -118,19 +135,21 @@ class GpuRun:
         try:
             for device in self.gpu.devices:
                 device.begin()
-            self.gpu.bring_leaves(self.store)
-            for n in range(len(self.chunks.passes)):
-                # Nothing here waits for the devices unless the host itself has to read or write a table.
-                self._submit(n)
-                for table in dead[n]:
-                    if table in self.store.tables:
-                        self.store.drop(table)
-                    self._origins.pop(table, None)
-                    self._sources.pop(table, None)
-                # Closed as soon as that takes no wait: staging memory of the pass becomes free.
-                while self._pending and self._pending[0].is_done():
-                    self._close()
-            self._close_through(len(self.chunks.passes))
+            with ENQUEUING:
+                self.gpu.bring_leaves(self.store)
+                for n in range(len(self.chunks.passes)):
+                    # Nothing here waits for the devices unless the host itself has to read or write a table.
+                    self._submit(n)
+                    for table in dead[n]:
+                        if table in self.store.tables:
+                            self.store.drop(table)
+                        self._origins.pop(table, None)
+                        self._sources.pop(table, None)
+                    # Closed as soon as that takes no wait: staging memory of the pass becomes free.
+                    while self._pending and self._pending[0].is_done():
+                        self._close()
+                    ENQUEUING.give_way()
+                self._close_through(len(self.chunks.passes))
         finally:
             # After an error too: what is in flight uses memory that belongs to others from here on.
             self.gpu.synchronize()
@@ -421,7 +440,9 @@ class GpuRun:
     def _close(self) -> None:
         """Report the oldest pass in flight, once the devices are through with it."""
         work = self._pending[0]
-        work.wait()
+        if not work.is_done():
+            with ENQUEUING.left():
+                work.wait()
         for source, target in work.late:
             target[...] = source
         # Of results that the host adds up the words on devices know the terms only.

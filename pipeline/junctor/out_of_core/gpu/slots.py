@@ -51,6 +51,8 @@ class Slot:
     number: among the slots of all devices.
     device: that it is on.
     address: of its memory.
+    stream: of its tasks.
+    ahead: stream for exchanges, whose blocks come before those of kernels of other slots.
     loaded, stored: bytes that came in and went out.
     last: the last mark in the stream.
     waited: slot -> number of its last mark that this one has waited for.
@@ -61,6 +63,7 @@ class Slot:
     device: DeviceSlots
     address: int
     stream: Stream
+    ahead: Stream
     loaded: int = 0
     stored: int = 0
     last: StreamMark | None = None
@@ -151,7 +154,11 @@ class DeviceSlots:
     def new_slots(self, first: int = 0) -> list[Slot]:
         """Return the slots, each with a new stream; first: number of the first of them."""
         # Not kept here: a circle of references would hold the memory until the collector runs.
-        return [Slot(first + n, self, address, self.cuda.stream()) for n, address in enumerate(self._addresses)]
+        cuda = self.cuda
+        return [
+            Slot(first + n, self, address, cuda.stream(), cuda.stream(priority=-1))
+            for n, address in enumerate(self._addresses)
+        ]
 
     def event(self, stream: Stream) -> Event:
         """Return a new event behind what has been enqueued in a stream."""
