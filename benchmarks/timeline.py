@@ -264,7 +264,7 @@ class _Recording:
         for slot in self.gpu.slots:
             number = slot.number % slot.device.count + 1
             owners += [(slot, "stream", slot.device, f"stream {number}")]
-            owners += [(slot, "ahead", slot.device, f"stream {number} ahead")]
+            owners += [(slot, "ahead", slot.device, f"links {number}")]
         for device in self.gpu.devices:
             owners += [(device, "upload", device, "offsets"), (device, "download", device, "reports")]
         with ExitStack() as patches:

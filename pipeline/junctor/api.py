@@ -425,6 +425,7 @@ class _Answerer:
                 # Made for the other amount.
                 store.row_engines.clear()
             engine = self._engine = Engine(self._network, self._query, self._options, store=store)
+            engine.router.is_lasting = True
         # As a new engine would be told, so that answers do not depend on earlier calls.
         engine.router.expected_rows = rows
         return engine

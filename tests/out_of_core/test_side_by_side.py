@@ -141,6 +141,20 @@ def test_all_gpus_share_rows_where_that_is_forecast_to_be_faster(monkeypatch: py
     assert planned == [1, 1, 4]
 
 
+def test_few_rows_of_a_run_go_to_one_gpu() -> None:
+    busy, slow = costs(busiest=1.0, cases=0.1), costs(busiest=1.0, cases=10.0)
+    opened = replace(GPUS, opening=2.0)
+    for rows, prices, count in ((ROWS, busy, 1), (1, busy, 1), (1 << 10, busy, 4), (ROWS, slow, 4)):
+        found = cut_for_gpus(problem(), reference.SINGLE, limits(), prices, rows, opened)
+        assert found.side is not None
+        assert found.side.gpus == count
+        assert found.side.rounds(rows) == [(rows, count)]
+        every = cut_for_gpus(problem(), reference.SINGLE, limits(), prices, rows, GPUS)
+        # The same plan, and the seconds of rows without those of opening.
+        assert found.chunks.passes == every.chunks.passes
+        assert found.seconds * rows <= every.seconds * rows + 3 * 2.0
+
+
 def test_all_gpus_share_a_row_that_does_not_fit_beside_others() -> None:
     busy = costs(busiest=1.0, cases=1.0)
     one = cut(problem(), reference.SINGLE, limits(), busy, ROWS, 4)

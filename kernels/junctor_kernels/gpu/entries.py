@@ -60,8 +60,8 @@ VECTOR = 4
 # Entries of a line, those of it that memory gives at the least, and threads of a warp.
 LINE, SECTOR, WARP = 32, 8, 32
 # Of an exchange: bytes of a vector, vectors that a thread takes at a time, axes of runs and shares of a part at most,
-# and blocks: enough for the links of a device, with room for kernels beside them.
-VECTOR_BYTES, EACH_VECTORS, MOST_AXES, MOST_SHARES, EXCHANGE_BLOCKS = 16, 8, 12, 16, 256
+# and blocks: one for each multiprocessor fills the links of a device, and leaves others room for two of a chain's.
+VECTOR_BYTES, EACH_VECTORS, MOST_AXES, MOST_SHARES, EXCHANGE_BLOCKS = 16, 4, 12, 16, 132
 # What its warps take, at the most: they count in 32 bits.
 MOST_WARPS = 1 << 31
 # The fields of the struct `Reduction`, in its order, and those of an operand.

@@ -178,6 +178,9 @@ class GpuConstants(DeviceConstants):
     stream_launch: float = 2e-5
     # Seconds a copy for a streamed clique table. As `stream_launch`; 2026-11-21.
     stream_copy: float = 2e-5
+    # Seconds until a GPU of this process beside the first one answers rows in chunks. Estimate: a run of 16 rows, 28 x
+    # 28, took 1.6 s longer on two H200 than on one, though rows of 0.1 s went side by side; 2026-11-24.
+    opening: float = 2.0
     # Seconds a byte of memory that is pinned, once for a group of rows: 20 GiB took 7 s (5 s in docs/performance.md on
     # another day); 2026-11-21.
     pinned_byte: float = 3.3e-10

@@ -166,7 +166,8 @@ class ChunkRouting(Planner):
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
         costs = self.gpu_costs if on_gpu else self.cpu_costs
-        gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1)
+        opening = 0.0 if self.is_lasting else GPU.opening
+        gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1, opening=opening)
         if gpus.count > 1:
             return cut_for_gpus(problem, algebra, limits, costs, rows, gpus, self._searched)
         return self._searched(problem, algebra, limits, costs, rows, 1)

@@ -525,7 +525,8 @@ class Engine:
             yield rows, [program_of(chunks, router.network, algebra)]
         else:
             # Only chunks are spread over several GPUs.
-            others = open_other_gpus(self.options.device_memory) if self.options.all_gpus else ()
+            all_gpus = self.options.all_gpus and (chunks.side is None or chunks.side.gpus > 1)
+            others = open_other_gpus(self.options.device_memory) if all_gpus else ()
             yield from rounds_of(chunks, router.network, algebra, (device, *others), rows)
 
     def _open_gpu(self) -> BlockDevice:

@@ -75,6 +75,8 @@ class Planner:
         self.query = query
         self.options = options
         self.expected_rows = expected_rows
+        # Whether batches come that nobody has told of, by the API: devices that are opened for one serve the others.
+        self.is_lasting = False
         self.workers = workers
         self.gpu = gpu
         self.store = store or PlanStore()

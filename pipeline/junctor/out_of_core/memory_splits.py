@@ -237,12 +237,14 @@ class GpuGroup:
     machines: with so many GPUs each.
     processes: whether rows side by side have a process each, with GPUs of workers; else a thread of this process each.
     most: bytes of memory that one process may take, None for all that its machine has for rows.
+    opening: seconds until a GPU beside the first one answers rows.
     """
 
     each: int
     machines: int = 1
     processes: bool = False
     most: int | None = None
+    opening: float = 0.0
 
     @property
     def count(self) -> int:

@@ -102,7 +102,8 @@ def cut_for_gpus(
     """Return the plan that takes least time for rows on several GPUs; raises BudgetError where none fits.
 
     Rows go side by side, each on its share of the GPUs and of the memory, unless it is forecast that all GPUs of a
-    machine had better share each row, or the memory is too small. Arguments as of `cut`, but
+    machine had better share each row, or the memory is too small. Few rows go to one GPU where opening the others takes
+    longer than they save. Arguments as of `cut`, but
     limits: of each machine.
     gpus: of this process, or of workers.
     search: finds the plan for some limits, as `cut` does; it may know it.
@@ -129,6 +130,10 @@ def cut_for_gpus(
             each = _side(together, algebra, alone, costs, gpus, min(rows, gpus.machines))
             if each.total(each.rounds(rows)) < total:
                 route, side, total = together, each, each.total(each.rounds(rows))
+    if gpus.opening:
+        first = _side(route, algebra, share, costs, GpuGroup(1), 1)
+        if rows * first.seconds[1] <= total + (gpus.count - 1) * gpus.opening:
+            return replace(route, seconds=first.seconds[1], side=first)
     if side.rows == 1 and not gpus.processes:
         return route
     return replace(route, seconds=total / rows, side=side)

@@ -54,11 +54,13 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
         task = _task_work(chunks, pass_, itemsize, there)
         host += whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
         # As much as the bus would bring while others send that.
-        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * GPU.bus_rate / GPU.link_rate
+        exchanged = _exchanged(chunks, n, deal, resident)
+        task["loaded"] += exchanged * itemsize / whole * GPU.bus_rate / GPU.link_rate
         for name, count in task.items():
             counts[name] += tasks * count
         groups = tasks if sums_on_host(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
-        counts["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
+        # Kernels copy what others send, so two slots do both at the same time: one more keeps the links busy.
+        counts["busiest"] += _overlapped(task, tasks, max(1, min(slots - (exchanged > 0), groups)))
     counts["host"] = host
     counts["behind"] = max(0.0, host - counts["busiest"])
     return counts
