@@ -26,6 +26,20 @@ def contractions(draw: st.DrawFn) -> list[tuple[int, tuple[int, int, int]]]:
 @given(contractions(), st.integers(0, 2**32 - 1))
 @pytest.mark.parametrize("zeros", [0.0, 0.6])
 def test_any_axes_against_numpy(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int) -> None:
+    check(zeros, axes, seed)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.6])
+@pytest.mark.parametrize("inner", range(7))
+def test_large_tables_whose_axes_are_brought_into_another_order(inner: int, zeros: float) -> None:
+    # Two axes that all tables have, among others, with each kind inside; more than fits the cache at once.
+    for size in (9, 20):
+        axes = [(size, KINDS[inner]), (7, (1, 1, 1)), (5, (1, 0, 1)), (6, (1, 1, 0)), (5, (1, 1, 1)), (3, (0, 1, 1))]
+        check(zeros, axes[1:] if inner == 0 else axes, inner)
+
+
+def check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int) -> None:
+    """Compare with NumPy; axes: innermost first, entries and the tables that have them."""
     random = np.random.default_rng(seed)
     shapes = [[size for size, kind in reversed(axes) if kind[table]] for table in range(3)]
     entries = [int(np.prod(shape)) for shape in shapes]
@@ -42,7 +56,7 @@ def test_any_axes_against_numpy(zeros: float, axes: list[tuple[int, tuple[int, i
         memory.axes[i] = size, *(stride * has for stride, has in zip(strides, kind, strict=True))
         strides = [stride * (size if has else 1) for stride, has in zip(strides, kind, strict=True)]
     contract(memory.arena, memory.axes, memory.counters, len(axes), *map(np.uint64, places))
-    letters = "abcde"[: len(axes)][::-1]
+    letters = "abcdef"[: len(axes)][::-1]
     names = ["".join(n for n, (_, kind) in zip(letters, reversed(axes), strict=True) if kind[t]) for t in range(3)]
     one, other = (before[places[t] : places[t] + entries[t]].reshape(shapes[t]) for t in range(2))
     # Ones, for axes that neither operand has.

@@ -95,9 +95,7 @@ def _first_lanes(_typing: Any, vector: Any, _count: Any) -> Any:
     """Return a vector with zeros in all lanes but the first `count`."""
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        numbers = ir.VectorType(ir.IntType(64), vector.lanes)
-        lane = ir.Constant(numbers, list(range(vector.lanes)))
-        kept = builder.icmp_signed("<", lane, _splat(builder, args[1], numbers))
+        kept = _below(builder, args[1], vector.lanes)
         return builder.select(kept, args[0], ir.Constant(args[0].type, None))
 
     return vector(vector, types.int64), code
@@ -118,6 +116,54 @@ def _pair_sums(_typing: Any, one: Any, _two: Any, _three: Any, _four: Any) -> An
         return builder.fadd(lanes(low, high, 0, 1, 4, 5), lanes(low, high, 2, 3, 6, 7))
 
     return one(one, one, one, one), code
+
+
+def _halves_sum(_typing: Any, vector: Any) -> Any:
+    """Return the first half of a vector plus the second one."""
+    half = Vector(vector.dtype, vector.lanes // 2)
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.fadd(*(_part(builder, args[0], first, half.lanes) for first in (0, half.lanes)))
+
+    return half(vector), code
+
+
+def _lane(_typing: Any, vector: Any, _number: Any) -> Any:
+    """Return one of the numbers of a vector."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], args[1])
+
+    return vector.dtype(vector, types.int64), code
+
+
+def _store_first(_typing: Any, array: Any, _index: Any, vector: Any, _count: Any) -> Any:
+    """Write the first `count` numbers of a vector to a flat array from `index` on."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        kind, word = args[2].type, ir.IntType(32)
+        place = _place(context, builder, signature.args[0], args, kind)
+        kept = _below(builder, args[3], vector.lanes)
+        name = f"llvm.masked.store.v{vector.lanes}f{vector.dtype.bitwidth}.p0"
+        given = ir.FunctionType(ir.VoidType(), [kind, place.type, word, kept.type])
+        function = cgutils.get_or_insert_function(builder.module, given, name)
+        builder.call(function, [args[2], place, ir.Constant(word, array.dtype.bitwidth // 8), kept])
+
+    return types.void(array, types.intp, vector, types.int64), code
+
+
+def _store_apart(_typing: Any, array: Any, _index: Any, _step: Any, vector: Any) -> Any:
+    """Write the numbers of a vector to a flat array from `index` on, `step` entries apart."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        at = args[1]
+        for lane in range(vector.lanes):
+            number = builder.extract_element(args[3], ir.Constant(ir.IntType(32), lane))
+            place = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [at])
+            builder.store(number, place)
+            at = builder.add(at, args[2])
+
+    return types.void(array, types.intp, types.intp, vector), code
 
 
 def _permuted(_typing: Any, vector: Any, _word: Any) -> Any:
@@ -242,6 +288,8 @@ load, store, spread, multiply_add = _loader(), intrinsic(_store), _spreader(), i
 above_zero = intrinsic(_above_zero)
 load4, load8, spread4, spread8 = _loader(4), _loader(8), _spreader(4), _spreader(8)
 first_lanes, pair_sums = intrinsic(_first_lanes), intrinsic(_pair_sums)
+halves_sum, lane = intrinsic(_halves_sum), intrinsic(_lane)
+store_first, store_apart = intrinsic(_store_first), intrinsic(_store_apart)
 permuted = intrinsic(_permuted)
 load_at, spread_at, pick_at, store_at = map(intrinsic, (_load_at, _spread_at, _pick_at, _store_at))
 add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
@@ -291,6 +339,12 @@ def _part(builder: Any, vector: Any, first: int, lanes: int) -> Any:
     """Return some neighbouring lanes of a vector."""
     chosen = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(first, first + lanes)))
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
+
+
+def _below(builder: Any, count: Any, lanes: int) -> Any:
+    """Return which lanes of a vector are among the first `count`."""
+    numbers = ir.VectorType(ir.IntType(64), lanes)
+    return builder.icmp_signed("<", ir.Constant(numbers, list(range(lanes))), _splat(builder, count, numbers))
 
 
 def _place(context: Any, builder: Any, kind: Any, args: Any, vector: Any) -> Any:

@@ -17,6 +17,8 @@ from junctor_kernels.cpu.jit import part as _part
 from junctor_kernels.cpu.vectors import (
     add,
     first_lanes,
+    halves_sum,
+    lane,
     load4,
     load8,
     multiply,
@@ -26,6 +28,8 @@ from junctor_kernels.cpu.vectors import (
     spread4,
     spread8,
     store,
+    store_apart,
+    store_first,
 )
 from junctor_kernels.row_trees.plan import MOST_AXES
 
@@ -44,6 +48,8 @@ WIDTH, LONG = np.uint64(8), np.uint64(5)
 # Multiply-adds up to which loops over the innermost axis are faster than vectors over several axes, whose lanes have to
 # be found first; measured on andes, diabetes and munin2.
 FEW = np.uint64(64)
+# Axes and multiply-adds up to which the order of axes is left alone, and multiply-adds that are worth a call of a loop.
+FEW_AXES, IN_CACHE, CALL_WORK = 3, np.uint64(1 << 13), np.uint64(512)
 # Lanes of a vector as bytes of a word: ones.
 EACH = np.uint64(0x0101010101010101)
 ZERO, UNIT, BYTE = np.uint64(0), np.uint64(1), np.uint64(8)
@@ -280,9 +286,19 @@ def _tiles(arena: Any, axes: Any, counters: Any, ranges: Any, places: Any, sourc
 def _contract_inner(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
     """Contract two tables by vectors along their innermost axis."""
     zero, unit = np.uint64(0), np.uint64(1)
+    if groups > FEW_AXES:
+        entries = unit
+        for g in range(groups):
+            entries *= axes[g, SIZE]
+        if entries > IN_CACHE:
+            _shared_last(axes, groups)
     # Dot products where the innermost axis is eliminated; else the first eliminated axis becomes the inner loop, with
     # results in registers.
     dots = axes[0, OUT] == zero and axes[0, SIZE] > unit
+    more = unit, zero, zero, zero
+    if dots:
+        # Another axis is summed out in registers, too.
+        more, groups = _taken(axes, groups)
     loop = 1
     while not dots and loop < groups and axes[loop, OUT] != zero:
         loop += 1
@@ -306,7 +322,7 @@ def _contract_inner(arena: Any, axes: Any, counters: Any, groups: int, one: Any,
     size, sa, sb = axes[0, SIZE], axes[0, ONE], axes[0, OTHER]
     while True:
         if dots:
-            _dots(arena, a, b, c, size, sa, sb, terms, lines, adds)
+            _dots(arena, (a, b, c), (size, sa, sb), more, terms, lines, adds)
         elif sa != zero and sb != zero:
             _products(arena, a, b, c, size, terms, lines, adds)
         elif sa != zero:
@@ -333,6 +349,49 @@ def _contract_inner(arena: Any, axes: Any, counters: Any, groups: int, one: Any,
             return
 
 
+@part
+def _shared_last(axes: Any, groups: int) -> None:
+    """Bring axes that all tables have behind the others: nothing is read again along them.
+
+    So what is read again along the others is still in the cache. Sums keep their order.
+    """
+    work = axes[0, SIZE]
+    for g in range(1, groups):
+        if not _is_shared(axes, g):
+            work *= axes[g, SIZE]
+    # The next axis is a loop in one call: not for a few multiply-adds.
+    g = 1 if work >= CALL_WORK else 2
+    left = groups
+    while g < left:
+        if _is_shared(axes, g):
+            left -= 1
+            shared = axes[g, SIZE], axes[g, ONE], axes[g, OTHER], axes[g, OUT]
+            for to in range(g, groups - 1):
+                for column in range(4):
+                    axes[to, column] = axes[to + 1, column]
+            axes[groups - 1, SIZE], axes[groups - 1, ONE], axes[groups - 1, OTHER], axes[groups - 1, OUT] = shared
+        else:
+            g += 1
+
+
+@inlined
+def _is_shared(axes: Any, g: int) -> bool:
+    return bool(axes[g, ONE] != ZERO and axes[g, OTHER] != ZERO and axes[g, OUT] != ZERO)
+
+
+@inlined
+def _taken(axes: Any, groups: int) -> Any:
+    """Return the next axis that is summed out, and how many axes are left without it."""
+    for g in range(1, groups):
+        if axes[g, OUT] == ZERO:
+            found = axes[g, SIZE], axes[g, ONE], axes[g, OTHER], ZERO
+            for to in range(g, groups - 1):
+                for column in range(4):
+                    axes[to, column] = axes[to + 1, column]
+            return found, groups - 1
+    return (UNIT, ZERO, ZERO, ZERO), groups
+
+
 @inlined
 def _axis(axes: Any, groups: int, axis: int) -> Any:
     """Return the entries and strides of an axis, one entry where there is none."""
@@ -349,21 +408,24 @@ def _swapped(axis: Any) -> Any:
 
 @inlined
 def _put4(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
-    """Write the first `left` of four sums, and anything behind them, or add them to what is there."""
+    """Write the first `left` of four sums, or add them to what is there."""
     if adds:
-        sums = add(load4(arena, at), first_lanes(sums, left))
-    store(arena, at, sums)
+        store(arena, at, add(load4(arena, at), first_lanes(sums, left)))
+    else:
+        # Lines come in any order: what lies behind one may have been written.
+        store_first(arena, at, sums, left)
 
 
 @inlined
 def _put8(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
-    """Write the first `left` of eight sums, and anything behind them, or add them to what is there."""
+    """Write the first `left` of eight sums, or add them to what is there."""
     if adds:
-        sums = add(load8(arena, at), first_lanes(sums, left))
-    store(arena, at, sums)
+        store(arena, at, add(load8(arena, at), first_lanes(sums, left)))
+    else:
+        store_first(arena, at, sums, left)
 
 
-# Loops over vectors of eight or four neighbouring entries; the last one has entries that do not belong to the table.
+# Loops over vectors of eight or four neighbouring entries.
 
 
 @part
@@ -469,25 +531,47 @@ def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: 
 
 
 @part
-def _dots(arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, t] = sum over j of one[l, t, j] * other[l, t, j], where an operand may not have j."""
-    zero, unit, four = np.uint64(0), np.uint64(1), np.uint64(4)
+def _dots(arena: Any, places: Any, inner: Any, more: Any, terms: Any, lines: Any, adds: Any) -> None:
+    """out[l, t] = sum over m and j of one[l, t, m, j] * other[l, t, m, j], where an operand may not have j.
+
+    places: offsets of the tables.
+    inner: entries and strides of j.
+    more: of m.
+    """
+    a, b, c = places
+    size, sa, sb = inner
+    unit, four = np.uint64(1), np.uint64(4)
     count, step_a, step_b, step_c = terms
+    if sa != ZERO and sb != ZERO and step_a == ZERO:
+        # A row that all share is the second one.
+        a, b, step_a, step_b = b, a, step_b, step_a
+        lines, more = _swapped(lines), _swapped(more)
     for _ in range(lines[SIZE]):
-        p, q, r, t = a, b, c, zero
-        if sa != zero and sb != zero:
-            # Neighbouring results, so that four of them are a vector.
-            while step_c == unit and t + four <= count:
-                x = _four_dots(arena, p, q, size, step_a, step_b)
-                _put4(arena, r, x, four, adds)
-                p, q, r, t = p + four * step_a, q + four * step_b, r + four, t + four
+        p, q, r, t = a, b, c, ZERO
+        if sa != ZERO and sb != ZERO:
+            while t + four <= count:
+                if step_b == ZERO:
+                    x = _four_dots_of_one(arena, p, q, size, step_a, more)
+                else:
+                    x = _four_dots(arena, p, q, size, step_a, step_b, more)
+                if step_c == unit:
+                    _put4(arena, r, x, four, adds)
+                elif adds:
+                    for number in range(4):
+                        arena[r + np.uint64(number) * step_c] += lane(x, number)
+                else:
+                    store_apart(arena, r, step_c, x)
+                p, q, r, t = p + four * step_a, q + four * step_b, r + four * step_c, t + four
             while t < count:
-                x = _dot(arena, p, q, size)
+                x = _dot(arena, p, q, size, more)
                 arena[r] = arena[r] + x if adds else x
                 p, q, r, t = p + step_a, q + step_b, r + step_c, t + unit
         else:
             while t < count:
-                x = _total(arena, p, size) * arena[q] if sa != zero else _total(arena, q, size) * arena[p]
+                x, u, v = 0.0, p, q
+                for _ in range(more[SIZE]):
+                    x += _total(arena, u, size) * arena[v] if sa != ZERO else _total(arena, v, size) * arena[u]
+                    u, v = u + more[ONE], v + more[OTHER]
                 arena[r] = arena[r] + x if adds else x
                 p, q, r, t = p + step_a, q + step_b, r + step_c, t + unit
         a += lines[ONE]
@@ -495,49 +579,86 @@ def _dots(arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms
         c += lines[OUT]
 
 
-# A dot product is four sums, of every fourth term: one alone would wait for every addition. Of a single row, the last
-# terms are among the first of them.
+# A dot product is eight sums, of every eighth term of its rows, the last terms of a row among the first of them: one
+# alone would wait for every addition.
 
 
 @inlined
-def _four_dots(arena: Any, p: Any, q: Any, size: Any, step_a: Any, step_b: Any) -> Any:
-    """Return the dot products of four rows, `step_a` and `step_b` entries apart."""
-    four = np.uint64(4)
+def _four_dots(arena: Any, p: Any, q: Any, size: Any, step_a: Any, step_b: Any, more: Any) -> Any:
+    """Return the dot products of four pairs of rows, `step_a` and `step_b` entries apart."""
     p1, p2, p3 = p + step_a, p + step_a + step_a, p + step_a + step_a + step_a
     q1, q2, q3 = q + step_b, q + step_b + step_b, q + step_b + step_b + step_b
-    x0 = x1 = x2 = x3 = spread4(0.0)
-    j = np.uint64(0)
-    while j + four <= size:
-        x0 = multiply_add(load4(arena, p + j), load4(arena, q + j), x0)
-        x1 = multiply_add(load4(arena, p1 + j), load4(arena, q1 + j), x1)
-        x2 = multiply_add(load4(arena, p2 + j), load4(arena, q2 + j), x2)
-        x3 = multiply_add(load4(arena, p3 + j), load4(arena, q3 + j), x3)
-        j += four
-    if j < size:
-        rest = size - j
-        x0 = multiply_add(first_lanes(load4(arena, p + j), rest), first_lanes(load4(arena, q + j), rest), x0)
-        x1 = multiply_add(first_lanes(load4(arena, p1 + j), rest), first_lanes(load4(arena, q1 + j), rest), x1)
-        x2 = multiply_add(first_lanes(load4(arena, p2 + j), rest), first_lanes(load4(arena, q2 + j), rest), x2)
-        x3 = multiply_add(first_lanes(load4(arena, p3 + j), rest), first_lanes(load4(arena, q3 + j), rest), x3)
-    return pair_sums(x0, x1, x2, x3)
+    x0 = x1 = x2 = x3 = spread8(0.0)
+    i = k = ZERO
+    for _ in range(more[SIZE]):
+        j = ZERO
+        while j + WIDTH <= size:
+            u, v = i + j, k + j
+            x0 = multiply_add(load8(arena, p + u), load8(arena, q + v), x0)
+            x1 = multiply_add(load8(arena, p1 + u), load8(arena, q1 + v), x1)
+            x2 = multiply_add(load8(arena, p2 + u), load8(arena, q2 + v), x2)
+            x3 = multiply_add(load8(arena, p3 + u), load8(arena, q3 + v), x3)
+            j += WIDTH
+        if j < size:
+            u, v, rest = i + j, k + j, size - j
+            x0 = multiply_add(_rest(arena, p + u, rest), _rest(arena, q + v, rest), x0)
+            x1 = multiply_add(_rest(arena, p1 + u, rest), _rest(arena, q1 + v, rest), x1)
+            x2 = multiply_add(_rest(arena, p2 + u, rest), _rest(arena, q2 + v, rest), x2)
+            x3 = multiply_add(_rest(arena, p3 + u, rest), _rest(arena, q3 + v, rest), x3)
+        i += more[ONE]
+        k += more[OTHER]
+    return pair_sums(halves_sum(x0), halves_sum(x1), halves_sum(x2), halves_sum(x3))
 
 
 @inlined
-def _dot(arena: Any, p: Any, q: Any, size: Any) -> float:
+def _four_dots_of_one(arena: Any, p: Any, q: Any, size: Any, step: Any, more: Any) -> Any:
+    """Return the dot products of four rows, `step` entries apart, with one."""
+    p1, p2, p3 = p + step, p + step + step, p + step + step + step
+    x0 = x1 = x2 = x3 = spread8(0.0)
+    i = k = ZERO
+    for _ in range(more[SIZE]):
+        j = ZERO
+        while j + WIDTH <= size:
+            u, y = i + j, load8(arena, q + k + j)
+            x0 = multiply_add(load8(arena, p + u), y, x0)
+            x1 = multiply_add(load8(arena, p1 + u), y, x1)
+            x2 = multiply_add(load8(arena, p2 + u), y, x2)
+            x3 = multiply_add(load8(arena, p3 + u), y, x3)
+            j += WIDTH
+        if j < size:
+            u, rest = i + j, size - j
+            y = _rest(arena, q + k + j, rest)
+            x0 = multiply_add(_rest(arena, p + u, rest), y, x0)
+            x1 = multiply_add(_rest(arena, p1 + u, rest), y, x1)
+            x2 = multiply_add(_rest(arena, p2 + u, rest), y, x2)
+            x3 = multiply_add(_rest(arena, p3 + u, rest), y, x3)
+        i += more[ONE]
+        k += more[OTHER]
+    return pair_sums(halves_sum(x0), halves_sum(x1), halves_sum(x2), halves_sum(x3))
+
+
+@inlined
+def _rest(arena: Any, at: Any, count: Any) -> Any:
+    """Return `count` entries, and zeros behind them."""
+    return first_lanes(load8(arena, at), count)
+
+
+@inlined
+def _dot(arena: Any, p: Any, q: Any, size: Any, more: Any) -> float:
     """Return the dot product of two rows."""
-    unit, u2, u3, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-    x0 = x1 = x2 = x3 = 0.0
-    j = np.uint64(0)
-    while j + four <= size:
-        x0 += arena[p + j] * arena[q + j]
-        x1 += arena[p + j + unit] * arena[q + j + unit]
-        x2 += arena[p + j + u2] * arena[q + j + u2]
-        x3 += arena[p + j + u3] * arena[q + j + u3]
-        j += four
-    while j < size:
-        x0 += arena[p + j] * arena[q + j]
-        j += unit
-    return (x0 + x1) + (x2 + x3)
+    x, i, k = spread8(0.0), ZERO, ZERO
+    for _ in range(more[SIZE]):
+        j = ZERO
+        while j + WIDTH <= size:
+            x = multiply_add(load8(arena, p + i + j), load8(arena, q + k + j), x)
+            j += WIDTH
+        if j < size:
+            x = multiply_add(_rest(arena, p + i + j, size - j), _rest(arena, q + k + j, size - j), x)
+        i += more[ONE]
+        k += more[OTHER]
+    # As `pair_sums` adds them.
+    y = halves_sum(x)
+    return float(lane(pair_sums(y, y, y, y), 0))
 
 
 @inlined

@@ -574,16 +574,28 @@ def _has(nodes: Any, number: int, position: int) -> bool:
 
 @part
 def place_tables(host: Any, nodes: Any, rows: int) -> None:
-    """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds."""
+    """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds.
+
+    A message down may take the place of the message up of its table: `distribute` makes that one last of two children.
+    """
     place, operations, entries, widest, is_whole = 1, 0, 0, 1, True
+    # Of no more use for buckets: which tables are read, where both messages meet.
+    is_host = nodes.nexts
+    for number in range(nodes.counts[TABLES]):
+        nodes.tables[number, UP] = place
+        place += nodes.tables[number, ENTRIES] + BEHIND
+        is_host[number] = 0
+    for position in range(nodes.counts[POSITIONS]):
+        if host[position] >= 0:
+            is_host[host[position]] = 1
     for number in range(nodes.counts[TABLES]):
         table = nodes.tables[number]
-        table[UP] = place
-        place += table[ENTRIES] + BEHIND
         entries += table[ENTRIES]
         if table[WANTED]:
-            table[DOWN] = place
-            place += table[ENTRIES] + BEHIND
+            table[DOWN] = table[UP]
+            if not _is_overwritten(nodes, is_host, number):
+                table[DOWN] = place
+                place += table[ENTRIES] + BEHIND
             entries += table[ENTRIES]
         if table[LEFT] >= 0:
             operations += table[UNION]
@@ -601,6 +613,21 @@ def place_tables(host: Any, nodes: Any, rows: int) -> None:
     # The end of the arena is for posteriors.
     nodes.counts[ARENA] = place + widest + BEHIND
     nodes.counts[OPERATIONS] = operations
+
+
+@inlined
+def _is_overwritten(nodes: Any, is_host: Any, number: int) -> bool:
+    """Return True if the message up of a table is of no use once there is the one down: of the larger of two children.
+
+    Those of leaves are read for expected counts.
+    """
+    tables, parent = nodes.tables, nodes.tables[number, PARENT]
+    if parent < 0 or tables[number, LEFT] < 0 or is_host[number]:
+        return False
+    sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
+    if sibling < 0 or not tables[sibling, WANTED] or tables[sibling, LEFT] < 0 or is_host[sibling]:
+        return True
+    return bool((tables[number, ENTRIES], number) > (tables[sibling, ENTRIES], sibling))
 
 
 @part

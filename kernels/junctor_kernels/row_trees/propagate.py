@@ -372,17 +372,21 @@ def collect(nodes: Any, work: Any, log_values: Any, row: int) -> int:
 def distribute(nodes: Any, work: Any) -> None:
     """Compute the wanted messages down."""
     tables, facts = nodes.tables, work.facts
-    for number in range(nodes.counts[TABLES] - 1, -1, -1):
-        if not tables[number, WANTED]:
+    for parent in range(nodes.counts[TABLES] - 1, -1, -1):
+        if not tables[parent, WANTED]:
             continue
-        parent = tables[number, PARENT]
-        if parent < 0:
-            work.arena[tables[number, DOWN]] = 1.0
-            facts[number, DOWNWARD + LOST], facts[number, DOWNWARD + LEAST] = 0.0, 1.0
-        else:
-            # -1 for an only child, whose RIGHT is -1: the number 1.
-            sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
-            _message(nodes, work, parent, DOWN, sibling, UP, number, DOWN)
+        if tables[parent, PARENT] < 0:
+            work.arena[tables[parent, DOWN]] = 1.0
+            facts[parent, DOWNWARD + LOST], facts[parent, DOWNWARD + LEAST] = 0.0, 1.0
+        child, sibling = tables[parent, LEFT], tables[parent, RIGHT]
+        # Last the one whose message takes the place of its message up, which the other one needs.
+        if child >= 0 and tables[child, WANTED] and tables[child, DOWN] == tables[child, UP]:
+            child, sibling = sibling, child
+        for _ in range(2):
+            # A sibling of -1 is the number 1.
+            if child >= 0 and tables[child, WANTED]:
+                _message(nodes, work, parent, DOWN, sibling, UP, child, DOWN)
+            child, sibling = sibling, child
 
 
 @inlined
