@@ -178,16 +178,21 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def answered(
-    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], seconds: dict[int, float], abreast: int, batch: EvidenceBatch
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[Any],
+    seconds: dict[int, float],
+    abreast: int,
+    batch: EvidenceBatch,
+    used: int | None = None,
 ) -> Answers:
-    """Return the answers of an engine that has some GPUs, with one plan for all of them."""
+    """Return the answers of an engine that has some GPUs, with one plan for all of them, or for some that are used."""
     network = grid(3, 4, seed=3)
 
     def chunk_route(router: Any, pattern: Pattern, uses: int, algebra: Any, free: int, _: Any = None) -> ChunkRoute:
         asked = Problem(router.shape, pattern)
         room = MemoryLimits(1 << 32, OFFSET_BYTES + (13 << 20), 0, Path(), on_gpu=True)
         route = cut(asked, algebra, room, costs(), ROWS)
-        of = SideBySide(len(gpus), abreast, seconds, 0.0, 0.0)
+        of = SideBySide(used or len(gpus), abreast, seconds, 0.0, 0.0)
         return ChunkRoute(**{**route.__dict__, "slots": 2, "side": of})
 
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
@@ -237,6 +242,20 @@ def test_few_rows_that_are_left_take_more_gpus_each(gpus: list[Any], monkeypatch
     found = answered(monkeypatch, gpus, SHARED, 4, six)
     assert shares == [1, 1, 1, 1, 2, 2]
     assert_same_bytes(found, answered(monkeypatch, gpus[:1], {1: 1.0}, 1, six))
+
+
+def test_rows_of_one_gpu_open_no_other(gpus: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    used, real = list[int](), ChunkedGpuProgram.run
+
+    def run(program: Any, block: EvidenceBlock) -> BlockOutcome:
+        used.extend(device.number for device in program._gpu.devices)
+        return real(program, block)
+
+    monkeypatch.setattr(ChunkedGpuProgram, "run", run)
+    three = EvidenceBatch(3, {v: column[:3] for v, column in evidence().states.items()})
+    found = answered(monkeypatch, gpus, {1: 1.0}, 1, three, used=1)
+    assert used == [0, 0, 0]
+    assert_same_bytes(found, answered(monkeypatch, gpus[:1], {1: 1.0}, 1, three))
 
 
 def assert_same_bytes(one: Answers, other: Answers) -> None:
