@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import as_bits, as_float
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
-from junctor_kernels.row_trees.contract import ONE, OTHER, OUT, ROWS, SIZE, contract, inlined, loops, part, write_axes
+from junctor_kernels.row_trees.contract import ROWS, contract, loops, write_axes
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
+from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, part
 from junctor_kernels.row_trees.plan import (
     ARENA,
     BEHIND,
