@@ -128,3 +128,15 @@ def test_what_is_no_plan_is_refused(place: list[int], strange: object) -> None:
         return
     tables = {out for step in plan.steps for out in [getattr(step, "out", getattr(step, "table", None))]}
     assert tables <= set(range(len(plan.tables)))
+
+
+def test_few_rows_keep_the_plans_of_long_ones_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_plans, "LEAST_ROWS", 1024)
+    kept, what = KeptPlans(cache), (GRID, PATTERN, None, False, 4)
+    plan = compile_plan(shape_of(GRID), *what[1:])
+    operations = plan.shared_operations + plan.case_operations
+    for least, count in ((operations + 1, 0), (operations, 1)):
+        monkeypatch.setattr(kept_plans, "LEAST_OPERATIONS", least)
+        assert kept.plan(*what, lambda: plan) == plan
+        assert len(_plans(cache)) == count
+    assert kept.plan(*what, lambda: pytest.fail("made again")) == plan

@@ -1,4 +1,4 @@
-"""Plans of many rows, from process to process: laid out in a tenth of a second, and read in a quarter of that.
+"""Plans of many or long rows, from process to process: laid out in a tenth of a second, and read in a quarter of that.
 
 Main class: KeptPlans, set up by the router.
 """
@@ -19,8 +19,9 @@ from junctor.runtime.cache import Cache
 KIND = "plan"
 # Part of the key: another way to plan, another number.
 PLANNING = 1
-# Plans of smaller networks are made in a few milliseconds, and there may be many of fewer rows.
-LEAST_VARIABLES, LEAST_ROWS = 100, 1024
+# Plans of smaller networks are made in a few milliseconds, and there may be many of fewer rows, but not where each row
+# takes so many operations. Of networks of more variables the digest takes longer than some rows.
+LEAST_VARIABLES, LEAST_ROWS, LEAST_OPERATIONS, MOST_VARIABLES = 100, 1024, 1e8, 2000
 
 _KINDS: tuple[type[Step], ...] = (Potential, Slice, Likelihood, Reduce, Free)
 
@@ -49,14 +50,21 @@ class KeptPlans:
         make: compiles the plan.
         All others: as of `compile_plan`.
         """
-        if len(network.variables) < LEAST_VARIABLES or rows < LEAST_ROWS:
+        variables = len(network.variables)
+        if variables < LEAST_VARIABLES or (rows < LEAST_ROWS and variables > MOST_VARIABLES) or not self._cache.limit:
             return make()
         key = PLANNING, network.digest, sorted(pattern.sliced), sorted(pattern.weighted), targets, explain, rows
 
         def parse(content: bytes) -> Plan:
             return _parsed(content, shape_of(network), pattern)
 
-        return self._cache.kept(KIND, repr(key), parse, make, _to_bytes)
+        plan = self._cache.read(KIND, repr(key), parse)
+        if plan is None:
+            plan = make()
+            operations = plan.shared_operations + plan.case_operations
+            if rows >= LEAST_ROWS or operations >= LEAST_OPERATIONS:
+                self._cache.write(KIND, repr(key), _to_bytes(plan))
+        return plan
 
 
 def _to_bytes(plan: Plan) -> bytes:
