@@ -189,7 +189,8 @@ def dots(arena: Any, places: Any, inner: Any, more: Any, terms: Any, lines: Any,
         if sa != ZERO and sb != ZERO:
             while t + four <= count:
                 if step_b == ZERO:
-                    x = _four_dots_of_one(arena, p, q, size, step_a, more)
+                    # A step that is known to be zero: one load of that row for all four.
+                    x = _four_dots(arena, p, q, size, step_a, ZERO, more)
                 else:
                     x = _four_dots(arena, p, q, size, step_a, step_b, more)
                 if step_c == unit:
@@ -243,33 +244,6 @@ def _four_dots(arena: Any, p: Any, q: Any, size: Any, step_a: Any, step_b: Any, 
             x1 = multiply_add(_rest(arena, p1 + u, rest), _rest(arena, q1 + v, rest), x1)
             x2 = multiply_add(_rest(arena, p2 + u, rest), _rest(arena, q2 + v, rest), x2)
             x3 = multiply_add(_rest(arena, p3 + u, rest), _rest(arena, q3 + v, rest), x3)
-        i += more[ONE]
-        k += more[OTHER]
-    return pair_sums(halves_sum(x0), halves_sum(x1), halves_sum(x2), halves_sum(x3))
-
-
-@inlined
-def _four_dots_of_one(arena: Any, p: Any, q: Any, size: Any, step: Any, more: Any) -> Any:
-    """Return the dot products of four rows, `step` entries apart, with one."""
-    p1, p2, p3 = p + step, p + step + step, p + step + step + step
-    x0 = x1 = x2 = x3 = spread8(0.0)
-    i = k = ZERO
-    for _ in range(more[SIZE]):
-        j = ZERO
-        while j + WIDTH <= size:
-            u, y = i + j, load8(arena, q + k + j)
-            x0 = multiply_add(load8(arena, p + u), y, x0)
-            x1 = multiply_add(load8(arena, p1 + u), y, x1)
-            x2 = multiply_add(load8(arena, p2 + u), y, x2)
-            x3 = multiply_add(load8(arena, p3 + u), y, x3)
-            j += WIDTH
-        if j < size:
-            u, rest = i + j, size - j
-            y = _rest(arena, q + k + j, rest)
-            x0 = multiply_add(_rest(arena, p + u, rest), y, x0)
-            x1 = multiply_add(_rest(arena, p1 + u, rest), y, x1)
-            x2 = multiply_add(_rest(arena, p2 + u, rest), y, x2)
-            x3 = multiply_add(_rest(arena, p3 + u, rest), y, x3)
         i += more[ONE]
         k += more[OTHER]
     return pair_sums(halves_sum(x0), halves_sum(x1), halves_sum(x2), halves_sum(x3))

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.cost.model import CostModel
-from junctor.out_of_core.memory_splits import MemoryLimits
+from junctor.out_of_core.memory_splits import MemoryLimits, priced_backends
 from junctor.planning.chunk_search import ChunkChoice
 from junctor.planning.compile import Problem
 from junctor.runtime.cache import Cache
@@ -50,7 +50,9 @@ class KeptChunks:
         task = sorted(pattern.sliced), sorted(pattern.weighted), targets, problem.explain, problem.drops_barren
         # What a user allowed with evidence and answers is for messages, and the folder is a name.
         memory = limits.memory, limits.task, limits.disk, limits.threads, limits.on_gpu
-        prices = None if costs is None else _prices(costs, limits.on_gpu)
+        names = priced_backends(algebra, limits.on_gpu)
+        known = {} if costs is None else costs.coefficients
+        prices = [(name, astuple(known[name])) for name in names if name in known]
         key = SEARCH, problem.shape, task, algebra.name, memory, prices, rows, shared_by
         return CachedChoice(self._cache, repr(key))
 
@@ -69,13 +71,6 @@ class CachedChoice:
     def keep(self, choice: ChunkChoice) -> None:
         """Keep what a search chose."""
         self.cache.write(KIND, self.key, json.dumps(choice._asdict()).encode())
-
-
-def _prices(costs: CostModel, on_gpu: bool) -> list[tuple[str, tuple[object, ...]]]:
-    """Return the prices that a search may ask for: of the backends of its device, in any number format."""
-    names = (name for name in costs.coefficients if name.startswith("chunks-"))
-    of_device = sorted(name for name in names if name.startswith("chunks-gpu-") == on_gpu)
-    return [(name, astuple(costs.coefficients[name])) for name in of_device]
 
 
 def _parsed(content: bytes, members: frozenset[int]) -> ChunkChoice:

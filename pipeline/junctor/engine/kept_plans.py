@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from junctor.model.network import Network
+from junctor.planning.chunk_search import operations_of
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, shape_of
 from junctor.runtime.cache import Cache
@@ -51,20 +52,17 @@ class KeptPlans:
         All others: as of `compile_plan`.
         """
         variables = len(network.variables)
-        if variables < LEAST_VARIABLES or (rows < LEAST_ROWS and variables > MOST_VARIABLES) or not self._cache.limit:
+        if variables < LEAST_VARIABLES or (rows < LEAST_ROWS and variables > MOST_VARIABLES):
             return make()
         key = PLANNING, network.digest, sorted(pattern.sliced), sorted(pattern.weighted), targets, explain, rows
 
         def parse(content: bytes) -> Plan:
             return _parsed(content, shape_of(network), pattern)
 
-        plan = self._cache.read(KIND, repr(key), parse)
-        if plan is None:
-            plan = make()
-            operations = plan.shared_operations + plan.case_operations
-            if rows >= LEAST_ROWS or operations >= LEAST_OPERATIONS:
-                self._cache.write(KIND, repr(key), _to_bytes(plan))
-        return plan
+        def is_worth(plan: Plan) -> bool:
+            return rows >= LEAST_ROWS or operations_of(plan) >= LEAST_OPERATIONS
+
+        return self._cache.kept(KIND, repr(key), parse, make, _to_bytes, is_worth)
 
 
 def _to_bytes(plan: Plan) -> bytes:

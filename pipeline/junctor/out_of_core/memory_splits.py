@@ -164,7 +164,7 @@ class GpuSplits:
 
     def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, gpus: int) -> None:
         self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
-        self._backend = f"chunks-gpu-{reference.NUMBERS[self._itemsize]}"
+        (self._backend,) = priced_backends(algebra, on_gpu=True)
         # A GPU that has never been measured in chunks still gets a plan.
         self._costs = costs if self._backend in costs.coefficients else NOMINAL
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
@@ -372,6 +372,13 @@ def backend_of(algebra: Algebra, compiled: bool) -> str:
     # Maxima take about as long as sums of numbers as wide.
     name = algebra.name if algebra is reference.LOG else reference.NUMBERS[algebra.dtype.itemsize]
     return f"chunks-{'' if compiled else 'plain-'}{name}"
+
+
+def priced_backends(algebra: Algebra, on_gpu: bool) -> tuple[str, ...]:
+    """Return the names in the registry that plans in chunks are priced by."""
+    if on_gpu:
+        return (f"chunks-gpu-{reference.NUMBERS[algebra.dtype.itemsize]}",)
+    return backend_of(algebra, True), backend_of(algebra, False)
 
 
 def launch_bytes(plan: Plan) -> int:

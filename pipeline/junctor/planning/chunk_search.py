@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, alive_entries, chunk_plan
 from junctor.planning.compile import Problem, lay_out
-from junctor.planning.elimination import EliminationOrder, order_of, varied_orders
+from junctor.planning.elimination import EliminationOrder, Sizes, order_of, varied_orders
 from junctor.planning.plan import Plan, Reduce
 
 # Entries of all cliques together from which on no plan is cut: years on a core, days on a GPU.
@@ -113,8 +113,7 @@ def cheapest_chunks(
         # What was kept may have been made by anybody: then the search decides.
         with suppress(TooSmallError, IndexError):
             return _chosen(problem, itemsize, splits, choice)
-    best: tuple[float, int, ChunkPlan, Split] | None = None
-    chosen: Candidate | None = None
+    best: tuple[float, int, ChunkPlan, Split, Candidate] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
     cut_steps = 0
@@ -145,11 +144,12 @@ def cheapest_chunks(
                 continue
             seconds = pricing.seconds(chunks, split)
             if best is None or seconds < best[0]:
-                best, chosen = (seconds, number, chunks, split), candidate
-    if best is not None and chosen is not None:
+                best = seconds, number, chunks, split, candidate
+    if best is not None:
+        _, number, chunks, split, (_, order, lean) = best
         if kept is not None and cut_steps >= KEPT_STEPS:
-            kept.keep(ChunkChoice(chosen.order.variables, chosen.order.criterion, chosen.lean, best[1]))
-        return best[2:]
+            kept.keep(ChunkChoice(order.variables, order.criterion, lean, number))
+        return chunks, split
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
 
@@ -158,7 +158,7 @@ def _chosen(
     problem: Problem, itemsize: int, splits: Callable[[Plan], Sequence[Split]], choice: ChunkChoice
 ) -> tuple[ChunkPlan, Split]:
     """Return what a search chose; raises TooSmallError or IndexError where that cannot be."""
-    order = order_of(problem.graph(), choice.variables, problem.shape.cardinalities, choice.criterion)
+    order = order_of(problem.graph(), choice.variables, Sizes(problem.shape.cardinalities), choice.criterion)
     plan = lay_out(replace(problem, lean=choice.lean), order)
     split = splits(plan)[choice.split]
     return chunk_plan(plan, *_entries(split, itemsize)), split

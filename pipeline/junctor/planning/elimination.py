@@ -179,17 +179,11 @@ def _sweep(graph: Graph, members: AbstractSet[int], sizes: Sizes) -> Elimination
             part = _breadth_first(graph, left, _breadth_first(graph, left, start)[-1])
             order += part
             left.difference_update(part)
-    return _order(graph, tuple(order), sizes, "sweep")
+    return order_of(graph, tuple(order), sizes, "sweep")
 
 
-def order_of(
-    graph: Graph, variables: tuple[int, ...], cardinalities: Sequence[int], criterion: str
-) -> EliminationOrder:
+def order_of(graph: Graph, variables: tuple[int, ...], sizes: Sizes, criterion: str) -> EliminationOrder:
     """Return the order that eliminates `variables` one after the other."""
-    return _order(graph, variables, Sizes(cardinalities), criterion)
-
-
-def _order(graph: Graph, variables: tuple[int, ...], sizes: Sizes, criterion: str) -> EliminationOrder:
     cliques = cliques_of(graph, variables)
     return EliminationOrder(variables, cliques, sum(map(sizes.entries, cliques)), criterion)
 

@@ -100,18 +100,21 @@ class Cache:
         parse: Callable[[bytes], Content],
         make: Callable[[], Content],
         to_bytes: Callable[[Content], bytes],
+        is_worth: Callable[[Content], bool] = lambda _: True,
     ) -> Content:
         """Return what an entry holds; without one, what `make` returns, which is kept.
 
         kind, key, parse: as of `read`.
         to_bytes: of what is made, which `parse` reads.
+        is_worth: whether what is made is kept.
         """
         if not self.limit:
             return make()
         found = self.read(kind, key, parse)
         if found is None:
             found = make()
-            self.write(kind, key, to_bytes(found))
+            if is_worth(found):
+                self.write(kind, key, to_bytes(found))
         return found
 
     def write(self, kind: str, key: str, content: bytes) -> None:

@@ -651,7 +651,8 @@ struct Exchange {
 };
 
 // A warp takes so many vectors of a run at a time, its threads neighbours of each other, all loads before the first store:
-// what counts is how many bytes are on their way. Shares come in turns, so that all links are busy.
+// what counts is how many bytes are on their way. Shares come in turns, so that all links are busy. Four blocks would fit a
+// multiprocessor: no more registers than leave room for other kernels.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) exchange(const Exchange what) {
     // Divisions of 32 bits, because those of 64 would take longer than the copies; the host sees to it that they do.
     const unsigned pieces = (unsigned)((what.width + 32 * EACH_VECTORS - 1) / (32 * EACH_VECTORS));

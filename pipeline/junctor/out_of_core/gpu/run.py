@@ -433,16 +433,16 @@ class GpuRun:
         enqueue(device.cuda, slot.stream, target, source)
 
     def _close_through(self, number: int) -> None:
-        """Close the passes up to a number."""
-        while self._pending and self._pending[0].number <= number:
+        """Close the passes up to a number, once the devices are through with them."""
+        while self._pending and (work := self._pending[0]).number <= number:
+            if not work.is_done():
+                with ENQUEUING.left():
+                    work.wait()
             self._close()
 
     def _close(self) -> None:
-        """Report the oldest pass in flight, once the devices are through with it."""
+        """Report the oldest pass in flight, which the devices are through with."""
         work = self._pending[0]
-        if not work.is_done():
-            with ENQUEUING.left():
-                work.wait()
         for source, target in work.late:
             target[...] = source
         # Of results that the host adds up the words on devices know the terms only.

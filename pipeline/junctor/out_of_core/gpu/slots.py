@@ -287,9 +287,10 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     Raises ValueError where an operand or the result cannot be used where it lies.
     """
     what, operands, out = layout
-    is_chain = isinstance(what, Chain)
-    first, *rest = (chains_gpu.launch_of(what),) if isinstance(what, Chain) else launches_of(what)
-    for k, runs in enumerate((*operands, out) if is_chain else operands):
+    # The result of a chain is one more operand.
+    tables, out = ((*operands, out), None) if isinstance(what, Chain) else (operands, out)
+    first, *rest = _launches(what)
+    for k, runs in enumerate(tables):
         if runs is not None:
             with _placing:
                 placed = _with_table(what, k, runs)
@@ -297,7 +298,7 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
                 raise ValueError(f"table {k} cannot be used where it is")
             first = first.with_operand(k, placed.offsets[k], placed.quads[k] if placed.quads else ())
     launches = first, *rest
-    if out is None or is_chain:
+    if out is None:
         return launches, launches[-1].begins
     panels = out_panels(launches[-1], out)
     if panels is None:
@@ -313,9 +314,12 @@ _placing = threading.Lock()
 @lru_cache(maxsize=512)
 def _with_table(what: Contraction | Chain, k: int, runs: PartRuns) -> EntryLaunch | None:
     """Return the first launch of a contraction with one table where it lies, None where it cannot be used there."""
-    if isinstance(what, Chain):
-        return chains_gpu.in_place(chains_gpu.launch_of(what), k, runs)
-    return in_place(launches_of(what)[0], k, runs)
+    place = chains_gpu.in_place if isinstance(what, Chain) else in_place
+    return place(_launches(what)[0], k, runs)
+
+
+def _launches(what: Contraction | Chain) -> tuple[EntryLaunch, ...]:
+    return (chains_gpu.launch_of(what),) if isinstance(what, Chain) else launches_of(what)
 
 
 @lru_cache(maxsize=1 << 14)
