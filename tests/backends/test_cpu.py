@@ -10,12 +10,13 @@ import pytest
 from helpers.blocks import TOLERANCE, blocks_of, compare, questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.backends import lowering
+from junctor.backends import cpu, lowering
 from junctor.backends import register_tiles as tiles
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
+from junctor.model.answers import Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.compile import compile_plan
@@ -66,6 +67,54 @@ def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zer
         algebra,
         lanes=64,
     )
+
+
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda algebra: algebra.name)
+@given(question=questions(), rows=st.integers(1, 5))
+@settings(max_examples=40)
+def test_several_blocks_at_once_are_those_one_by_one(
+    algebra: Algebra, question: tuple[Network, EvidenceBatch, bool], rows: int
+) -> None:
+    """Same bytes; the last block is not full, and the answers lie in another order."""
+    network, batch, likelihoods = question
+    pattern, block = blocks_of(network, batch, likelihoods)
+    # Each case of the block often enough for `rows` blocks and a part of one.
+    lanes = 32
+    which = np.resize(np.arange(block.cases), lanes * rows + 5)
+
+    def part(first: int, last: int) -> EvidenceBlock:
+        taken = which[first:last]
+        states = {v: values[taken] for v, values in block.states.items()}
+        weights = {v: values[:, taken] for v, values in block.likelihoods.items()}
+        return EvidenceBlock(len(taken), states, weights)
+
+    targets, sizes = tuple(range(len(network.variables))), network.cardinalities
+    program = Program(compile_plan(shape_of(network), pattern, rows=1), network, algebra)
+    places = np.arange(len(which))[::-1].copy()
+    found = []
+    for step in (lanes, len(which)):
+        compiled = CompiledProgram(program, lanes)
+        memory = np.full(len(which) * sum(sizes), np.nan, algebra.dtype)
+        answers = Answers(targets, np.zeros(len(which), np.int8), np.zeros(len(which)), memory=memory)
+        outcomes = [
+            compiled.answer(part(first, first + step), places[first : first + step], answers)
+            for first in range(0, len(which), step)
+        ]
+        joined = [np.concatenate([getattr(each, name) for each in outcomes]) for name in ("log_value", "doubtful")]
+        found.append([memory, *joined])
+    for one_by_one, at_once in zip(*found, strict=True):
+        assert one_by_one.tobytes() == at_once.tobytes()
+
+
+def test_calls_are_of_whole_blocks_and_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = layered(layers=3, width=3, states=3, seed=1)
+    program = Program(compile_plan(shape_of(network), Pattern(frozenset([4]), frozenset())), network, DOUBLE)
+    compiled = CompiledProgram(program, 32, threads=2)
+    assert [compiled.cases_at_once(rows) for rows in (1, 256, 257, 8192)] == [32, 32, 64, 1024]
+    monkeypatch.setattr(cpu, "PART_BYTES", 100 * (8 + 8))
+    assert compiled.cases_at_once(8192) == 96
+    monkeypatch.setattr(cpu, "PART_BYTES", 1)
+    assert compiled.cases_at_once(8192) == 32
 
 
 def test_many_terms_are_listed_or_not_with_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:

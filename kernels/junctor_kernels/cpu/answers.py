@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from junctor_kernels.cpu.jit import loops
+from junctor_kernels.cpu.jit import part
 
 
-@loops
+@part
 def write_posteriors(posteriors: Any, states: Any, places: Any, rows: Any, answers: Any) -> None:
     """Write the posteriors of a block to its `rows` of the answers.
 

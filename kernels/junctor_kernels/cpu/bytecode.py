@@ -1,6 +1,7 @@
-"""Data of the compiled CPU backend: a plan with its numbers as flat arrays, and the memory of a block.
+"""Data of the compiled CPU backend: a plan with its numbers as flat arrays, the memory of a block, and cases.
 
-Main classes: Bytecode, built by `junctor.backends.lowering`, and BlockWorkspace; read by `junctor_kernels.cpu.plan`.
+Main classes: Bytecode, built by `junctor.backends.lowering`, BlockWorkspace and Cases; read by
+`junctor_kernels.cpu.plan`.
 """
 
 from __future__ import annotations
@@ -99,3 +100,22 @@ class BlockWorkspace(NamedTuple):
     bits: Any
     posteriors: Any
     sums: Any
+
+
+class Cases(NamedTuple):
+    """Cases of some blocks: their evidence, and where their answers go.
+
+    states: int64 [variables, cases], blocks of as many as a BlockWorkspace has.
+    likelihoods: float64 [rows, cases].
+    sums: float64 [3, cases], written: those of all blocks.
+    places: int64 [targets, 4], of `write_posteriors`; no targets where nothing is written.
+    rows: int64 [cases or fewer], of the answers.
+    answers: flat, written.
+    """
+
+    states: Any
+    likelihoods: Any
+    sums: Any
+    places: Any
+    rows: Any
+    answers: Any

@@ -1,4 +1,4 @@
-"""The compiled CPU backend: a whole plan for one block of cases in one call, the case axis innermost (Numba).
+"""The compiled CPU backend: a whole plan for some blocks of cases in one call, the case axis innermost (Numba).
 
 Main functions: `propagate`, `propagate_logs` and `explain`, called by `junctor.backends.cpu`; they compute what
 `junctor.backends.numpy` computes, with the same bounds on losses. All per-case tables lie in one flat arena, `cases`
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from junctor_kernels.cpu.answers import write_posteriors
 from junctor_kernels.cpu.bytecode import (
     COLUMNS,
     CONSTANT,
@@ -50,12 +51,45 @@ LOG_2 = float(np.log(2.0))
 
 
 @loops
-def propagate(code: Any, work: Any) -> None:
-    """Run all steps of a plan for one block; adds to `work.sums` and writes `work.posteriors`.
+def propagate(code: Any, work: Any, cases: Any) -> None:
+    """Run all steps of a plan for some blocks; writes their sums and answers, and `work.posteriors` of the last one.
 
     code: Bytecode.
-    work: BlockWorkspace with the evidence of the block, its sums cleared.
+    work: BlockWorkspace.
+    cases: Cases.
     """
+    for first in range(0, cases.states.shape[1], work.lanes.shape[1]):
+        _take(cases, first, work)
+        _propagate(code, work)
+        _give(work, cases, first)
+
+
+@part
+def _take(cases: Any, first: int, work: Any) -> None:
+    """Copy the evidence of the block that begins at case `first`, and clear its sums."""
+    for row in range(work.states.shape[0]):
+        for b in range(work.states.shape[1]):
+            work.states[row, b] = cases.states[row, first + b]
+    for row in range(work.likelihoods.shape[0]):
+        for b in range(work.likelihoods.shape[1]):
+            work.likelihoods[row, b] = cases.likelihoods[row, first + b]
+    work.sums[:] = 0
+
+
+@part
+def _give(work: Any, cases: Any, first: int) -> None:
+    """Copy the sums of the block that begins at case `first`, and write its posteriors to the answers."""
+    for row in range(work.sums.shape[0]):
+        for b in range(work.sums.shape[1]):
+            cases.sums[row, first + b] = work.sums[row, b]
+    if cases.places.shape[0]:
+        rows = cases.rows[first : first + work.sums.shape[1]]
+        write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
+
+
+@part
+def _propagate(code: Any, work: Any) -> None:
+    """Run all steps of a plan for one block with its evidence; adds to its sums, and writes its posteriors."""
     # Cases of the block in memory, padding included: loops have no partial vectors.
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(0)
@@ -76,14 +110,23 @@ def propagate(code: Any, work: Any) -> None:
 
 
 @jit
-def propagate_logs(code: Any, work: Any) -> None:
-    """Run all steps of a plan for one block in log space, as `propagate` does; nothing is lost there.
+def propagate_logs(code: Any, work: Any, cases: Any) -> None:
+    """Run all steps of a plan for some blocks in log space, as `propagate` does; nothing is lost there.
 
     code: Bytecode, its tables logarithms in float64.
-    work: BlockWorkspace with the evidence of the block, its sums cleared.
+    work: BlockWorkspace.
+    cases: Cases.
     """
-    cases = work.lanes.shape[1]
     held = np.empty(RUN * 2 * (BYTES // work.arena.itemsize))
+    for first in range(0, cases.states.shape[1], work.lanes.shape[1]):
+        _take(cases, first, work)
+        _propagate_logs(code, work, held)
+        _give(work, cases, first)
+
+
+@part
+def _propagate_logs(code: Any, work: Any, held: Any) -> None:
+    cases = work.lanes.shape[1]
     lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)
     for i in range(code.steps.shape[0]):
         step, result = code.steps[i], code.results[i]

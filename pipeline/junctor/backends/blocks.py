@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from threading import Event, Lock
 from typing import Any, Protocol
 
@@ -72,8 +73,8 @@ def answer_in(
     alone = asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks
     first = FirstRows(asked, alone)
 
-    def answer_block(start: int, place: int, end: int = len(rows)) -> Rows:
-        part = rows[start : min(end, start + backend.cases)]
+    def answer_part(start: int, place: int, end: int) -> Rows:
+        part = rows[start:end]
         if first.fail and start >= PROBED_ROWS:
             return part[:0]
         answer = backend.prepare(block_of(batch, part, pattern, sizes), part, answers, place)
@@ -86,19 +87,20 @@ def answer_in(
         doubtful: Rows = part[outcome.doubtful]
         return doubtful
 
-    def answer_any(start: int, place: int) -> Rows:
-        if start or not alone:
-            return answer_block(start, place)
+    def answer_any(bounds: tuple[int, int], place: int) -> Rows:
+        if bounds[0] or not alone:
+            return answer_part(bounds[0], place, bounds[1])
         try:
-            return answer_block(0, place, PROBED_ROWS)
+            return answer_part(0, place, bounds[1])
         finally:
             # Also where it went wrong: others wait.
             first.told.set()
 
-    begin = PROBED_ROWS if alone else 0
-    # The size of blocks must not depend on threads: roundings follow it.
-    starts = [*range(0, begin, PROBED_ROWS), *range(begin, len(rows), backend.cases)]
-    doubtful = np.concatenate([rows[:0], *in_threads(answer_any, starts, backend.threads)])
+    # Rows that tell go in small parts, so that little is under way until they have told.
+    small, least = (PROBED_ROWS, 1) if alone else (backend.cases, backend.threads)
+    begin = min(len(rows), small * least) if asked else 0
+    edges = [*range(0, begin, small), *range(begin, len(rows), backend.cases_at_once(len(rows))), len(rows)]
+    doubtful = np.concatenate([rows[:0], *in_threads(answer_any, list(pairwise(edges)), backend.threads)])
     if not first.fail:
         return doubtful, rows[:0]
     # Blocks that were under way already make no difference: which rows climb depends on the first rows alone.
@@ -140,10 +142,14 @@ class BlockExecutor(Protocol):
     cases: int
     threads: int
 
-    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
-        """Bring the evidence of a block to a place below `threads`, as far as there is anything to do ahead.
+    def cases_at_once(self, rows: int) -> int:
+        """Return how many of so many rows to prepare at once: a block, or several whole ones."""
+        # The size of blocks must not depend on threads, for roundings follow it; how many are prepared at once may.
 
-        Returns what answers the block; its posteriors or states are in `rows` of the answers then.
+    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
+        """Bring the evidence of cases to a place below `threads`, as far as there is anything to do ahead.
+
+        Returns what answers them; their posteriors or states are in `rows` of the answers then.
         """
 
 
@@ -169,6 +175,9 @@ class _Plain:
     run: Callable[[EvidenceBlock, int], BlockOutcome]
     cases: int
     threads: int = 1
+
+    def cases_at_once(self, rows: int) -> int:
+        return self.cases
 
     def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
         def answer() -> BlockOutcome:

@@ -1,19 +1,19 @@
-"""Programs on the compiled CPU backend, which runs all steps of a block of cases in one call.
+"""Programs on the compiled CPU backend, which runs all steps of some blocks of cases in one call.
 
-Main class: CompiledProgram; called by the engine, one thread a block.
+Main class: CompiledProgram; called by the engine, several blocks a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
-from junctor_kernels.cpu.answers import write_posteriors
-from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockWorkspace
+from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockWorkspace, Cases
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
@@ -21,6 +21,11 @@ from junctor.backends.lowered_plans import LoweredPlan, lowered
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.model.answers import Answers, sources_of
+
+# Calls in which a thread answers its share of a group: for each, Python takes as long as for a block.
+PARTS = 4
+# Bytes of the evidence of a call, unless it is one block.
+PART_BYTES = 1 << 19
 
 
 class CompiledProgram:
@@ -66,26 +71,30 @@ class CompiledProgram:
         self._works = [self._work(lowering, dtype) for _ in range(threads)]
         self._tables = [self._tables_of(work) for work in self._works]
 
+    def cases_at_once(self, rows: int) -> int:
+        """Return how many of so many rows go through in one call: whole blocks, on which answers do not depend."""
+        blocks = -(-rows // (self.cases * self.threads * PARTS))
+        work = self._works[0]
+        most = PART_BYTES // int(work.states.nbytes + work.likelihoods.nbytes)
+        return self.cases * max(1, min(blocks, most))
+
     def run(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
         """Propagate a block of cases in the memory of a thread and return its posteriors and log P(e)."""
-        cases, work = block.cases, self._works[thread]
-        # Rows: log P(e), share of the probability lost at edges, and at results.
-        sums = self._take(block, work)
-        self._propagate(self.code, work)
-        log_value = sums[0, :cases] + self._program.constants(block)
+        nothing = np.zeros(0, dtype=np.int64)
+        outcome = self._run(block, thread, nothing.reshape(0, 4), nothing, np.zeros(0, self._works[0].arena.dtype))
         posteriors = self._tables[thread]
-        if cases < self.cases:
+        if block.cases < self.cases:
             # The rest of the lanes repeats the last case.
-            posteriors = {variable: table[:, :cases] for variable, table in posteriors.items()}
-        doubtful = doubtful_rows(sums[1, :cases] + sums[2, :cases], log_value, self._program.algebra)
-        return BlockOutcome(log_value, posteriors, {}, doubtful)
+            posteriors = {variable: table[:, : block.cases] for variable, table in posteriors.items()}
+        return replace(outcome, posteriors=posteriors)
 
     def explain(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
         """Return a most probable explanation of every case of a block."""
         cases, work = block.cases, self._works[thread]
-        sums = self._take(block, work)
+        block.copy_to(work.states, self._observed_rows, work.likelihoods, self._layout.likelihoods)
+        work.sums.fill(0)
         compiled.explain(self.code, work)
-        log_value = sums[0, :cases] + self._program.constants(block)
+        log_value = work.sums[0, :cases] + self._program.constants(block)
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return BlockOutcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
 
@@ -96,35 +105,48 @@ class CompiledProgram:
     def prepare(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int
     ) -> Callable[[], BlockOutcome]:
-        """Return what answers a block, as `answer`."""
+        """Return what answers some cases, as `answer`."""
         return lambda: self.answer(block, rows, answers, place)
 
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, thread: int = 0
     ) -> BlockOutcome:
-        """Propagate a block of cases and write its posteriors to the answers.
+        """Propagate cases, of one block or several, and write their posteriors to the answers.
 
-        block: evidence.
+        block: evidence of any number of cases.
         rows: int64 [cases], rows of the answers.
         answers: of the batch, written here; their posteriors lie in `answers.memory`.
         thread: index of the calling thread.
         """
-        outcome = self.run(block, thread)
         # Targets are the same in all batches of an engine.
         if self._sources is None:
             sizes = self._plan.shape.cardinalities
             self._sources = sources_of(answers.targets, sizes, self._posteriors, self._rows)
-        if self._sources.size:
-            work = self._works[thread]
-            write_posteriors(work.posteriors, work.states, self._sources, rows, answers.memory)
-        return outcome
+        assert answers.memory is not None
+        return self._run(block, thread, self._sources, rows, answers.memory)
 
-    def _take(self, block: EvidenceBlock, work: BlockWorkspace) -> npt.NDArray[np.float64]:
-        """Copy the evidence of a block into the workspace and return its cleared sums, float64 [3, cases]."""
-        block.copy_to(work.states, self._observed_rows, work.likelihoods, self._layout.likelihoods)
-        sums: npt.NDArray[np.float64] = work.sums
-        sums.fill(0)
-        return sums
+    def _run(
+        self,
+        block: EvidenceBlock,
+        thread: int,
+        places: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        answers: npt.NDArray[Any],
+    ) -> BlockOutcome:
+        """Propagate cases in the memory of a thread; returns log P(e) and doubts.
+
+        places, rows, answers: of `Cases`.
+        """
+        work, lanes = self._works[thread], -(-block.cases // self.cases) * self.cases
+        states: npt.NDArray[Any] = np.zeros((len(work.states), lanes), dtype=np.int64)
+        likelihoods = np.ones((len(work.likelihoods), lanes))
+        block.copy_to(states, self._observed_rows, likelihoods, self._layout.likelihoods)
+        # Rows: log P(e), share of the probability lost at edges, and at results.
+        sums = np.empty((3, lanes))
+        self._propagate(self.code, work, Cases(states, likelihoods, sums, places, rows, answers))
+        moved, open_ = sums[1:, : block.cases]
+        log_value = sums[0, : block.cases] + self._program.constants(block)
+        return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 
     def _work(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> BlockWorkspace:
         """Return the memory of a thread, with the bounds of shared tables filled in."""

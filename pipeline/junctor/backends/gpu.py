@@ -67,6 +67,10 @@ class GpuProgram(GpuBlocks):
         """
         return self.prepare(block, rows, answers, place)()
 
+    def cases_at_once(self, rows: int) -> int:
+        """Return the cases of a block."""
+        return self.cases
+
     def prepare(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int
     ) -> Callable[[], BlockOutcome]:
