@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -61,6 +62,38 @@ def test_an_exception_stops_the_others() -> None:
     with pytest.raises(ValueError, match="task 3"):
         in_threads(fail, range(1000), 2)
     assert len(done) < 20
+
+
+def test_threads_serve_again_also_after_errors_and_within_each_other() -> None:
+    def fail(task: int, place: int) -> int:
+        raise ValueError(task)
+
+    def nested(task: int, place: int) -> list[int]:
+        return in_threads(lambda inner, _: 10 * task + inner, range(3), 3)
+
+    before = set(threading.enumerate())
+    for _ in range(20):
+        with pytest.raises(ValueError, match=r"0|1|2"):
+            in_threads(fail, range(9), 3)
+        assert in_threads(nested, range(3), 3) == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+    # Three for the outer call, and three for each of the inner ones: others are not started.
+    assert len(set(threading.enumerate()) - before) <= 3 * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_starts_threads_of_its_own() -> None:
+    in_threads(lambda task, _: task, range(4), 4)
+    child = os.fork()
+    if not child:
+        # No assertion: pytest is not in this process.
+        os._exit(0 if in_threads(lambda task, _: task, range(4), 4) == [0, 1, 2, 3] else 1)
+    deadline = time.monotonic() + 20
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if done == (0, 0):
+        os.kill(child, signal.SIGKILL)
+    assert done[1:] == (0,)
 
 
 def test_ctrl_c_stops_all_threads() -> None:
@@ -193,6 +226,16 @@ def test_turns_are_short_only_inside() -> None:
 
     with pytest.raises(ValueError):
         fail()
+    assert sys.getswitchinterval() == before
+
+
+def test_turns_stay_short_until_the_last_one_ends() -> None:
+    before, first, second = sys.getswitchinterval(), short_turns(), short_turns()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() < before
+    second.__exit__(None, None, None)
     assert sys.getswitchinterval() == before
 
 

@@ -49,6 +49,7 @@ from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh
 from junctor.runtime.devices import open_gpu, open_other_gpus
+from junctor.runtime.threads import short_turns
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -165,6 +166,7 @@ class Engine:
         """
         return tuple(self.router.routes(batch, reserved, self._fixed()))
 
+    @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
         """Return the answers to all rows of `batch`, in its order: Scores where the query asks for them.
 

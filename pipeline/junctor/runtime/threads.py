@@ -5,6 +5,7 @@ Main functions: `in_threads`, `ahead`; main class: `Turns`.
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -22,6 +23,33 @@ Result = TypeVar("Result")
 WAKE_SECONDS = 0.1
 # Seconds after which a thread that is in Python gives way to others; Python's own are a hundred times as many.
 TURN_SECONDS = 5e-5
+# Pools of threads that wait for work: one for each call at a time, and for each call within another.
+IDLE_POOLS = 4
+
+
+class _ShortTurns:
+    """How many ask for short turns at a time, and the turn that there was before them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._before = 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._asked:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, TURN_SECONDS))
+            self._asked += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._asked -= 1
+            if not self._asked:
+                sys.setswitchinterval(self._before)
+
+
+_short_turns = _ShortTurns()
 
 
 @contextmanager
@@ -31,12 +59,46 @@ def short_turns() -> Iterator[None]:
     A thread that leaves the lock for a short while, as each call of NumPy or Arrow does, waits for a whole turn of
     another one to get it back: with sixteen threads that write, a GPU waited for half of the time.
     """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, TURN_SECONDS))
+    _short_turns.begin()
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        _short_turns.end()
+
+
+class _Pools:
+    """Pools of threads at rest: to start sixteen threads takes as long as a block of cases."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[int, ThreadPoolExecutor]] = []
+
+    @contextmanager
+    def lend(self, threads: int) -> Iterator[ThreadPoolExecutor]:
+        """Context manager: a pool of at least so many threads, of which none does anything else."""
+        with self._lock:
+            fitting = [each for each in self._idle if each[0] >= threads]
+            pool = min(fitting, key=lambda each: each[0]) if fitting else None
+            if pool is not None:
+                self._idle.remove(pool)
+        if pool is None:
+            pool = threads, ThreadPoolExecutor(threads, thread_name_prefix="junctor")
+        try:
+            yield pool[1]
+        finally:
+            with self._lock:
+                self._idle.append(pool)
+                left = self._idle.pop(0) if len(self._idle) > IDLE_POOLS else None
+            if left is not None:
+                left[1].shutdown(wait=False)
+
+    def forget(self) -> None:
+        """Forget all pools: a process that was forked has none of their threads, and no thread to free the lock."""
+        self._lock, self._idle = threading.Lock(), []
+
+
+_pools = _Pools()
+os.register_at_fork(after_in_child=_pools.forget)
 
 
 class Turns:
@@ -113,7 +175,7 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
             stopped.set()
             raise
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="junctor") as pool:
+    with _pools.lend(threads) as pool:
         futures = [pool.submit(work, place) for place in range(threads)]
         try:
             # In short waits, because a signal to another thread does not end this one.
@@ -121,6 +183,7 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
                 pass
         finally:
             stopped.set()
+            wait(futures)
     for future in futures:
         future.result()
     return [results[number] for number in range(len(tasks))]
