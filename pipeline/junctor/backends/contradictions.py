@@ -135,6 +135,9 @@ class ContradictionSearch:
         self._columns = FindingColumns(self._zeros, batch)
         self._limits = limits
         self._witnesses = witnesses
+        columns = len(self._columns.variables)
+        # A random number for each column, the same at every call.
+        self._words = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)
         # Finding -> bits of the witnesses that have it.
         self._witnessed: dict[Finding, int] = {}
         self.rows_at_a_time = min(ROWS_AT_A_TIME, self._columns.rows_at_a_time(limits.memory))
@@ -145,14 +148,20 @@ class ContradictionSearch:
         """Return impossible sets of findings in some rows, with the places of those rows, the most frequent first."""
         findings = self._columns.of_rows(rows)
         decision = decide(self._zeros.supports, findings, self._limits, accuse=True)
-        places: dict[FindingSet, list[int]] = {}
-        for place in np.flatnonzero(decision.found == words.IMPOSSIBLE).tolist():
-            columns = np.flatnonzero(decision.culprits[place])
+        places = np.flatnonzero(decision.found == words.IMPOSSIBLE)
+        culprits = decision.culprits[places].astype(np.bool_)
+        # Equal by chance with probability 1e-12; rows have to have the findings all the same before they get a reason.
+        odd = np.where(culprits, 2 * findings.codes[:, places].T + 1, 0).astype(np.uint64)
+        keys = odd @ self._words
+        _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        by_set = np.split(places[np.argsort(numbers, kind="stable")], np.cumsum(counts)[:-1])
+        found = []
+        # Of equally frequent ones that of the earliest row comes first.
+        for n in np.lexsort((first, -counts)).tolist():
+            columns, place = np.flatnonzero(culprits[first[n]]), places[first[n]]
             some = tuple(zip(columns.tolist(), findings.codes[columns, place].tolist(), strict=True))
-            places.setdefault(some, []).append(place)
-        # A stable sort: of equally frequent ones that of the earliest row comes first.
-        ordered = sorted(places.items(), key=lambda item: -len(item[1]))
-        return [(some, np.array(here, dtype=np.int64)) for some, here in ordered]
+            found.append((some, by_set[n]))
+        return found
 
     def contradictions(self, suspicions: Sequence[FindingSet]) -> list[FindingSet]:
         """Return a minimal contradiction in each of some impossible sets, where that does not take too much."""
@@ -170,7 +179,7 @@ class ContradictionSearch:
     def places_of(self, contradiction: FindingSet, rows: Rows, places: Rows) -> Rows:
         """Return those of some places in `rows` whose rows have all findings of a contradiction."""
         for column, code in contradiction:
-            places = places[self._columns.codes(column, rows[places]) == code]
+            places = places[self._columns.have(column, code, rows[places])]
         return places
 
     def text(self, contradiction: FindingSet) -> str:
@@ -208,7 +217,7 @@ class ContradictionSearch:
         rows = -1 if self._witnesses.size else 0
         for finding in some:
             if finding not in self._witnessed:
-                has = self._columns.codes(finding[0], self._witnesses) == finding[1]
+                has = self._columns.have(*finding, self._witnesses)
                 self._witnessed[finding] = int.from_bytes(np.packbits(has).tobytes(), "little")
             rows &= self._witnessed[finding]
         return rows != 0

@@ -32,6 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 MOST_ROWS = 1 << 14
 # Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
 SAMPLED_SHARE, MOST_SAMPLES = 8, 16
+# Work that is worth a thread; it begins, and its memory is made, in a tenth of that.
+THREAD_SECONDS = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +167,24 @@ class FindingColumns:
         observed = states[rows]
         return np.where(observed == UNOBSERVED, soft, observed).astype(np.int32, copy=False)
 
+    def have(self, column: int, code: int, rows: Rows) -> Mask:
+        """Return which of some rows have a code in a column, bool [rows]."""
+        states = self._batch.states.get(int(self.variables[column]))
+        if states is None or column in self._soft or code == self.sizes[column]:
+            found: Mask = self.codes(column, rows) == code
+        else:
+            found = states[rows] == code
+        return found
+
     def of_rows(self, rows: Rows) -> words.Findings:
         """Return the findings of some rows."""
         codes = np.empty((len(self.variables), len(rows)), dtype=np.int32)
-        for column in range(len(codes)):
-            codes[column] = self.codes(column, rows)
-        return self.of_codes(codes)
+        for column, v in enumerate(self.variables.tolist()):
+            codes[column] = self._soft[column][rows] if column in self._soft else UNOBSERVED
+            if v in self._batch.states:
+                observed = self._batch.states[v][rows]
+                codes[column] = np.where(observed == UNOBSERVED, codes[column], observed)
+        return self.of_codes(np.where(codes == UNOBSERVED, self.sizes[:, None], codes))
 
     def of_codes(self, codes: npt.NDArray[np.int32], columns: Sequence[int] | slice = slice(None)) -> words.Findings:
         """Return the findings with some codes, int32 [columns, cases], of all columns or of some (ascending)."""
@@ -323,7 +337,8 @@ class _Blocks:
         # Without a price nothing is begun that has a limit.
         if (math.inf if math.isinf(best.seconds) else best.operations) > self._limits.operations:
             return 0
-        threads = min(self._limits.threads, self._limits.memory // (self._fixed + 8 * best.words))
+        worth = 1 + int(min(best.seconds, 1.0) / THREAD_SECONDS)
+        threads = min(self._limits.threads, worth, self._limits.memory // (self._fixed + 8 * best.words))
         most = (self._limits.memory // max(1, threads) - self._fixed) // 8
         # Small blocks go several in a task.
         edges = [0, *(np.flatnonzero(np.diff(starts[:-1] // words.BITS)) + 1).tolist(), len(starts) - 1]
