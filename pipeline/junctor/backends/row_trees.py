@@ -235,14 +235,22 @@ class RowEngine:
             share[v] = part
         return self.work_of(share, soft, rows)
 
-    def work_of(self, share: npt.NDArray[np.float64], soft: Collection[int] = (), rows: int = 1) -> RowWork:
+    @property
+    def threads(self) -> int:
+        """How many threads may use it at a time."""
+        return len(self._rooms)
+
+    def work_of(
+        self, share: npt.NDArray[np.float64], soft: Collection[int] = (), rows: int = 1, thread: int = 0
+    ) -> RowWork:
         """Return the same.
 
         share: [variables], of the rows that observe each.
         soft, rows: of `work`.
+        thread: whose memory is used.
         """
         factors, common = self._evidence_of(share)
-        tree, self._rooms[0].planned = self._rooms[0].tree, None
+        tree, self._rooms[thread].planned = self._rooms[thread].tree, None
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
         if not rowplan.plan_row(factors, common, kinds, self._wanted, WEIGHTED_MIN_FILL, rows, tree, 0.0):
             return RowWork(math.inf, math.inf, math.inf)
@@ -271,18 +279,19 @@ class RowEngine:
         means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
-    def works_alone(self, cells: EvidenceCells, rows: Rows) -> list[RowWork]:
+    def works_alone(self, cells: EvidenceCells, rows: Rows, thread: int = 0) -> list[RowWork]:
         """Return the work of rows with a tree for each; infinite where tables are too large.
 
         cells: of a batch.
         rows: int64, rows of the batch.
+        thread: whose memory is used.
         """
         # What a row observes says little: the states that are left possible count.
         states, soft = cells.evidence(rows, self._sizes)
         evidence, count = (np.ascontiguousarray(states.T), *soft), len(rows)
         results = np.zeros((count, self._width)), np.zeros(count), np.full(count, UNTOUCHED, dtype=np.int64)
         works = [RowWork(0.0, 0.0, 0.0)] * count
-        room = self._rooms[0]
+        room = self._rooms[thread]
         room.planned, row = None, 0
         # Without memory for messages, the kernel stops at every row that it has planned.
         memory = room.tree, room.domains, rowwise.work(1, len(room.tree.nodes.tables))
