@@ -356,6 +356,8 @@ def test_few_partitions_of_rows_in_chunks_take_all_gpus_of_one_process(monkeypat
     monkeypatch.setattr(steps, "count_gpus", lambda: 4)
     here = Resources(compute=ComputeOptions(10**9, device="gpu"))
     whole, chunked = RunEstimate(seconds=9.0), RunEstimate(seconds=9.0, in_chunks=8.0)
+    # What takes a second on one GPU is done before others are open.
+    assert [steps.workers_for(here, RunEstimate(seconds=seconds), 9) for seconds in (1.0, 5.0)] == [0, 2]
     assert [steps.workers_for(here, chunked, partitions) for partitions in (1, 3, 4, 9)] == [1, 1, 4, 4]
     assert [steps.workers_for(here, whole, partitions) for partitions in (3, 9)] == [4, 4]
     # Whoever asks for workers gets them.

@@ -352,7 +352,7 @@ def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) ->
     if resources.workers is not None:
         workers = resources.workers
     elif resources.compute.device == "gpu":
-        workers = count_gpus()
+        workers = int(min(count_gpus(), estimate.seconds / GPU.process))
         # A worker has one GPU, and some would have nothing to do: in one process rows in chunks take all of them.
         if partitions < workers and estimate.is_mostly_in_chunks:
             workers = 1
