@@ -7,7 +7,7 @@ is minimal if it has probability 0, and any part of it more: a minimal unsatisfi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,7 @@ class _Progress:
 
     rest: among which some are needed; impossible together with the needed ones.
     needed: possible with the rest as long as any one of them is missing.
+    questions: sets to ask about.
     """
 
     # Findings of the rest are added to the needed ones until these are impossible: the last one is needed, and those
@@ -103,10 +104,13 @@ class _Progress:
 
     rest: FindingSet
     needed: FindingSet = ()
+    questions: list[FindingSet] = field(init=False)
 
-    def questions(self) -> list[FindingSet]:
-        """Return the sets to ask about."""
-        return [tuple(sorted(self.needed + self.rest[:count])) for count in range(len(self.rest))]
+    def __post_init__(self) -> None:
+        self._set_questions()
+
+    def _set_questions(self) -> None:
+        self.questions = [tuple(sorted(self.needed + self.rest[:count])) for count in range(len(self.rest))]
 
     def advance(self, possible: Sequence[bool | None]) -> None:
         """Take the answers to the questions."""
@@ -115,6 +119,7 @@ class _Progress:
             self.rest = ()
         else:
             self.needed, self.rest = (*self.needed, self.rest[count - 1]), self.rest[: count - 1]
+        self._set_questions()
 
 
 class ContradictionSearch:
@@ -167,9 +172,9 @@ class ContradictionSearch:
         """Return a minimal contradiction in each of some impossible sets, where that does not take too much."""
         searches = [_Progress(some) for some in suspicions]
         while unfinished := [search for search in searches if search.rest]:
-            self._ask([question for search in unfinished for question in search.questions()])
+            self._ask([question for search in unfinished for question in search.questions])
             for search in unfinished:
-                possible = [self._possible[question] for question in search.questions()]
+                possible = [self._possible[question] for question in search.questions]
                 if None in possible:
                     searches.remove(search)
                 else:
@@ -223,13 +228,12 @@ class ContradictionSearch:
         return rows != 0
 
     def _decide(self, sets: Sequence[FindingSet]) -> Decision:
-        columns = sorted({column for some in sets for column, _ in some})
-        places = {column: n for n, column in enumerate(columns)}
+        findings = np.array([finding for some in sets for finding in some], dtype=np.int32).reshape(-1, 2)
+        cases = np.repeat(np.arange(len(sets)), [len(some) for some in sets])
+        columns, places = np.unique(findings[:, 0], return_inverse=True)
         codes: npt.NDArray[np.int32] = np.repeat(self._columns.sizes[columns, None], len(sets), axis=1)
-        for case, some in enumerate(sets):
-            for column, code in some:
-                codes[places[column], case] = code
+        codes[places, cases] = findings[:, 1]
         limits = replace(self._limits, operations=self.left)
-        decision = decide(self._zeros.supports, self._columns.of_codes(codes, columns), limits)
+        decision = decide(self._zeros.supports, self._columns.of_codes(codes, columns.tolist()), limits)
         self.left -= decision.operations + QUESTION_OPERATIONS * len(sets)
         return decision

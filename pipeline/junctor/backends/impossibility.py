@@ -365,7 +365,8 @@ class _Blocks:
     def _run(self, starts: Rows, most: int, place: int) -> list[tuple[int, int]]:
         """Decide some blocks in a thread whose messages may take `most` words; return those that take more."""
         found, culprits = self._decision.found, self._decision.culprits
-        operations, block = self._limits.operations, 0
+        # A float in any case: compiled code is of one kind.
+        operations, block = float(self._limits.operations), 0
         large: list[tuple[int, int]] = []
         while True:
             room = self._room(place)
