@@ -176,7 +176,7 @@ def test_the_engine_answers_as_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Compiled code takes the states of half of the blocks.
-    monkeypatch.setattr(blocks, "COMPILED_CELLS", 4 * 64)
+    monkeypatch.setattr(reference, "COMPILED_CELLS", 4 * 64)
     monkeypatch.setattr(reference, "THREAD_CELLS", 100)
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 300, missing)

@@ -105,16 +105,29 @@ class BlockWorkspace(NamedTuple):
 class Cases(NamedTuple):
     """Cases of some blocks: their evidence, and where their answers go.
 
-    states: int64 [variables, cases], blocks of as many as a BlockWorkspace has.
-    likelihoods: float64 [rows, cases].
-    sums: float64 [3, cases], written: those of all blocks.
+    columns: int64 [columns], addresses of int32 [rows of a batch], observed states; none where these are `states`.
+    lines: int64 [columns], their rows of the states of a block.
+    given: int64 [cases or fewer], rows of the batch; empty without columns.
+    states: int64 [variables, cases]; empty where columns have them.
+    likelihoods: float64 [rows, cases]; empty where there are none.
+    constants: int64 [n, 3], factors whose variables are all observed: first of them in `observed`, their number, and
+        the first of its columns in `logs`.
+    observed: int64 [m, 2], row of the states of a block, and radix.
+    logs: float64, flat, log scales of the columns of these factors.
+    sums: float64 [3, cases], written: those of all blocks, log P(e) with the constants; cases fill whole blocks.
     places: int64 [targets, 4], of `write_posteriors`; no targets where nothing is written.
     rows: int64 [cases or fewer], of the answers.
     answers: flat, written.
     """
 
+    columns: Any
+    lines: Any
+    given: Any
     states: Any
     likelihoods: Any
+    constants: Any
+    observed: Any
+    logs: Any
     sums: Any
     places: Any
     rows: Any

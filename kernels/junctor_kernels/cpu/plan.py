@@ -43,6 +43,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
+from junctor_kernels.cpu.columns import take_states
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import jit, loops, part, part_with_arrays
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
@@ -58,7 +59,7 @@ def propagate(code: Any, work: Any, cases: Any) -> None:
     work: BlockWorkspace.
     cases: Cases.
     """
-    for first in range(0, cases.states.shape[1], work.lanes.shape[1]):
+    for first in range(0, cases.sums.shape[1], work.lanes.shape[1]):
         _take(cases, first, work)
         _propagate(code, work)
         _give(work, cases, first)
@@ -67,10 +68,13 @@ def propagate(code: Any, work: Any, cases: Any) -> None:
 @part
 def _take(cases: Any, first: int, work: Any) -> None:
     """Copy the evidence of the block that begins at case `first`, and clear its sums."""
-    for row in range(work.states.shape[0]):
+    if cases.columns.size:
+        rows = cases.given[first : first + work.states.shape[1]]
+        take_states(cases.columns, rows, cases.lines, work.states)
+    for row in range(cases.states.shape[0]):
         for b in range(work.states.shape[1]):
             work.states[row, b] = cases.states[row, first + b]
-    for row in range(work.likelihoods.shape[0]):
+    for row in range(cases.likelihoods.shape[0]):
         for b in range(work.likelihoods.shape[1]):
             work.likelihoods[row, b] = cases.likelihoods[row, first + b]
     work.sums[:] = 0
@@ -82,9 +86,24 @@ def _give(work: Any, cases: Any, first: int) -> None:
     for row in range(work.sums.shape[0]):
         for b in range(work.sums.shape[1]):
             cases.sums[row, first + b] = work.sums[row, b]
+    _add_constants(work, cases, first)
     if cases.places.shape[0]:
         rows = cases.rows[first : first + work.sums.shape[1]]
         write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
+
+
+@part
+def _add_constants(work: Any, cases: Any, first: int) -> None:
+    """Add the logarithms of factors whose variables are all observed to those of a block."""
+    # Among each other first, in the order of the reference.
+    for b in range(work.sums.shape[1]):
+        total = 0.0
+        for n in range(cases.constants.shape[0]):
+            begin, at = cases.constants[n, 0], cases.constants[n, 2]
+            for v in range(begin, begin + cases.constants[n, 1]):
+                at += work.states[cases.observed[v, 0], b] * cases.observed[v, 1]
+            total += cases.logs[at]
+        cases.sums[0, first + b] += total
 
 
 @part
@@ -118,7 +137,7 @@ def propagate_logs(code: Any, work: Any, cases: Any) -> None:
     cases: Cases.
     """
     held = np.empty(RUN * 2 * (BYTES // work.arena.itemsize))
-    for first in range(0, cases.states.shape[1], work.lanes.shape[1]):
+    for first in range(0, cases.sums.shape[1], work.lanes.shape[1]):
         _take(cases, first, work)
         _propagate_logs(code, work, held)
         _give(work, cases, first)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from junctor_kernels.cpu.bytecode import GIVEN
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
-from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, StateColumns
 from junctor.backends.plan_memory import ProgramCache
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers, Scores
@@ -29,8 +29,6 @@ MOST_DOUBTFUL = 0.5
 # Steps of a plan from which on another number format takes NumPy longer than to load what tells impossible rows, which
 # their reasons need anyway.
 MANY_STEPS = 2000
-# Cells of a block from which on compiled code takes the states of weighted variables.
-COMPILED_CELLS = 1 << 16
 
 
 def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
@@ -67,7 +65,7 @@ def answer_in(
     next format.
     """
     backend = _backend(prepared, algebra, len(rows))
-    pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
+    pattern, sizes, columns = prepared.plan.pattern, prepared.plan.shape.cardinalities, StateColumns(batch.states)
     asked = prepared.tells_from_first(algebra)
     # On a GPU they go alone, or all others would be under way before it is known; evidence of these comes meanwhile.
     alone = asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks
@@ -77,7 +75,7 @@ def answer_in(
         part = rows[start:end]
         if first.fail and start >= PROBED_ROWS:
             return part[:0]
-        answer = backend.prepare(block_of(batch, part, pattern, sizes), part, answers, place)
+        answer = backend.prepare(block_of(batch, part, pattern, sizes, columns), part, answers, place)
         if start >= PROBED_ROWS and first.fails():
             return part[:0]
         outcome = answer()
@@ -213,18 +211,25 @@ def write_tables(outcome: BlockOutcome, block: EvidenceBlock, rows: Rows, answer
             answers.posteriors[variable][rows, block.states[variable]] = 1
 
 
-def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> EvidenceBlock:
-    """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes."""
+def block_of(
+    batch: EvidenceBatch,
+    rows: Rows,
+    pattern: Pattern,
+    cardinalities: Sequence[int],
+    columns: StateColumns | None = None,
+) -> EvidenceBlock:
+    """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes.
+
+    columns: of the batch, if several blocks share them.
+    """
     at = span_of(rows)
-    states = {v: batch.states[v][at] for v in sorted(pattern.sliced)}
     weighted = sorted(pattern.weighted)
+    states = _AtNeed(sorted(pattern.sliced), lambda v: batch.states[v][at])
     likelihoods = _AtNeed(weighted, lambda v: _likelihood(batch, rows, v, cardinalities[v]))
     seen = _AtNeed(weighted, lambda v: _seen(batch, rows, v))
-    hard = pattern.weighted <= batch.states.keys() and batch.likelihoods.keys().isdisjoint(weighted)
-    if not hard or len(rows) * len(weighted) < COMPILED_CELLS:
+    if not (pattern.weighted <= batch.states.keys() and batch.likelihoods.keys().isdisjoint(weighted)):
         return EvidenceBlock(len(rows), states, likelihoods, seen)
-    columns = {v: batch.states[v] for v in (*states, *weighted)}
-    return EvidenceBlock(len(rows), states, likelihoods, seen, columns, rows)
+    return EvidenceBlock(len(rows), states, likelihoods, seen, columns or StateColumns(batch.states), rows)
 
 
 class _AtNeed(Mapping[int, npt.NDArray[Any]]):

@@ -53,6 +53,7 @@ class CompiledProgram:
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
         self._observed_rows = {variable: self._rows[variable] for variable in sorted(self._plan.pattern.sliced)}
+        self._lines = np.array([*self._observed_rows.values()], dtype=np.int64)
         self._propagate = compiled.propagate_logs if program.algebra.logs else compiled.propagate
         self._layout: LoweredPlan = like._layout if like else lowered(program, cases, self._rows)
         lowering = self._layout
@@ -138,14 +139,20 @@ class CompiledProgram:
         places, rows, answers: of `Cases`.
         """
         work, lanes = self._works[thread], -(-block.cases // self.cases) * self.cases
-        states: npt.NDArray[Any] = np.zeros((len(work.states), lanes), dtype=np.int64)
-        likelihoods = np.ones((len(work.likelihoods), lanes))
-        block.copy_to(states, self._observed_rows, likelihoods, self._layout.likelihoods)
         # Rows: log P(e), share of the probability lost at edges, and at results.
         sums = np.empty((3, lanes))
-        self._propagate(self.code, work, Cases(states, likelihoods, sums, places, rows, answers))
-        moved, open_ = sums[1:, : block.cases]
-        log_value = sums[0, : block.cases] + self._program.constants(block)
+        columns = given = np.zeros(0, dtype=np.int64)
+        states: npt.NDArray[Any] = np.zeros((0, 0), dtype=np.int64)
+        likelihoods = np.zeros((0, 0))
+        if block.columns is not None and block.rows is not None and not block.seen and self._observed_rows:
+            columns, given = block.columns.places(tuple(self._observed_rows)), block.rows
+        else:
+            states = np.zeros((len(work.states), lanes), dtype=np.int64)
+            likelihoods = np.ones((len(work.likelihoods), lanes))
+            block.copy_to(states, self._observed_rows, likelihoods, self._layout.likelihoods)
+        cases = Cases(columns, self._lines, given, states, likelihoods, *self._constants, sums, places, rows, answers)
+        self._propagate(self.code, work, cases)
+        log_value, moved, open_ = sums[:, : block.cases]
         return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 
     def _work(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> BlockWorkspace:
@@ -170,6 +177,20 @@ class CompiledProgram:
         work.bounds[:, at] = bounds[:, :, None]
         work.lossless[at] = ~bounds[[LOST, STILL_OPEN]].any(axis=0)
         return work
+
+    @cached_property
+    def _constants(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Factors whose variables are all observed: `constants`, `observed` and `logs` of `Cases`."""
+        factors = self._program.constant_factors
+        observed = [(self._rows[v], radix) for f in factors for v, radix in zip(f.observed, f.radices, strict=True)]
+        ends = np.cumsum([[0, 0], *([len(f.observed), len(f.log_scale)] for f in factors)], axis=0)
+        numbers = np.array([len(f.observed) for f in factors], dtype=np.int64)
+        logs = np.concatenate([np.zeros(0), *(f.log_scale for f in factors)])
+        return (
+            np.ascontiguousarray(np.stack([ends[:-1, 0], numbers, ends[:-1, 1]], axis=1)),
+            np.array(observed, dtype=np.int64).reshape(-1, 2),
+            logs,
+        )
 
     @cached_property
     def _shared_bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

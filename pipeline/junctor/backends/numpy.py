@@ -60,8 +60,31 @@ THREAD_CELLS = 1 << 20
 # bounds the error of every posterior. A case whose bound exceeds the tolerance is doubtful: its answer must come from a
 # wider number format, in the end log space.
 
+# Cells of a block from which on compiled code takes its states.
+COMPILED_CELLS = 1 << 16
 # Largest share of the probability that a row may lose to underflow before it is computed in a wider format.
 LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8, "max-single": 1e-8}
+
+
+class StateColumns:
+    """Columns of states, as compiled code reads them: by their addresses.
+
+    states: variable -> integers [rows of a batch], states or UNOBSERVED.
+    """
+
+    def __init__(self, states: Mapping[int, npt.NDArray[np.integer]]) -> None:
+        self._states = states
+        # Columns in one piece each, there until they are read, and where they begin.
+        self._found: dict[tuple[int, ...], tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int64]]] = {}
+
+    def places(self, variables: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Return the addresses of int32 columns, int64 [variables]; kept, since all blocks of a group ask."""
+        if variables not in self._found:
+            from junctor_kernels.cpu.columns import addresses_of
+
+            columns = [np.ascontiguousarray(self._states[v], dtype=np.int32) for v in variables]
+            self._found[variables] = columns, addresses_of(columns)
+        return self._found[variables][1]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -73,16 +96,16 @@ class EvidenceBlock:
     likelihoods: weighted variable -> float64 [cardinality, cases].
     seen: weighted variable -> integers [cases], the state that a case observes, UNOBSERVED, or GIVEN where it has
         likelihoods; of variables without an entry, all cases have.
-    columns: variable -> int32 [rows of a batch], states or UNOBSERVED of all variables with evidence, for compiled
-        code; empty where some evidence is soft or there is little of it.
-    rows: int64 [cases], ascending, the rows of the columns; None without columns.
+    columns: the states of all variables with evidence, for compiled code; None where some of them are not known as
+        states.
+    rows: int64 [cases], the rows of the columns; None without columns.
     """
 
     cases: int
     states: Mapping[int, npt.NDArray[np.integer]]
     likelihoods: Mapping[int, Floats]
     seen: Mapping[int, npt.NDArray[np.integer]] = field(default_factory=dict)
-    columns: Mapping[int, npt.NDArray[np.int32]] = field(default_factory=dict)
+    columns: StateColumns | None = None
     rows: npt.NDArray[np.int64] | None = None
 
     def copy_to(
@@ -102,14 +125,13 @@ class EvidenceBlock:
         threads: of compiled code.
         """
         # Lanes beyond the last case repeat it, so that kernels need no case for partial vectors.
-        if self.columns and state_rows.keys() >= self.seen.keys():
+        few = self.cases * len(state_rows) < COMPILED_CELLS
+        if self.columns is not None and not few and state_rows.keys() >= self.seen.keys():
             # Imported here: loaded where the work is worth it.
-            from junctor_kernels.cpu.columns import addresses_of, take_states
+            from junctor_kernels.cpu.columns import take_states
 
-            # In one piece each, and there until their states are taken.
-            columns = [np.ascontiguousarray(self.columns[v], dtype=np.int32) for v in state_rows]
-            places, lines = addresses_of(columns), np.array([*state_rows.values()])
-            count = max(1, min(threads, len(columns), states.size // THREAD_CELLS))
+            places, lines = self.columns.places(tuple(state_rows)), np.array([*state_rows.values()])
+            count = max(1, min(threads, len(places), states.size // THREAD_CELLS))
             parts = [slice(len(lines) * n // count, len(lines) * (n + 1) // count) for n in range(count)]
             in_threads(lambda part, _: take_states(places[part], self.rows, lines[part], states), parts, count)
             return False
@@ -286,6 +308,11 @@ class Program:
         for constant in self._constants:
             log_value += constant.log_scale[constant.at(block.states, block.cases)]
         return log_value
+
+    @property
+    def constant_factors(self) -> Sequence[FactorColumns]:
+        """Factors whose variables are all observed, in the order in which their logarithms are added."""
+        return self._constants
 
     def evidence(self, block: EvidenceBlock) -> dict[int, ScaledTable]:
         """Return the tables of factors and evidence, without those of reductions."""
