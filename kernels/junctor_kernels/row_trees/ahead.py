@@ -18,7 +18,7 @@ import numpy as np
 from numba import typeof
 
 from junctor_kernels.cpu import plan as blocks
-from junctor_kernels.cpu.bytecode import BlockWorkspace, Bytecode
+from junctor_kernels.cpu.bytecode import BlockWorkspace, Bytecode, Cases
 from junctor_kernels.orders.sparse import NOT_LISTED, SparseGraph
 from junctor_kernels.row_trees import lane_layout as layout
 from junctor_kernels.row_trees import lanes as together
@@ -57,13 +57,17 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
         *(ints(1), ints(2), floats(2), numbers(1), floats(3), np.zeros(1, np.bool_)),
         *(lanes, bits, numbers(2), floats(2)),
     )
+    cases = Cases(
+        *(ints(1), ints(1), ints(1), ints(2), floats(2), ints(2), ints(2), floats(1), floats(2)),
+        *(ints(2), ints(1), numbers(1)),
+    )
     graph = SparseGraph(ints(1), np.zeros(1, np.int32), NOT_LISTED)
     factors = rowplan.Factors(*(ints(1),) * 5, floats(1), 0, graph, ints(1), floats(1))
     tree, memory = rowplan.tree(graph, 1), layout.lanes_for(1, 1, 1)
     soft, results = (ints(2), floats(2), ints(1)), (floats(2), floats(1), ints(1))
     wanted = np.zeros(1, np.bool_)
     return [
-        (blocks.propagate, (code, work)),
+        (blocks.propagate, (code, work, cases)),
         (together.answer_lanes, (factors, ints(2), soft, 0, wanted, ints(1), tree, memory, results)),
         (layout.lay_out, (factors, ints(2), tree, memory, ints(1))),
     ]

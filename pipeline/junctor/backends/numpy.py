@@ -108,6 +108,10 @@ class EvidenceBlock:
     columns: StateColumns | None = None
     rows: npt.NDArray[np.int64] | None = None
 
+    def alone(self) -> EvidenceBlock:
+        """Return the same without anything of the rest of the batch, to be sent."""
+        return EvidenceBlock(self.cases, dict(self.states), dict(self.likelihoods), dict(self.seen))
+
     def copy_to(
         self,
         states: Table,

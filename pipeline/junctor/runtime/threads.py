@@ -85,12 +85,15 @@ class _Pools:
             pool = threads, ThreadPoolExecutor(threads, thread_name_prefix="junctor")
         try:
             yield pool[1]
-        finally:
-            with self._lock:
-                self._idle.append(pool)
-                left = self._idle.pop(0) if len(self._idle) > IDLE_POOLS else None
-            if left is not None:
-                left[1].shutdown(wait=False)
+        except BaseException:
+            # Some of its threads may be at work.
+            pool[1].shutdown()
+            raise
+        with self._lock:
+            self._idle.append(pool)
+            left = self._idle.pop(0) if len(self._idle) > IDLE_POOLS else None
+        if left is not None:
+            left[1].shutdown(wait=False)
 
     def forget(self) -> None:
         """Forget all pools: a process that was forked has none of their threads, and no thread to free the lock."""
@@ -183,7 +186,6 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
                 pass
         finally:
             stopped.set()
-            wait(futures)
     for future in futures:
         future.result()
     return [results[number] for number in range(len(tasks))]

@@ -158,7 +158,7 @@ class RowProgram:
             answer_row,
             self._plan,
             self._gpus,
-            block,
+            block.alone(),
             pure=False,
             retries=RETRIES,
             workers=[self._worker],
