@@ -6,6 +6,7 @@ Main function: `run`, called by the command line. `Workload` is the difference b
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -352,7 +353,9 @@ def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) ->
     if resources.workers is not None:
         workers = resources.workers
     elif resources.compute.device == "gpu":
-        workers = int(min(count_gpus(), estimate.seconds / GPU.process))
+        # Those of a core where a GPU was not asked about, or is not known.
+        known = math.inf if estimate.gpu_seconds is None else estimate.gpu_seconds
+        workers = int(min(count_gpus(), min(estimate.seconds, known) / GPU.process))
         # A worker has one GPU, and some would have nothing to do: in one process rows in chunks take all of them.
         if partitions < workers and estimate.is_mostly_in_chunks:
             workers = 1
