@@ -184,7 +184,7 @@ class ContradictionSearch:
     def places_of(self, contradiction: FindingSet, rows: Rows, places: Rows) -> Rows:
         """Return those of some places in `rows` whose rows have all findings of a contradiction."""
         for column, code in contradiction:
-            places = places[self._columns.have(column, code, rows[places])]
+            places = places[self._columns.codes(column, rows[places]) == code]
         return places
 
     def text(self, contradiction: FindingSet) -> str:
@@ -222,7 +222,7 @@ class ContradictionSearch:
         rows = -1 if self._witnesses.size else 0
         for finding in some:
             if finding not in self._witnessed:
-                has = self._columns.have(*finding, self._witnesses)
+                has = self._columns.codes(finding[0], self._witnesses) == finding[1]
                 self._witnessed[finding] = int.from_bytes(np.packbits(has).tobytes(), "little")
             rows &= self._witnessed[finding]
         return rows != 0

@@ -160,31 +160,20 @@ class FindingColumns:
 
     def codes(self, column: int, rows: Rows) -> npt.NDArray[np.int32]:
         """Return the codes of a column in some rows."""
-        size, states = self.sizes[column], self._batch.states.get(int(self.variables[column]))
-        soft = self._soft[column][rows] if column in self._soft else np.full(len(rows), size, dtype=np.int32)
+        states = self._batch.states.get(int(self.variables[column]))
+        # One number for all rows where there are no likelihoods.
+        soft = self._soft[column][rows] if column in self._soft else self.sizes[column]
         if states is None:
             return soft
         observed = states[rows]
         return np.where(observed == UNOBSERVED, soft, observed).astype(np.int32, copy=False)
 
-    def have(self, column: int, code: int, rows: Rows) -> Mask:
-        """Return which of some rows have a code in a column, bool [rows]."""
-        states = self._batch.states.get(int(self.variables[column]))
-        if states is None or column in self._soft or code == self.sizes[column]:
-            found: Mask = self.codes(column, rows) == code
-        else:
-            found = states[rows] == code
-        return found
-
     def of_rows(self, rows: Rows) -> words.Findings:
         """Return the findings of some rows."""
         codes = np.empty((len(self.variables), len(rows)), dtype=np.int32)
-        for column, v in enumerate(self.variables.tolist()):
-            codes[column] = self._soft[column][rows] if column in self._soft else UNOBSERVED
-            if v in self._batch.states:
-                observed = self._batch.states[v][rows]
-                codes[column] = np.where(observed == UNOBSERVED, codes[column], observed)
-        return self.of_codes(np.where(codes == UNOBSERVED, self.sizes[:, None], codes))
+        for column in range(len(codes)):
+            codes[column] = self.codes(column, rows)
+        return self.of_codes(codes)
 
     def of_codes(self, codes: npt.NDArray[np.int32], columns: Sequence[int] | slice = slice(None)) -> words.Findings:
         """Return the findings with some codes, int32 [columns, cases], of all columns or of some (ascending)."""
