@@ -30,6 +30,24 @@ def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytes
     assert (settings.workers, settings.memory, settings.prefect) == (5, 1024, False)
 
 
+@pytest.mark.parametrize(("text", "expected"), [("off", 0), ("2MiB", 2 << 20), ("", None)])
+def test_texts_of_the_environment(text: str, expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUNCTOR_CACHE", text)
+    monkeypatch.setenv("JUNCTOR_INSECURE_SCHEDULER", "true")
+    monkeypatch.setenv("JUNCTOR_DEVICE", "cpu")
+    settings = load_settings()
+    assert (settings.cache, settings.insecure_scheduler, settings.device) == (expected, True, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("WORKERS", "-1"), ("MEMORY", "lots"), ("DEVICE", "tpu"), ("PREFECT", "perhaps")]
+)
+def test_bad_texts_of_the_environment_are_refused(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"JUNCTOR_{name}", text)
+    with pytest.raises(InputError, match=f"'{name.lower()}' \\(JUNCTOR_{name}\\): found '{text}'"):
+        load_settings()
+
+
 def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other.toml").write_text("workers = 2")
     monkeypatch.setenv("JUNCTOR_CONFIG", str(tmp_path / "other.toml"))

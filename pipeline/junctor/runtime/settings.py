@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+# Not pydantic-settings: it loads what reads secrets of clouds, which takes as long as the rest of a command's start.
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -43,10 +43,10 @@ def _cache_bytes(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Resources under the users' names; None for unset."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", env_ignore_empty=True)
+    model_config = ConfigDict(extra="forbid")
 
     workers: Annotated[int, Field(ge=0)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -77,19 +77,12 @@ class Settings(BaseSettings):
             compute,
         )
 
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], *args: PydanticBaseSettingsSource, **sources: PydanticBaseSettingsSource
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources by priority: the environment, then the file."""
-        return sources["env_settings"], InitSettingsSource(settings_cls, _from_file())
-
 
 def load_settings() -> Settings:
     """Return the settings; raises InputError for unknown names, bad values and files that are not TOML."""
     _refuse_misspelt()
     try:
-        settings = Settings()
+        settings = Settings(**_from_file() | _from_environment())
     except ValidationError as error:
         raise InputError("; ".join(_explain(item) for item in error.errors())) from None
     if settings.cache is not None:
@@ -110,6 +103,12 @@ def _from_file() -> dict[str, Any]:
         if name not in Settings.model_fields:
             raise InputError(_unknown(name), Place(str(path)))
     return settings
+
+
+def _from_environment() -> dict[str, str]:
+    """Return the settings that have a text in the environment; one without any is unset."""
+    named = {name: os.environ.get(PREFIX + name.upper()) for name in Settings.model_fields}
+    return {name: text for name, text in named.items() if text}
 
 
 def _refuse_misspelt() -> None:
