@@ -234,17 +234,32 @@ def test_few_rows_are_spent_on_a_format_that_will_not_do(
     expected = Engine(network, Query(), gpu=opened(device)).answer(batch)
     monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": 1.0, "single": -1.0})
     seen: dict[str, list[int]] = {"single": [], "double": []}
-    begin = _Place._begin
+    run = _Place._run
 
-    def watched(place: _Place, evidence: dict[str, Any], found: Any, cases: int, *rest: Any) -> Any:
+    def watched(place: _Place, host: Any, evidence: Any, cases: int, answers: Any) -> Any:
         seen[place._program._program.algebra.name].append(cases)
-        return begin(place, evidence, found, cases, *rest)
+        return run(place, host, evidence, cases, answers)
 
-    monkeypatch.setattr(_Place, "_begin", watched)
-    found = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
+    monkeypatch.setattr(_Place, "_run", watched)
+    engine = Engine(network, Query(precision="single"), gpu=opened(device))
+    found = engine.answer(batch)
     assert seen["single"] == [blocks.PROBED_ROWS]
     assert sum(seen["double"]) > blocks.PROBED_ROWS
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+    # Once the first rows of a batch did well, those of the next one keep nobody waiting.
+    monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": 1.0, "single": 1.0})
+    engine.answer(batch)
+    seen["single"].clear()
+    engine.answer(batch)
+    assert seen["single"]
+    assert blocks.PROBED_ROWS not in seen["single"]
+    monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": 1.0, "single": -1.0})
+    late, early = engine.answer(batch), found
+    assert late.log_value.tobytes() == early.log_value.tobytes()
+    assert late.climbed == early.climbed
+    seen["single"].clear()
+    engine.answer(batch)
+    assert seen["single"] == [blocks.PROBED_ROWS]
 
 
 @ON
@@ -256,7 +271,7 @@ def test_blocks_do_not_wait_for_first_rows_that_failed(
     def failing(place: _Place, *of: Any) -> Any:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(_Place, "_begin", failing)
+    monkeypatch.setattr(_Place, "_run", failing)
     with pytest.raises(RuntimeError, match="the device is gone"):
         Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch_of(network, 300, 0.1))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor_kernels.cpu.columns import addresses_of, mark_observed, take_states
+from junctor_kernels.cpu.columns import add_logs, addresses_of, mark_observed, take_states
 
 
 def drawn(data: st.DataObject) -> tuple[list[np.ndarray], np.ndarray]:
@@ -43,3 +43,24 @@ def test_states_of_some_rows(dtype: type[np.integer], data: st.DataObject) -> No
     for column, line in zip(columns, lines, strict=True):
         np.testing.assert_array_equal(states[line], np.pad(column[rows], (0, lanes - len(rows)), mode="edge"))
     assert (np.delete(states, lines, axis=0) == 99).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int64])
+@given(data=st.data())
+def test_logarithms_of_observed_factors(dtype: type[np.integer], data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    lanes, rng = data.draw(st.integers(1, 9)), np.random.default_rng(data.draw(st.integers(0, 9)))
+    states = np.array([rng.integers(0, size, lanes + 1) for size in sizes]).astype(dtype)
+    factors, observed, tables = [], [], []
+    expected = np.zeros(lanes)
+    for scope in data.draw(st.lists(st.lists(st.sampled_from(range(len(sizes))), unique=True), max_size=4)):
+        table = rng.normal(size=[sizes[v] for v in scope])
+        factors.append((len(observed), len(scope), sum(map(np.size, tables))))
+        observed += [(v, stride // table.itemsize) for v, stride in zip(scope, table.strides, strict=True)]
+        tables.append(table)
+        expected += table[tuple(states[v, :lanes] for v in scope)]
+    logs = np.concatenate([np.zeros(0), *(table.reshape(-1) for table in tables)])
+    totals = np.full(lanes, np.nan)
+    rows = (np.array(each, dtype=np.int64).reshape(-1, width) for each, width in ((factors, 3), (observed, 2)))
+    add_logs(states, *rows, logs, totals)
+    np.testing.assert_array_equal(totals, expected)

@@ -1,7 +1,7 @@
 """Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
-Main functions: `mark_observed`, `take_states`.
+Main functions: `mark_observed`, `take_states`, `add_logs`.
 """
 
 from __future__ import annotations
@@ -76,3 +76,22 @@ def take_states(columns: Any, rows: Any, lines: Any, states: Any) -> None:
                 states[line, i] = _state_at(columns[c] + _STATE * (first + i))
         for i in range(rows.size, states.shape[1]):
             states[line, i] = states[line, last]
+
+
+@loops
+def add_logs(states: Any, factors: Any, observed: Any, logs: Any, totals: Any) -> None:
+    """Write the sum of the logarithms of factors whose variables are all observed.
+
+    states: integers [lines, lanes].
+    factors, observed, logs: of `junctor_kernels.cpu.bytecode.Cases`, `factors` its `constants`.
+    totals: float64 [lanes or fewer], written.
+    """
+    totals[:] = 0.0
+    # A line at a time: cells of one lane, a power of two apart, would share the lines of a cache.
+    for n in range(factors.shape[0]):
+        begin, end, first = factors[n, 0], factors[n, 0] + factors[n, 1], factors[n, 2]
+        for b in range(totals.size):
+            at = first
+            for v in range(begin, end):
+                at += states[observed[v, 0], b] * observed[v, 1]
+            totals[b] += logs[at]

@@ -43,7 +43,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.columns import take_states
+from junctor_kernels.cpu.columns import add_logs, take_states
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import jit, loops, part, part_with_arrays
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
@@ -86,24 +86,13 @@ def _give(work: Any, cases: Any, first: int) -> None:
     for row in range(work.sums.shape[0]):
         for b in range(work.sums.shape[1]):
             cases.sums[row, first + b] = work.sums[row, b]
-    _add_constants(work, cases, first)
+    # Among each other first, in the order of the reference.
+    add_logs(work.states, cases.constants, cases.observed, cases.logs, work.sums[0])
+    for b in range(work.sums.shape[1]):
+        cases.sums[0, first + b] += work.sums[0, b]
     if cases.places.shape[0]:
         rows = cases.rows[first : first + work.sums.shape[1]]
         write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
-
-
-@part
-def _add_constants(work: Any, cases: Any, first: int) -> None:
-    """Add the logarithms of factors whose variables are all observed to those of a block."""
-    # Among each other first, in the order of the reference.
-    for b in range(work.sums.shape[1]):
-        total = 0.0
-        for n in range(cases.constants.shape[0]):
-            begin, at = cases.constants[n, 0], cases.constants[n, 2]
-            for v in range(begin, begin + cases.constants[n, 1]):
-                at += work.states[cases.observed[v, 0], b] * cases.observed[v, 1]
-            total += cases.logs[at]
-        cases.sums[0, first + b] += total
 
 
 @part

@@ -68,7 +68,10 @@ def answer_in(
     pattern, sizes, columns = prepared.plan.pattern, prepared.plan.shape.cardinalities, StateColumns(batch.states)
     asked = prepared.tells_from_first(algebra)
     # On a GPU they go alone, or all others would be under way before it is known; evidence of these comes meanwhile.
-    alone = asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks
+    # Not again once they did well: most likely all that alone would do is to keep the others waiting.
+    alone = (
+        asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks and algebra.name not in prepared.did_well
+    )
     first = FirstRows(asked, alone)
 
     def answer_part(start: int, place: int, end: int) -> Rows:
@@ -100,7 +103,9 @@ def answer_in(
     edges = [*range(0, begin, small), *range(begin, len(rows), backend.cases_at_once(len(rows))), len(rows)]
     doubtful = np.concatenate([rows[:0], *in_threads(answer_any, list(pairwise(edges)), backend.threads)])
     if not first.fail:
+        prepared.did_well.add(algebra.name)
         return doubtful, rows[:0]
+    prepared.did_well.discard(algebra.name)
     # Blocks that were under way already make no difference: which rows climb depends on the first rows alone.
     return doubtful[np.isin(doubtful, rows[:PROBED_ROWS])], rows[PROBED_ROWS:]
 

@@ -18,6 +18,7 @@ from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
 from junctor.backends.lowered_plans import LoweredPlan, lowered
+from junctor.backends.lowering import constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.model.answers import Answers, sources_of
@@ -55,6 +56,7 @@ class CompiledProgram:
         self._rows = {variable: row for row, variable in enumerate(variables)}
         self._observed_rows = {variable: self._rows[variable] for variable in sorted(self._plan.pattern.sliced)}
         self._lines = np.array([*self._observed_rows.values()], dtype=np.int64)
+        self._constants = constants_of(program, self._rows)
         self._propagate = compiled.propagate_logs if program.algebra.logs else compiled.propagate
         self._layout: LoweredPlan = like._layout if like else lowered(program, cases, self._rows)
         lowering = self._layout
@@ -178,20 +180,6 @@ class CompiledProgram:
         work.bounds[:, at] = bounds[:, :, None]
         work.lossless[at] = ~bounds[[LOST, STILL_OPEN]].any(axis=0)
         return work
-
-    @cached_property
-    def _constants(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Factors whose variables are all observed: `constants`, `observed` and `logs` of `Cases`."""
-        factors = self._program.constant_factors
-        observed = [(self._rows[v], radix) for f in factors for v, radix in zip(f.observed, f.radices, strict=True)]
-        ends = np.cumsum([[0, 0], *([len(f.observed), len(f.log_scale)] for f in factors)], axis=0)
-        numbers = np.array([len(f.observed) for f in factors], dtype=np.int64)
-        logs = np.concatenate([np.zeros(0), *(f.log_scale for f in factors)])
-        return (
-            np.ascontiguousarray(np.stack([ends[:-1, 0], numbers, ends[:-1, 1]], axis=1)),
-            np.array(observed, dtype=np.int64).reshape(-1, 2),
-            logs,
-        )
 
     @cached_property
     def _shared_bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

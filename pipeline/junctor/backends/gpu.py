@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu.bytecode import Bytecode
+from junctor_kernels.cpu.columns import add_logs
 from junctor_kernels.gpu.blocks import (
     FIELDS,
     SCORE_BLOCKS,
@@ -25,10 +26,14 @@ from junctor_kernels.gpu.device import DeviceArray
 from junctor.backends.gpu_items import closing_of
 from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
 from junctor.backends.lowered_plans import LoweredPlan
+from junctor.backends.lowering import constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, local_cost_models
 from junctor.model.answers import Answers, Scores, sources_of
+
+# Of each case: the logarithm of factors whose variables are all observed, and float64 [3, cases] beside posteriors.
+_Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 class GpuProgram(GpuBlocks):
@@ -47,6 +52,7 @@ class GpuProgram(GpuBlocks):
         super().__init__(program, rows, device.room, host, known)
         self.device = device
         lowering = self._lowered
+        self._constants = constants_of(program, self._rows)
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
         self._arrays = self._put(lowering.code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self._shared_rows, self._arrays["settled"] = self._shared_posteriors()
@@ -75,15 +81,12 @@ class GpuProgram(GpuBlocks):
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int
     ) -> Callable[[], BlockOutcome]:
         """Bring the evidence of a block into the memory that is copied, and return what answers it, as `answer`."""
-        begin = self._places[place].take(block, rows, answers)
+        run = self._places[place].take(block, rows, answers)
 
         def answer() -> BlockOutcome:
-            under_way = begin()
-            # While the device is at work.
-            constants = self._program.constants(block)
-            sums = under_way()[:, : block.cases]
-            log_value = sums[0] + constants
-            return BlockOutcome(log_value, {}, {}, doubtful_rows(sums[1] + sums[2], log_value, self._program.algebra))
+            constants, (log_value, moved, open_) = run()
+            log_value = log_value + constants
+            return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 
         return answer
 
@@ -189,23 +192,16 @@ class _Place:
         fields["arena_rows"] = program._arrays["arena"].shape[0]
         return dict.fromkeys(FIELDS, 0) | fields
 
-    def take(
-        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers
-    ) -> Callable[[], Callable[[], npt.NDArray[np.float64]]]:
-        """Bring the evidence of a block into the memory that is copied; returns what sets the device to work on it.
-
-        That returns what waits for the end and then has what was found beside posteriors, float64 [3, lanes].
-        """
+    def take(self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers) -> Callable[[], _Found]:
+        """Bring the evidence of a block into the memory that is copied; returns what has the device answer it."""
         host, given = self._take(block, rows)
         # Only what the kernels read: small copies cost as much as kernels.
         names = ["states"] * bool(self._rows) + ["likelihoods"] * given + ["rows"]
-        return lambda: self._begin({name: host[name] for name in names}, host["found"], block.cases, answers)
+        return lambda: self._run(host, names, block.cases, answers)
 
-    def _begin(
-        self, evidence: dict[str, npt.NDArray[Any]], found: npt.NDArray[np.float64], cases: int, answers: Answers
-    ) -> Callable[[], npt.NDArray[np.float64]]:
-        """Set the device to work on evidence of so many cases; returns what waits for its end, and has `found`."""
-        device = self._device
+    def _run(self, host: dict[str, npt.NDArray[Any]], evidence: Sequence[str], cases: int, answers: Answers) -> _Found:
+        """Have the device answer so many cases, and wait for its end."""
+        device, found = self._device, host["found"]
         with device.queue:
             fields = {"cases": found.shape[1], "filled": cases} | self._places_of(answers)
             # In pinned memory, so that the upload does not wait for the host.
@@ -213,8 +209,8 @@ class _Place:
             for name, value in fields.items():
                 record[FIELDS.index(name)] = value
             device.upload(self._record, self.run)
-            for name, array in evidence.items():
-                device.upload(array, self._arrays[name])
+            for name in evidence:
+                device.upload(host[name], self._arrays[name])
             self.replay.start()
             if isinstance(answers, Scores):
                 device.write_answers(self.work, SCORERS[answers.entropies.itemsize], SCORE_BLOCKS)
@@ -223,12 +219,11 @@ class _Place:
                 device.write_answers(self.work, WRITERS[answers.memory.itemsize], WRITE_BLOCKS)
             device.download(self._arrays["found"], found)
             mark = device.mark()
-
-        def sums() -> npt.NDArray[np.float64]:
-            device.wait(mark)
-            return found
-
-        return sums
+        # While the device is at work.
+        constants = np.empty(cases)
+        add_logs(host["states"], *self._program._constants, constants)
+        device.wait(mark)
+        return constants, found[:, :cases]
 
     def _places_of(self, answers: Answers) -> dict[str, int]:
         """Return the fields that say where the answers to a batch lie, and where they come from."""

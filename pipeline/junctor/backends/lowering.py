@@ -5,7 +5,7 @@ Main class: Lowering; called by `backends.cpu` and the GPU backend. `junctor_ker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -382,6 +382,25 @@ class Lowering:
 
     def _slot(self, table: int) -> int:
         return self.slots.setdefault(table, len(self.slots))
+
+
+def constants_of(
+    program: Program, rows: Mapping[int, int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the factors whose variables are all observed: `constants`, `observed` and `logs` of `Cases`.
+
+    rows: observed variable -> its row of the states of a block.
+    """
+    factors = program.constant_factors
+    observed = [(rows[v], radix) for f in factors for v, radix in zip(f.observed, f.radices, strict=True)]
+    ends = np.cumsum([[0, 0], *([len(f.observed), len(f.log_scale)] for f in factors)], axis=0)
+    numbers = np.array([len(f.observed) for f in factors], dtype=np.int64)
+    logs = np.concatenate([np.zeros(0), *(f.log_scale for f in factors)])
+    return (
+        np.ascontiguousarray(np.stack([ends[:-1, 0], numbers, ends[:-1, 1]], axis=1)),
+        np.array(observed, dtype=np.int64).reshape(-1, 2),
+        logs,
+    )
 
 
 def _product(what: Contraction, factors: Sequence[int]) -> tuple[Strides, Contraction]:

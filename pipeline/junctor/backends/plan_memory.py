@@ -326,6 +326,7 @@ class ProgramCache:
     network: with the numbers of the plan.
     ladder: number formats, the first one of all rows, the others of rows that leave the range of the one before.
     memory: of the plan; made anew if not given.
+    did_well: number formats that did for the first rows of their last batch.
     """
 
     def __init__(
@@ -341,6 +342,7 @@ class ProgramCache:
         self._programs: dict[str, Program] = {}
         self._on_device: dict[tuple[str, int], GpuProgram | None] = {}
         self._compiled: dict[str, CompiledProgram] = {}
+        self.did_well: set[str] = set()
 
     def use(self, sizes: BlockSizes, device: BlockDevice | None = None, costs: CostModel | None = None) -> None:
         """Choose how the next rows are answered.
