@@ -78,20 +78,19 @@ class TimedDevice(CudaBlockDevice):
         self._clock = DeviceClock(self)
         return sorted(result, key=lambda each: each[0].began)
 
-    def upload(self, host: npt.NDArray[Any], array: DeviceArray) -> None:
-        if not hasattr(self._here, "block"):
-            self._here.block = Times(time.perf_counter())
-            self._note("brought in", self._in)
-        super().upload(host, array)
+    def upload(self, *copies: tuple[npt.NDArray[Any], DeviceArray]) -> None:
+        self._here.block = Times(time.perf_counter())
+        self._note("brought in", self._in)
+        super().upload(*copies)
         self._note("brought in", self._in)
 
     def replay(self, work: LaunchList) -> Replay:
         return _Timed(super().replay(work), self)
 
-    def write_answers(self, work: LaunchList, kernel: str, blocks: int) -> None:
+    def write_answers(self, work: LaunchList, *how: Any) -> None:
         self._out.wait_event(self._work.record())
         self._note("taken out", self._out)
-        super().write_answers(work, kernel, blocks)
+        super().write_answers(work, *how)
 
     def mark(self) -> Any:
         self._note("taken out", self._out)

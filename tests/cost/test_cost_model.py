@@ -213,8 +213,8 @@ def stage(*contractions: tuple[int, int, int]) -> StageWork:
     for step, (entries, _, count) in zip(steps, contractions, strict=True):
         step[[ENTRIES, TILES, COUNT, SIZE, LINES_OF_TILE, HOW]] = entries, entries, count, 1, 1, 2
     longest = np.array([terms for _, terms, _ in contractions])
-    along, apart = np.ones(len(steps), np.bool_), np.ones((2, len(steps)))
-    return StageWork(steps, longest, longest * steps[:, ENTRIES], along, apart, SideWork(likelihood=7))
+    total, strides = longest * steps[:, ENTRIES], [[(8, 1)] for _ in steps]
+    return StageWork(steps, longest, total, lambda: strides, SideWork(likelihood=7))
 
 
 def test_threads_share_terms_in_powers_of_two() -> None:

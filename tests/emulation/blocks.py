@@ -45,14 +45,13 @@ class EmulatedDevice:
     def replay(self, work: gpu.LaunchList) -> Launches:
         return Launches(work)
 
-    def write_answers(self, work: gpu.LaunchList, kernel: str, blocks: int) -> None:
+    def upload(self, *copies: tuple[npt.NDArray[Any], Any]) -> None:
+        for host, array in copies:
+            array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)
+
+    def write_answers(self, work: gpu.LaunchList, kernel: str, blocks: int, array: Any, host: npt.NDArray[Any]) -> None:
         run = ctypes.c_void_p(work.run.ctypes.data)
         library(work.algebra).launch_write(kernel.encode(), run, blocks, gpu.WRITE_THREADS)
-
-    def upload(self, host: npt.NDArray[Any], array: Any) -> None:
-        array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)
-
-    def download(self, array: Any, host: npt.NDArray[Any]) -> None:
         host.reshape(-1).view(np.uint8)[...] = array.reshape(-1).view(np.uint8)[: host.nbytes]
 
     def mark(self) -> None:

@@ -203,18 +203,18 @@ class BlockDevice(Protocol):
     def replay(self, work: LaunchList) -> Replay:
         """Return the work of a plan, ready to be started."""
 
-    def upload(self, host: npt.NDArray[Any], array: DeviceArray) -> None:
-        """Enqueue a copy to the beginning of an array."""
+    def upload(self, *copies: tuple[npt.NDArray[Any], DeviceArray]) -> None:
+        """Enqueue copies from the host to the beginnings of arrays."""
 
-    def download(self, array: DeviceArray, host: npt.NDArray[Any]) -> None:
-        """Enqueue a copy of the beginning of an array."""
-
-    def write_answers(self, work: LaunchList, kernel: str, blocks: int) -> None:
-        """Enqueue the kernel that writes a block's posteriors to the answers, or scores made of them.
+    def write_answers(
+        self, work: LaunchList, kernel: str, blocks: int, array: DeviceArray, host: npt.NDArray[Any]
+    ) -> None:
+        """Enqueue the kernel that writes a block's posteriors to the answers, or scores made of them, and a copy.
 
         work: with the struct `Run`, which tells where they are.
         kernel: of WRITERS or SCORERS.
         blocks: of threads.
+        array, host: the beginning of an array is copied to the host.
         """
 
     def mark(self) -> Event:
@@ -295,21 +295,20 @@ class CudaBlockDevice(CudaDevice):
         else:
             self.launch_kernel(kernel, blocks, threads, (np.int32(launch.first),), stream)
 
-    def upload(self, host: npt.NDArray[Any], array: DeviceArray) -> None:
-        """Enqueue a copy to the beginning of an array; kernels enqueued later wait for it."""
-        self.copy_bytes(self.address(array), host.ctypes.data, host.nbytes, self._in, TO_DEVICE)
+    def upload(self, *copies: tuple[npt.NDArray[Any], DeviceArray]) -> None:
+        """Enqueue copies to the beginnings of arrays; kernels enqueued later wait for them."""
+        for host, array in copies:
+            self.copy_bytes(self.address(array), host.ctypes.data, host.nbytes, self._in, TO_DEVICE)
         self._work.wait_event(self._in.record(self.event()))
 
-    def download(self, array: DeviceArray, host: npt.NDArray[Any]) -> None:
-        """Enqueue a copy of the beginning of an array behind the kernels enqueued so far."""
-        self._out.wait_event(self._work.record(self.event()))
-        self.copy_bytes(host.ctypes.data, self.address(array), host.nbytes, self._out, TO_HOST)
-
-    def write_answers(self, work: LaunchList, kernel: str, blocks: int) -> None:
-        """Enqueue the kernel that writes a block's answers, behind the kernels enqueued so far."""
+    def write_answers(
+        self, work: LaunchList, kernel: str, blocks: int, array: DeviceArray, host: npt.NDArray[Any]
+    ) -> None:
+        """Enqueue the kernel that writes a block's answers, and a copy, behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record(self.event()))
         function = KERNELS.function(self, kernel, work.algebra)
         self.launch_kernel(function, (blocks,), WRITE_THREADS, (work.run,), self._out)
+        self.copy_bytes(host.ctypes.data, self.address(array), host.nbytes, self._out, TO_HOST)
 
     def mark(self) -> Event:
         """Return a mark behind what is enqueued to go out so far."""

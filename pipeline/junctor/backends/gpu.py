@@ -208,16 +208,15 @@ class _Place:
             record = self._record.view(np.int64)
             for name, value in fields.items():
                 record[FIELDS.index(name)] = value
-            device.upload(self._record, self.run)
-            for name in evidence:
-                device.upload(host[name], self._arrays[name])
+            copies = ((host[name], self._arrays[name]) for name in evidence)
+            device.upload((self._record, self.run), *copies)
             self.replay.start()
             if isinstance(answers, Scores):
-                device.write_answers(self.work, SCORERS[answers.entropies.itemsize], SCORE_BLOCKS)
+                kernel, blocks = SCORERS[answers.entropies.itemsize], SCORE_BLOCKS
             else:
                 assert answers.memory is not None
-                device.write_answers(self.work, WRITERS[answers.memory.itemsize], WRITE_BLOCKS)
-            device.download(self._arrays["found"], found)
+                kernel, blocks = WRITERS[answers.memory.itemsize], WRITE_BLOCKS
+            device.write_answers(self.work, kernel, blocks, self._arrays["found"], found)
             mark = device.mark()
         # While the device is at work.
         constants = np.empty(cases)

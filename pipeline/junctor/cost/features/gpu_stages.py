@@ -6,7 +6,7 @@ a few that are tried `LaunchTuner` takes those with the lowest forecast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -87,18 +87,34 @@ class SideWork(NamedTuple):
 class StageWork:
     """The contractions of a launch: rows of `Bytecode.steps`; of each all terms, and those of its longest entry.
 
-    along: whether neighbouring threads that share an entry have neighbouring terms.
-    apart: [2, contractions], parts of a line that neighbouring threads touch for a number, where they have neighbouring
-        entries, and terms.
+    strides: returns of each how far the next kept entry and the next term of each operand are, 0 where there is none.
     side: work of the launch in addition to contractions.
     """
 
     steps: Ints
     longest: Ints
     total: Ints
-    along: npt.NDArray[np.bool_]
-    apart: Floats
+    strides: Callable[[], Sequence[Sequence[tuple[int, int]]]]
     side: SideWork
+
+    # Only threads over entries ask for these, and a plan has thousands of steps.
+    @cached_property
+    def walked(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """The strides of each contraction."""
+        return self.strides()
+
+    @cached_property
+    def along(self) -> npt.NDArray[np.bool_]:
+        """Whether neighbouring threads that share an entry have neighbouring terms, of each contraction."""
+        return np.array([terms_follow(strides) for strides in self.walked], np.bool_)
+
+    @cached_property
+    def apart(self) -> Floats:
+        """Parts of a line that neighbouring threads touch for a number, [2, contractions].
+
+        They have neighbouring entries, or terms.
+        """
+        return np.array([[_apart(strides, n) for strides in self.walked] for n in (0, 1)]).reshape(2, len(self.steps))
 
     @cached_property
     def operands(self) -> Ints:
@@ -119,11 +135,8 @@ class StageWork:
 def stage_of(code: Bytecode, members: Sequence[int], side: SideWork) -> StageWork:
     """Return a stage with the contractions `members`."""
     steps = code.steps[list(members)].reshape(len(members), code.steps.shape[1])
-    walked = [_strides(step, code) for step in steps]
-    along = np.array([terms_follow(strides) for strides in walked], np.bool_)
-    apart = np.array([[_apart(strides, which) for strides in walked] for which in (0, 1)]).reshape(2, len(members))
     longest = np.array([longest_terms(step, code) for step in steps], np.int64)
-    return StageWork(steps, longest, spans(steps, code), along, apart, side)
+    return StageWork(steps, longest, spans(steps, code), lambda: [_strides(step, code) for step in steps], side)
 
 
 def _strides(step: Ints, code: Bytecode) -> list[tuple[int, int]]:
