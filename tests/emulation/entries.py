@@ -48,7 +48,7 @@ def emulated(
             lead.ctypes.data if lead is not None else 0,
             lead is not None and len(lead) > 2,
         )
-        for table, o in zip(tables, launch.offsets, strict=True)
+        for table, o in zip([*tables, out] if launch.has_result else tables, launch.offsets, strict=True)
     ]
     words = record(launch, out.ctypes.data, extremes.ctypes.data, adds, operands)
     if launch.begins is not None:

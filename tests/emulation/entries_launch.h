@@ -10,7 +10,9 @@ extern "C" void launch(const char *name, const Reduction *given, int blocks, int
         KERNEL(reduce_entries_0), KERNEL(reduce_entries_1), KERNEL(reduce_entries_2), KERNEL(reduce_entries_3),
         KERNEL(reduce_entries_4), KERNEL(reduce_entries_5), KERNEL(reduce_entries_6), KERNEL(reduce_quads_1_1),
         KERNEL(reduce_quads_1_2), KERNEL(reduce_quads_2_1), KERNEL(reduce_quads_2_2), KERNEL(reduce_quads_3_1),
-        KERNEL(reduce_quads_3_2), KERNEL(reduce_chain_2),   KERNEL(reduce_chain_3),   KERNEL(reduce_terms),
+        KERNEL(reduce_quads_3_2), KERNEL(reduce_apart_1_1), KERNEL(reduce_apart_1_2), KERNEL(reduce_apart_2_1),
+        KERNEL(reduce_apart_2_2), KERNEL(reduce_apart_3_1), KERNEL(reduce_apart_3_2),
+        KERNEL(reduce_chain_2),   KERNEL(reduce_chain_3),   KERNEL(reduce_terms),
         KERNEL(gather),           KERNEL(relay),            KERNEL(carry)};
     const Kernel kernel = std::find_if(std::begin(kernels), std::end(kernels), [&](auto &each) {
                               return each.first == name;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -107,13 +108,80 @@ def test_panels_that_read_the_same_lines_follow_each_other(eliminated: int, alge
     launches_of.cache_clear()
     for part, other in zip(found, wanted, strict=True):
         assert part.tobytes() == other.tobytes()
-    # The innermost axes of the large table are behind all others, if they are not inside of a panel.
+    # The innermost axes of the large table are behind all others, if they are not inside of a panel: two of them are
+    # those of the four entries of a thread.
     far = [v for v in order[-3:] if v < 3]
-    assert (launch.begins is not None) == bool(far)
+    assert launch.is_apart == (len(far) > 1)
+    assert (launch.begins is not None) == (len(far) == 1)
+    if launch.is_apart:
+        places = launch.offsets[1].places.reshape(-1, 4)
+        assert (places < places[:, :1] + 8).all()
+        assert len(launch.offsets) == 3
     if launch.begins is not None:
         assert sorted(launch.begins.tolist()) == list(range(0, 1 << 14, launch.panel))
         lines = launch.offsets[1].panels.reshape(-1, 1 << len(far)) // 32
         assert (lines == lines[:, :1]).all()
+
+
+@pytest.fixture
+def far_launches() -> Iterator[None]:
+    """Tables of a few thousand entries are cut as those of millions are."""
+    launches_of.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries_gpu, "LARGE_ENTRIES", 1 << 12)
+        patch.setattr(entries_gpu, "LARGE_PANEL", 1 << 9)
+        patch.setattr(entries_gpu, "FAR_PANEL", 1 << 9)
+        yield
+    launches_of.cache_clear()
+
+
+@pytest.mark.usefixtures("far_launches")
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("k", [None, 0, 1, 2])
+def test_entries_of_a_thread_lie_apart_in_the_result(k: int | None, adds: bool) -> None:
+    # The result has the innermost axes of the large table outermost.
+    table = [*range(2, 13), 0, 1]
+    what = contraction(range(12), [12], [[0, 3, 12], table], dict.fromkeys(range(13), 2))
+    tables = [np.random.default_rng(k or 0).random(2 ** len(scope)) for scope in ([0, 3, 12], table)]
+    wanted = reference.reduce(what, [each[:, None] for each in tables], reference.DOUBLE)[:, 0] + adds
+    (launch,) = launches_of(what)
+    assert launch.name == "reduce_apart_2_2"
+    if k is None:
+        result = np.full(4096, float(adds))
+        extremes = emulated(launch, tables, result, "double", adds=adds)
+        np.testing.assert_allclose(result, wanted, rtol=1e-14)
+        assert entries_gpu.extremes_of(extremes, reference.DOUBLE)[0] == result.max()
+        return
+    # In runs with gaps between them.
+    size, gap = (4, 4) if k == 0 else (2048, 64)
+    starts = tuple(n * (size + gap) for n in range([8, 8192, 4096][k] // size))
+    where = np.concatenate([np.arange(start, start + size) for start in starts])
+    lying = np.full(where[-1] + 1, float(adds) if k == 2 else np.nan)
+    found = entries_gpu.in_place(launch, k, entries_gpu.PartRuns(size, starts))
+    assert found is not None
+    if k == 2:
+        emulated(found, tables, lying, "double", adds=adds)
+        np.testing.assert_allclose(lying[where], wanted, rtol=1e-14)
+        return
+    lying[where] = tables[k]
+    tables[k] = lying
+    result = np.full(4096, float(adds))
+    emulated(found, tables, result, "double", adds=adds)
+    np.testing.assert_allclose(result, wanted, rtol=1e-14)
+
+
+@pytest.mark.usefixtures("far_launches")
+def test_axes_that_are_no_four_neighbours_stay_in_their_panels() -> None:
+    sizes = dict.fromkeys(range(8), 3)
+    (launch,) = launches_of(contraction(range(8), [], [[*range(1, 8), 0]], sizes))
+    assert not launch.is_apart
+    assert launch.begins is not None
+    # A table of a variable with four states does.
+    (launch,) = launches_of(contraction(range(8), [], [[*range(1, 8), 0]], sizes | {0: 4}))
+    assert launch.is_apart
+    table, result = np.random.default_rng(0).random(4 * 3**7), np.empty(4 * 3**7)
+    emulated(launch, [table], result, "double")
+    np.testing.assert_array_equal(result, table.reshape(-1, 4).T.reshape(-1))
 
 
 @st.composite

@@ -117,6 +117,36 @@ def test_small_grids(devices: Devices, working: int, algebra: Algebra) -> None:
     check(network, cut(network, working), algebra, devices(1))
 
 
+@pytest.fixture
+def small_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small tables are cut into panels as large ones are."""
+    kept = entries_gpu.launches_of, chunk_slots._with_table, chunk_slots.fits_in_place
+    for each in kept:
+        each.cache_clear()
+    monkeypatch.setattr(entries_gpu, "LARGE_ENTRIES", 1 << 5)
+    monkeypatch.setattr(entries_gpu, "LARGE_PANEL", 1 << 2)
+    monkeypatch.setattr(entries_gpu, "FAR_PANEL", 1 << 3)
+    yield
+    for each in kept:
+        each.cache_clear()
+
+
+@BOTH
+@pytest.mark.usefixtures("small_panels")
+@pytest.mark.parametrize("count", [1, 2])
+def test_entries_of_a_thread_that_lie_apart(
+    devices: Devices, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set[str]()
+    kernel = chunk_slots.DeviceSlots.kernel
+    monkeypatch.setattr(chunk_slots.DeviceSlots, "kernel", lambda slots, name: names.add(name) or kernel(slots, name))
+    # Without chains, which do most of a grid otherwise.
+    monkeypatch.setattr(groups, "chain_of", lambda *of: None)
+    network = grid(5, 5, seed=2)
+    check(network, cut(network, 1 << 9), algebra, devices(count))
+    assert any(name.startswith("reduce_apart") for name in names)
+
+
 @ALL
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), working=st.sampled_from([0, 3, 50]))

@@ -124,11 +124,13 @@ class EntryLaunch:
     over_entries: whether threads go over entries.
     entries: of the result; in a chain those beside the axes that come and go.
     panel, near_terms, far_terms: entries of a panel, and terms of both parts.
-    offsets: of each operand; in a chain the last one is the result.
+    offsets: of each operand.
     quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and where the other three lie
     to the first.
     stages: eliminations of a chain (`chains.py`), 0 for none.
     begins: int64, where each panel of the result begins; None where they lie one after the other.
+    is_apart: whether the four entries of a thread are neighbours in the largest operand and lie apart in the result,
+        which is one more operand then, as in a chain.
     """
 
     over_entries: bool
@@ -140,6 +142,12 @@ class EntryLaunch:
     quads: tuple[tuple[int, ...], ...] = ()
     stages: int = 0
     begins: Integers | None = None
+    is_apart: bool = False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the last operand is the result."""
+        return self.is_apart or self.stages > 0
 
     @property
     def name(self) -> str:
@@ -149,7 +157,8 @@ class EntryLaunch:
         if not self.over_entries:
             return "reduce_terms"
         if self.quads:
-            return f"reduce_quads_{len(self.offsets)}_{2 - self.near_terms % 2}"
+            kind, operands = ("apart", len(self.offsets) - 1) if self.is_apart else ("quads", len(self.offsets))
+            return f"reduce_{kind}_{operands}_{2 - self.near_terms % 2}"
         return f"reduce_entries_{len(self.offsets) if len(self.offsets) <= MOST_COMPILED else 0}"
 
     @property
@@ -242,21 +251,60 @@ def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis]
     # Two tables of offsets a side: their sizes add up, where one table would have the product.
     (panels, places), (far, near) = cut_axes(axes, most), cut_axes(eliminated, NEAR)
     begins = None
-    if over_entries and _entries(kept) >= LARGE_ENTRIES:
-        largest = _largest(kept, eliminated, operands)
-        if any(0 < axis[largest] < SECTOR for axis in panels):
-            # Panels that read the same lines of the largest operand, a few numbers of each, follow each other: then
-            # these are still in the cache. They are smaller, so that more of them are read at once.
-            panels, places = cut_axes(axes, FAR_PANEL)
-            panels.sort(key=lambda axis: 0 < axis[largest] < LINE)
-            begins = walk(panels, operands + 1)
-    offsets = tuple(
-        Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
-        for k in range(1, operands + 1)
-    )
+    largest = _largest(kept, eliminated, operands) if over_entries and _entries(kept) >= LARGE_ENTRIES else None
+    if largest is not None and _is_far(panels, largest):
+        # Panels that read the same lines of the largest operand, a few numbers of each, follow each other: then these
+        # are still in the cache. They are smaller, so that more of them are read at once.
+        panels, places = cut_axes(axes, FAR_PANEL)
+        others, apart = _neighbours(axes, panels, largest)
+        if operands > MOST_IN_QUADS or _entries(far) > 1:
+            apart = []
+        if apart:
+            panels, places = cut_axes(others, FAR_PANEL // VECTOR)
+            places = [*places, *apart]
+        panels.sort(key=lambda axis: 0 < axis[largest] < LINE)
+        if apart and (launch := _apart(panels, places, near, operands)) is not None:
+            return launch
+        begins = walk(panels, operands + 1)
+    offsets = tuple(_offsets(panels, places, far, near, k) for k in range(1, operands + 1))
     quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
     sizes = _entries(kept), _entries(places), _entries(near), _entries(far)
     return EntryLaunch(over_entries, *sizes, offsets, quads, begins=begins)
+
+
+def _is_far(panels: Sequence[Axis], largest: int) -> bool:
+    """Return True if neighbours in the largest operand are in different panels."""
+    return any(0 < axis[largest] < SECTOR for axis in panels)
+
+
+def _neighbours(axes: Sequence[Axis], panels: Sequence[Axis], largest: int) -> tuple[list[Axis], list[Axis]]:
+    """Return axes in two parts, the second along which four entries are near to each other in the largest operand.
+
+    axes: all of them; those of `panels` are chosen from. The second part is empty where these do not have four.
+    """
+    # An axis of which a part is inside of panels stays where it is.
+    near = [axis for axis in panels if 0 < axis[largest] < SECTOR and axis in axes]
+    slow, fast = cut_axes(sorted(near, key=lambda axis: -axis[largest]), VECTOR)
+    if _entries(fast) != VECTOR:
+        return list(axes), []
+    return [*slow, *(axis for axis in axes if axis not in near)], fast
+
+
+def _apart(panels: Sequence[Axis], places: Sequence[Axis], near: Sequence[Axis], operands: int) -> EntryLaunch | None:
+    """Return a launch whose threads take the innermost four places each; None where these lie otherwise for each."""
+    # Of the result there are no terms.
+    offsets = tuple(_offsets(panels, places, [], near if k <= operands else [], k) for k in range(1, operands + 2))
+    quads = [_quad(each, any_lines=True) for each in offsets]
+    if not all(quads):
+        return None
+    sizes = _entries((*panels, *places)), _entries(places), _entries(near), 1
+    return EntryLaunch(True, *sizes, offsets, tuple(quads), is_apart=True)
+
+
+def _offsets(
+    panels: Sequence[Axis], places: Sequence[Axis], far: Sequence[Axis], near: Sequence[Axis], k: int
+) -> Offsets:
+    return Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
 
 
 def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
@@ -267,12 +315,16 @@ def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
     return quads if all(quads) else ()
 
 
-def _quad(offsets: Offsets) -> tuple[int, ...]:
+def _quad(offsets: Offsets, any_lines: bool = False) -> tuple[int, ...]:
+    """Return how the entries of a thread lie in an operand; nothing where that differs from thread to thread.
+
+    any_lines: whether a warp may touch any number of lines.
+    """
     quads = offsets.places.reshape(-1, 4)
     first, lies = quads[:, 0], quads[0] - quads[0, 0]
     # Where a warp touches more lines at once, threads that take one entry are better off.
     lines = len(np.unique(first[:WARP] // LINE))
-    if lines > MOST_LINES or (quads - first[:, None] != lies).any():
+    if (lines > MOST_LINES and not any_lines) or (quads - first[:, None] != lies).any():
         return ()
     kinds = {(0, 0, 0, 0): (SAME, 1), (0, 0, 1, 1): (PAIRS, 2), (0, 1, 2, 3): (RUN, 4)}
     kind, aligned = kinds.get(tuple(lies.tolist()), (APART, 1))
@@ -297,7 +349,7 @@ def in_place(launch: EntryLaunch, k: int, runs: PartRuns) -> EntryLaunch | None:
     offsets = in_runs(launch.offsets[k], runs)
     if offsets is None:
         return None
-    quad = _quad(offsets) if launch.quads else ()
+    quad = _quad(offsets, launch.is_apart) if launch.quads else ()
     return None if launch.quads and not quad else launch.with_operand(k, offsets, quad)
 
 

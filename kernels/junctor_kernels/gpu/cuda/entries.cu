@@ -2,6 +2,8 @@
 // `junctor_kernels.entries`.
 //
 //     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
+//     reduce_apart_K_N   the same for four entries that are neighbours in the largest operand and lie apart in the result,
+//                        which is one more operand.
 //     reduce_chain_M     M eliminations of one table, of which a thread has four entries for all states of the axes that
 //                        come and go.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
@@ -136,8 +138,9 @@ __device__ __forceinline__ void load(real (&number)[N][4], const Operand &each, 
     }
 }
 
-// Few terms of few operands: it is memory that counts, so loads are wide, and the next panel's offsets come early.
-template <int K, int N> __device__ __forceinline__ void over_quads(const Reduction &what) {
+// Few terms of few operands: it is memory that counts, so loads are wide, and the next panel's offsets come early. TARGET:
+// whether the entries of a thread lie apart in the result, where operand K says.
+template <int K, int N, bool TARGET> __device__ __forceinline__ void over_quads(const Reduction &what) {
     __shared__ int near[K][NEAR];
     for (int n = threadIdx.x; n < what.near_terms; n += THREADS)
         for (int k = 0; k < K; k++) near[k][n] = what.operand[k].near[n];
@@ -182,12 +185,24 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
                 }
         }
         // Only now, because it would take registers.
-        Quad *out = (Quad *)(what.out + (begin_of(what, panel) + first));
-        Quad total = {};
-        if (what.adds) total = *out;
+        if (TARGET) {
+            const Operand &target = what.operand[K];
+            real *out = (real *)target.table + (target.panels[panel] + target.places[first]);
+            const int lies[4] = {0, (int)target.second, (int)target.third, (int)target.fourth};
 #pragma unroll
-        for (int v = 0; v < 4; v++) total.number[v] = added(sum[v].value(), what.adds, total.number[v], largest, smallest);
-        *out = total;
+            for (int v = 0; v < 4; v++) {
+                const real before = what.adds ? out[lies[v]] : 0;
+                out[lies[v]] = added(sum[v].value(), what.adds, before, largest, smallest);
+            }
+        } else {
+            Quad *out = (Quad *)(what.out + (begin_of(what, panel) + first));
+            Quad total = {};
+            if (what.adds) total = *out;
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                total.number[v] = added(sum[v].value(), what.adds, total.number[v], largest, smallest);
+            *out = total;
+        }
     }
     note(what.extremes, largest, smallest);
 }
@@ -200,7 +215,10 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
 #endif
 #define REDUCE_QUADS(K, N) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(K)) reduce_quads_##K##_##N(const Reduction what) { \
-        over_quads<K, N>(what); \
+        over_quads<K, N, false>(what); \
+    } \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(K)) reduce_apart_##K##_##N(const Reduction what) { \
+        over_quads<K, N, true>(what); \
     }
 REDUCE_QUADS(1, 1)
 REDUCE_QUADS(1, 2)

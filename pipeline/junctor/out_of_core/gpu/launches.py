@@ -119,8 +119,7 @@ def step_launches(
     for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.offsets, strict=True)):
         ends = m == len(prepared.launches) - 1
         out = result if ends else device.partial + (m % 2) * half
-        # The result of a chain is one more operand: all of its stages are in one launch.
-        read = [*operands, out] if launch.stages else operands
+        read = [*operands, out] if launch.has_result else operands
         scales += [plain] * (len(read) - len(scales))
         fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
         addresses = [table.address if isinstance(table, TableView) else table for table in fields.values()]

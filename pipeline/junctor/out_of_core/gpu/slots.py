@@ -287,9 +287,8 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     Raises ValueError where an operand or the result cannot be used where it lies.
     """
     what, operands, out = layout
-    # The result of a chain is one more operand.
-    tables, out = ((*operands, out), None) if isinstance(what, Chain) else (operands, out)
     first, *rest = _launches(what)
+    tables, out = ((*operands, out), None) if first.has_result and not rest else (operands, out)
     for k, runs in enumerate(tables):
         if runs is not None:
             with _placing:
