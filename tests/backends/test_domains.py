@@ -9,7 +9,8 @@ from helpers import oracle, strategies
 from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_trees import EvidenceCells, RowEngine, room_bytes
+from junctor.backends.evidence_cells import EvidenceCells
+from junctor.backends.row_trees import RowEngine, room_bytes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import layered, sample

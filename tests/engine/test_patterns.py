@@ -73,12 +73,14 @@ def test_every_valid_row_is_in_one_group_that_serves_it(data: st.DataObject, onc
             assert set(hard) | set(soft) <= group.pattern.sliced | group.pattern.weighted
 
 
-@given(data=st.data(), threads=st.integers(2, 4))
-def test_threads_change_nothing(data: st.DataObject, threads: int) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+@given(data=st.data(), threads=st.integers(1, 4))
+def test_threads_and_compiled_code_change_nothing(compiled: bool, data: st.DataObject, threads: int) -> None:
     network = data.draw(strategies.networks(max_variables=6))
     batch = data.draw(strategies.evidence_batches(network, max_rows=12))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(patterns, "PART_CELLS", 4)
+        patch.setattr(patterns, "COMPILED_CELLS", 0 if compiled else 1 << 20)
         found = patterns_of(batch, threads)
     expected = patterns_of(batch)
     for field in ("marks", "counts", "numbers", "rows"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
+from junctor.engine.patterns import PatternGroup
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.deduplicate import distinct_rows
@@ -124,3 +125,29 @@ def test_what_is_worth_loading_and_planning_counts_different_rows() -> None:
     assert engine.router.uses(group, batch) == 3000
     assert not engine.router.loads_compiled(groups, batch)
     assert engine.router.loads_compiled([replace(group, unique=None)], batch)
+
+
+@given(data=st.data())
+def test_rows_that_are_repeated(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=4))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=20, min_rows=1))
+    rows = list(zip(*(column.tolist() for column in batch.states.values()), strict=True)) or [()] * batch.rows
+    assert distinct.repeated(batch) == batch.rows - len(set(rows))
+
+
+@pytest.mark.parametrize("few", [0, 100])
+def test_equal_rows_among_many_groups(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at all rows first finds the same as each group alone."""
+    network, rng = chain(40, 2, seed=1), np.random.default_rng(2)
+    # Groups of rows that observe the same; those of some are alike, but for a few.
+    seen, alike, groups = rng.random((12, 40)) < 0.3, np.arange(12) < 5, np.repeat(np.arange(12), 100)
+    states = rng.integers(0, 2, (1200, 40))
+    states[alike[groups] & (rng.random(1200) < 0.9)] = 0
+    states[~seen[groups]] = UNOBSERVED
+    batch = EvidenceBatch(1200, {v: np.ascontiguousarray(states[:, v], dtype=np.int32) for v in range(40)})
+    monkeypatch.setattr(grouping, "FEW_GROUPS", few)
+    patterns = [Pattern(frozenset(np.flatnonzero(each).tolist()), frozenset()) for each in seen]
+    made = [PatternGroup(pattern, np.flatnonzero(groups == n)) for n, pattern in enumerate(patterns)]
+    router = Engine(network, Query(), on_cpu(memory=1 << 30)).router
+    found = [group.unique is not None for group in router._deduplicated(made, batch)]
+    assert found == alike.tolist()

@@ -26,8 +26,10 @@ def test_marks_of_some_rows(data: st.DataObject) -> None:
     words = np.uint64(1) << np.arange(len(columns), dtype=np.uint64)
     marks = np.empty((len(columns), len(rows)), dtype=np.bool_)
     keys = np.zeros(len(rows), dtype=np.uint64)
-    mark_observed(addresses_of(columns), rows, words, marks, keys)
+    often = np.empty(len(columns), dtype=np.int64)
+    mark_observed(addresses_of(columns), rows, words, marks, keys, often)
     expected = np.array(columns)[:, rows] != -1
+    np.testing.assert_array_equal(often, expected.sum(axis=1))
     np.testing.assert_array_equal(marks, expected)
     np.testing.assert_array_equal(keys, words @ expected)
 

@@ -39,7 +39,7 @@ def addresses_of(columns: Iterable[npt.NDArray[np.int32]]) -> npt.NDArray[np.int
 
 
 @loops
-def mark_observed(columns: Any, rows: Any, words: Any, marks: Any, keys: Any) -> None:
+def mark_observed(columns: Any, rows: Any, words: Any, marks: Any, keys: Any, often: Any) -> None:
     """Note which columns have a state in some rows.
 
     columns: int64 [c], addresses of int32.
@@ -47,12 +47,17 @@ def mark_observed(columns: Any, rows: Any, words: Any, marks: Any, keys: Any) ->
     words: uint64 [c], a random number for each column.
     marks: bool [c, n], written: whether there is a state, and not -1.
     keys: uint64 [n], raised by the words of the columns with a state: equal for rows that observe the same.
+    often: int64 [c], written: the rows with a state.
     """
     for c in range(columns.size):
+        count, word = 0, words[c]
         for i in range(rows.size):
-            marks[c, i] = _state_at(columns[c] + _STATE * rows[i]) != -1
-            if marks[c, i]:
-                keys[i] += words[c]
+            there = _state_at(columns[c] + _STATE * rows[i]) != -1
+            marks[c, i] = there
+            count += there
+            # Without a branch, which would be guessed wrong for every other cell.
+            keys[i] += word * np.uint64(there)
+        often[c] = count
 
 
 @loops

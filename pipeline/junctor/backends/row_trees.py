@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.columns import addresses_of, take_states
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
@@ -23,6 +22,7 @@ from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
+from junctor.backends.evidence_cells import EvidenceCells
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
@@ -331,13 +331,14 @@ class RowEngine:
         block = self._block(sum(len(group.rows) for group in groups if group.shared))
         one_call = min(ONE_CALL_ROWS, block)
         large = [group.rows for group in groups if group.shared and len(group.rows) > one_call]
-        trees = in_threads(lambda rows, thread: self._plan_before(batch, rows, thread), large, len(self._rooms))
+        cells = EvidenceCells(batch)
+        trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
         tasks = [_Task(rows) for group in groups if not group.shared for rows in self._calls(group.rows)]
         for rows, tree in zip(large, trees, strict=True):
             tasks.extend(self._blocks(rows, tree, block))
         tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
-        return np.sort(self._in_threads(EvidenceCells(batch), tasks, answers)) if tasks else np.zeros(0, dtype=np.int64)
+        return np.sort(self._in_threads(cells, tasks, answers)) if tasks else np.zeros(0, dtype=np.int64)
 
     def _block(self, rows: int) -> int:
         """Return how many rows of so many that share trees are one call at most, so that all threads have some."""
@@ -405,13 +406,9 @@ class RowEngine:
         size = size if tree.is_mixed else unaliased(size)
         return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
-    def _plan_before(self, batch: EvidenceBatch, rows: Rows, thread: int) -> _SharedTree | None:
+    def _plan_before(self, cells: EvidenceCells, rows: Rows, thread: int) -> _SharedTree | None:
         """Return the tree of rows of several calls, as `_plan`."""
-        share = np.zeros(len(self._sizes))
-        for v, column in batch.states.items():
-            share[v] = np.count_nonzero(column[rows] != UNOBSERVED) / len(rows)
-        kinds = [v if batch.likelihoods[v].among(rows)[0].size else UNOBSERVED for v in sorted(batch.likelihoods)]
-        soft = np.array(kinds or [UNOBSERVED], dtype=np.int64)
+        share, soft = cells.share(rows, len(self._sizes)), cells.soft(rows)
         # All that a tree depends on: the next batch of the pattern finds it.
         key = share.tobytes(), soft.tobytes(), len(rows)
         with self._lock:
@@ -543,35 +540,6 @@ class RowEngine:
                 else:
                     larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
-
-
-class EvidenceCells:
-    """The evidence of a batch, for compiled code; kept for many questions, because its columns are found one by one."""
-
-    def __init__(self, batch: EvidenceBatch) -> None:
-        self._likelihoods = batch.likelihoods
-        self._variables = np.array(sorted(batch.states), dtype=np.int64)
-        # In one piece each, and there as long as their addresses.
-        self._columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in self._variables.tolist()]
-        self._addresses = addresses_of(self._columns)
-        self._kinds = sorted(batch.likelihoods)
-
-    def evidence(self, rows: Rows, sizes: Sequence[int]) -> tuple[Rows, Arrays]:
-        """Return the states of some rows of the batch, int64 [variables, rows], and their likelihoods.
-
-        Likelihoods: soft variables int64 [rows, kinds] (-1: none), values, and the first column of each kind.
-        """
-        states = np.full((len(sizes), len(rows)), UNOBSERVED, dtype=np.int64)
-        take_states(self._addresses, np.ascontiguousarray(rows), self._variables, states)
-        kinds = self._kinds
-        places = np.cumsum([0, *(sizes[v] for v in kinds)], dtype=np.int64)
-        soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
-        likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
-        for kind, v in enumerate(kinds):
-            here, values = self._likelihoods[v].among(rows)
-            soft[here, kind] = v
-            likelihoods[here, places[kind] : places[kind + 1]] = values
-        return states, (soft, likelihoods, places)
 
 
 def alone_seconds(work: RowWork) -> float:

@@ -14,7 +14,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from junctor_kernels.tables import reference
 
-from junctor.backends.row_trees import EvidenceCells, alone_seconds
+from junctor.backends.evidence_cells import EvidenceCells
+from junctor.backends.row_trees import alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
@@ -37,10 +38,12 @@ from junctor.engine.planner import KEPT_PLANS, Planner
 from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_by_plan, smaller_plans
 from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import UniqueRows, distinct_rows
+from junctor.evidence.deduplicate import MOST_DISTINCT, UniqueRows, distinct_rows, repeated
 from junctor.planning.shape import Pattern
 
 KEPT_CHOICES = 64
+# Groups of rows that are looked at one by one for equal rows; of more, all rows first.
+FEW_GROUPS = 4
 # Rows that tell whether many of a batch differ.
 FIRST_ROWS = 4096
 # The share of the rows that stands for no more than "some", where a tree is asked for by shares.
@@ -253,7 +256,14 @@ class Grouping(Planner):
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""
         sizes = self.network.cardinalities
-        return [replace(group, unique=distinct_rows(batch, group.rows, group.pattern, sizes)) for group in groups]
+        # To look at all rows together takes as long as at a few groups, and tells mostly that there is nothing to find.
+        most = repeated(batch) / (1 - MOST_DISTINCT) if len(groups) > FEW_GROUPS else math.inf
+        return [
+            replace(group, unique=distinct_rows(batch, group.rows, group.pattern, sizes))
+            if len(group.rows) <= most
+            else group
+            for group in groups
+        ]
 
     def _fitting(self, groups: list[PatternGroup], patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""

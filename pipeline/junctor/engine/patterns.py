@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import and_, or_
@@ -28,7 +28,9 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 # Fewer cells of marks are not worth a thread.
-PART_CELLS = 1 << 21
+PART_CELLS = 1 << 18
+# Cells of columns that compiled code looks at, which has to be loaded for that.
+COMPILED_CELLS = 1 << 20
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
 # Patterns of fewer than every so many-th row take about as long as those of all.
@@ -152,27 +154,30 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     """Return the evidence patterns of a batch; `threads`: that look at columns."""
     rows = valid_rows(batch)
     soft = sorted(batch.likelihoods)
-    # Often all columns are complete: to see that takes a tenth of what masks take.
-    complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
+    if rows.size * len(batch.states) < COMPILED_CELLS:
+        # Often all columns are complete: to see that takes a tenth of what masks take.
+        complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
+    else:
+        complete = batch.complete or ()
     hard = sorted(batch.states.keys() - (complete if rows.size else ()))
     # Column by column in memory, as they are looked at.
     seen = np.empty((len(hard) + len(soft), rows.size), dtype=np.bool_)
-
-    def look(part: slice, _thread: int) -> Rows:
-        """Find where there is evidence in some columns, and return how often."""
-        for column in range(part.start, part.stop):
-            if column < len(hard):
-                states = batch.states[hard[column]]
-                np.not_equal(states if rows.size == batch.rows else states[rows], UNOBSERVED, out=seen[column])
-            else:
-                seen[column] = np.isin(rows, batch.likelihoods[soft[column - len(hard)]].rows)
-        return _true_in_rows(seen[part])
-
-    often = np.concatenate([np.zeros(0, np.int64), *in_threads(look, _parts(seen.T, threads), threads)])
+    keys = None
+    if rows.size * len(hard) >= COMPILED_CELLS:
+        often, keys = _marked(batch, hard, rows, seen[: len(hard)], threads)
+    else:
+        for n, v in enumerate(hard):
+            states = batch.states[v]
+            np.not_equal(states if rows.size == batch.rows else states[rows], UNOBSERVED, out=seen[n])
+        often = _true_in_rows(seen[: len(hard)])
+    for n, v in enumerate(soft):
+        seen[len(hard) + n] = np.isin(rows, batch.likelihoods[v].rows)
+    often = np.concatenate([often, _true_in_rows(seen[len(hard) :])])
     # Columns that are the same in all rows distinguish none.
     distinguish = (often > 0) & (often < rows.size)
     columns = seen if distinguish.all() else seen[distinguish]
-    marks, counts, numbers = distinct(columns.T, np.ones(rows.size, dtype=np.int64), threads)
+    known = keys if not soft else None
+    marks, counts, numbers = distinct(columns.T, np.ones(rows.size, dtype=np.int64), threads, known)
     variables = sorted(batch.states)
     if len(columns) == len(variables) + len(soft):
         every = marks.T
@@ -182,6 +187,30 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
         every[places[~distinguish]] = (often > 0)[~distinguish, None]
         every[places[distinguish]] = marks.T
     return Patterns((*variables, *soft), len(variables), every.T, counts, numbers, rows)
+
+
+def _marked(
+    batch: EvidenceBatch, variables: Sequence[int], rows: Rows, marks: Mask, threads: int
+) -> tuple[Rows, npt.NDArray[np.uint64]]:
+    """Write where some columns have evidence, bool [columns, rows], in compiled code.
+
+    Returns int64 [columns], how many rows have, and a key of each row, the same for rows that observe the same columns.
+    """
+    # Imported here: loaded where there are many cells.
+    from junctor_kernels.cpu.columns import addresses_of, mark_observed
+
+    columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in variables]
+    places, words = addresses_of(columns), words_of(len(columns))
+    often = np.zeros(len(columns), dtype=np.int64)
+
+    def look(part: slice, _thread: int) -> npt.NDArray[np.uint64]:
+        """Look at some of the columns, and return a key of each row."""
+        keys = np.zeros(rows.size, dtype=np.uint64)
+        mark_observed(places[part], rows, words[part], marks[part], keys, often[part])
+        return keys
+
+    keys = sum(in_threads(look, _parts(marks.T, threads), threads), np.zeros(rows.size, dtype=np.uint64))
+    return often, keys
 
 
 def _complete(batch: EvidenceBatch) -> list[int]:
@@ -199,21 +228,9 @@ def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
     step = rows.size // MOST_PATTERNS
     if step < LEAST_STEP or batch.likelihoods or batch.states.keys() <= (batch.complete or frozenset()):
         return None
-    # Imported here: loaded where there are many rows.
-    from junctor_kernels.cpu.columns import addresses_of, mark_observed
-
     some, variables = rows[::step].copy(), sorted(batch.states)
-    columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in variables]
-    places, words = addresses_of(columns), words_of(len(columns))
-    marks = np.empty((len(columns), some.size), dtype=np.bool_)
-
-    def look(part: slice, _thread: int) -> npt.NDArray[np.uint64]:
-        """Look at some of the columns, and return a key of each row."""
-        keys = np.zeros(some.size, dtype=np.uint64)
-        mark_observed(places[part], some, words[part], marks[part], keys)
-        return keys
-
-    keys = sum(in_threads(look, _parts(marks.T, threads), threads), np.zeros(some.size, dtype=np.uint64))
+    marks = np.empty((len(variables), some.size), dtype=np.bool_)
+    _, keys = _marked(batch, variables, some, marks, threads)
     if np.unique(keys).size < some.size:
         return None
     return Patterns(tuple(variables), len(variables), marks.T, np.ones(some.size, np.int64), np.arange(some.size), some)
@@ -459,6 +476,10 @@ class EvidenceCounts:
 
     def of(self, members: Mask) -> Rows:
         """Return int64 [columns]; members: bool [patterns]."""
+        chosen = np.flatnonzero(members)
+        if chosen.size < self._bits.shape[1]:
+            few: Rows = self._counts[chosen] @ self._marks[chosen]
+            return few
         # Bits are counted far faster than numbers are added up, and patterns of more rows than others are few or rare.
         often = np.flatnonzero(members & (self._counts != self._least))
         more: Rows = (self._counts[often] - self._least) @ self._marks[often]
@@ -474,22 +495,25 @@ def _words_of_bits(marks: Mask) -> npt.NDArray[np.uint64]:
     return words
 
 
-def distinct(marks: Mask, counts: Rows, threads: int = 1) -> tuple[Mask, Rows, Rows]:
+def distinct(
+    marks: Mask, counts: Rows, threads: int = 1, keys: npt.NDArray[np.uint64] | None = None
+) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's.
 
     marks: bool [patterns, columns], not all distinct; columns lie one after the other in memory.
     counts: int64 [patterns], rows of each.
     threads: that go through the columns.
+    keys: uint64 [patterns], the same for equal ones, where they are known.
     """
     # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:
         return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
     words, parts = words_of(marks.shape[1]), _parts(marks, threads)
-    columns = range(marks.shape[1])
-    hashes = np.zeros(len(marks), dtype=np.uint64)
-    for keys in in_threads(lambda part, _: keys_of(marks, words, columns[part]), parts, threads):
-        hashes += keys
-    _, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    if keys is None:
+        columns, keys = range(marks.shape[1]), np.zeros(len(marks), dtype=np.uint64)
+        for its in in_threads(lambda part, _: keys_of(marks, words, columns[part]), parts, threads):
+            keys += its
+    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
     if len(first) == len(marks) and (counts[:1] == counts).all():
         # All are distinct and as frequent, more often than not.
         return marks, counts, np.arange(len(marks))

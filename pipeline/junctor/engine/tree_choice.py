@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.row_trees import EvidenceCells, RowEngine, RowWork, alone_seconds, block_rows
+from junctor.backends.evidence_cells import EvidenceCells
+from junctor.backends.row_trees import RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import (
     EvidenceCounts,
@@ -114,11 +115,16 @@ class TreeChoice:
         """Return the groups that share a tree, then the rows with a tree of their own."""
         patterns, best = self._patterns, self._best
         result = []
-        group_of_row = best.numbers[patterns.numbers]
+        groups = np.arange(len(best.counts) + 1)
+        # All groups at once: there may be hundreds, and thousands of rows.
+        by_group, of_row = np.argsort(best.numbers, kind="stable"), best.numbers[patterns.numbers]
+        members, rows = np.searchsorted(best.numbers[by_group], groups), np.argsort(of_row, kind="stable")
+        lines = np.searchsorted(of_row[rows], groups)
         for number in np.flatnonzero(best.together):
-            members = best.numbers == number
-            rows = patterns.rows[group_of_row == number]
-            result.append(PatternGroup(self._pattern(members), rows, int(members.sum()), tree=True))
+            chosen = np.zeros(len(best.numbers), dtype=np.bool_)
+            chosen[by_group[members[number] : members[number + 1]]] = True
+            its_rows = patterns.rows[rows[lines[number] : lines[number + 1]]]
+            result.append(PatternGroup(self._pattern(chosen), its_rows, int(chosen.sum()), tree=True))
         alone = ~best.together[best.numbers]
         if alone.any():
             rows = patterns.rows[alone[patterns.numbers]]

@@ -58,6 +58,20 @@ class UniqueRows:
             answers.reasons[row] = unique.reasons[number]
 
 
+def repeated(batch: EvidenceBatch) -> int:
+    """Return how many rows of a batch are equal to another one before them, at the least none too few.
+
+    Likelihoods count as no evidence.
+    """
+    keys, term = np.zeros(batch.rows, dtype=np.int64), np.empty(batch.rows, dtype=np.int64)
+    words = np.random.default_rng(0).integers(1 << 62, size=len(batch.states))
+    # Sums of random numbers for all cells: equal rows have equal sums, and others hardly ever do.
+    for word, states in zip(words, batch.states.values(), strict=True):
+        np.multiply(states, word, out=term)
+        keys += term
+    return batch.rows - np.unique(keys).size
+
+
 def distinct_rows(
     batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]
 ) -> UniqueRows | None:

@@ -1,0 +1,63 @@
+"""The evidence of a batch for rows with trees, column by column. Main class: EvidenceCells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu.columns import addresses_of, mark_observed, take_states
+
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
+
+Arrays = tuple[npt.NDArray[Any], ...]
+
+
+class EvidenceCells:
+    """The evidence of a batch, for compiled code; kept for many questions, because its columns are found one by one."""
+
+    def __init__(self, batch: EvidenceBatch) -> None:
+        self._likelihoods = batch.likelihoods
+        self._variables = np.array(sorted(batch.states), dtype=np.int64)
+        # In one piece each, and there as long as their addresses.
+        self._columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in self._variables.tolist()]
+        self._addresses = addresses_of(self._columns)
+        self._kinds = sorted(batch.likelihoods)
+
+    def share(self, rows: Rows, variables: int) -> npt.NDArray[np.float64]:
+        """Return float64 [variables], the share of some rows that observe each."""
+        marks, keys = np.empty((len(self._columns), len(rows)), dtype=np.bool_), np.zeros(len(rows), dtype=np.uint64)
+        often, result = np.zeros(len(self._columns), dtype=np.int64), np.zeros(variables)
+        mark_observed(
+            self._addresses,
+            np.ascontiguousarray(rows),
+            np.zeros(len(self._columns), dtype=np.uint64),
+            marks,
+            keys,
+            often,
+        )
+        result[self._variables] = often / len(rows)
+        return result
+
+    def soft(self, rows: Rows) -> Rows:
+        """Return the variables with likelihoods, int64, at least one: UNOBSERVED where none of some rows has one."""
+        kinds = [v if self._likelihoods[v].among(rows)[0].size else UNOBSERVED for v in self._kinds]
+        return np.array(kinds or [UNOBSERVED], dtype=np.int64)
+
+    def evidence(self, rows: Rows, sizes: Sequence[int]) -> tuple[Rows, Arrays]:
+        """Return the states of some rows of the batch, int64 [variables, rows], and their likelihoods.
+
+        Likelihoods: soft variables int64 [rows, kinds] (-1: none), values, and the first column of each kind.
+        """
+        states = np.full((len(sizes), len(rows)), UNOBSERVED, dtype=np.int64)
+        take_states(self._addresses, np.ascontiguousarray(rows), self._variables, states)
+        kinds = self._kinds
+        places = np.cumsum([0, *(sizes[v] for v in kinds)], dtype=np.int64)
+        soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
+        likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
+        for kind, v in enumerate(kinds):
+            here, values = self._likelihoods[v].among(rows)
+            soft[here, kind] = v
+            likelihoods[here, places[kind] : places[kind + 1]] = values
+        return states, (soft, likelihoods, places)
