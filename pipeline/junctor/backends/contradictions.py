@@ -6,8 +6,10 @@ is minimal if it has probability 0, and any part of it more: a minimal unsatisfi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, compress
+from operator import and_, or_
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,8 @@ SIDE_BY_SIDE = 1024
 ROWS_AT_A_TIME = 2048
 # Possible rows that are witnesses: what they have is possible, and no question.
 MOST_WITNESSES = 4096
+# Rows at a time that are looked up for contradictions: a few kilobytes for each finding.
+LOOKED_UP = 1 << 16
 # Bytes: however many more there are, reasons do not depend on them.
 MOST_MEMORY = 1 << 28
 
@@ -60,10 +64,10 @@ def give_reasons(network: Network, batch: EvidenceBatch, answers: Answers, memor
             asked, suspicions = suspicions[:SIDE_BY_SIDE], suspicions[SIDE_BY_SIDE:]
             if not asked:
                 break
-            for contradiction in dict.fromkeys(search.contradictions([some for some, _ in asked])):
-                places = search.places_of(contradiction, rows, np.flatnonzero(unexplained))
+            found = list(dict.fromkeys(search.contradictions([some for some, _ in asked])))
+            for text, places in search.explained(found, rows, np.flatnonzero(unexplained)):
                 unexplained[places] = False
-                answers.reasons.update(dict.fromkeys(rows[places].tolist(), search.text(contradiction)))
+                answers.reasons.update(dict.fromkeys(rows[places].tolist(), text))
         # What could not be explained is not tried again.
         unexplained[: search.rows_at_a_time] = False
         rows = rows[unexplained]
@@ -90,35 +94,70 @@ def reason_of(network: Network, likelihoods: Mapping[int, npt.NDArray[np.float64
     return answers.reasons[0]
 
 
+class _RowSets:
+    """Which of some rows have a finding, as bits: sets of rows that are quick to intersect.
+
+    columns: findings of a batch.
+    rows: some of its rows.
+    """
+
+    def __init__(self, columns: FindingColumns, rows: Rows) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._having: dict[Finding, int] = {}
+        self.all = (1 << len(rows)) - 1
+
+    def having(self, finding: Finding) -> int:
+        """Return the rows that have a finding."""
+        if finding not in self._having:
+            has = self._columns.codes(finding[0], self._rows) == finding[1]
+            self._having[finding] = int.from_bytes(np.packbits(has, bitorder="little").tobytes(), "little")
+        return self._having[finding]
+
+    def places(self, rows: int) -> Rows:
+        """Return the places of some rows."""
+        count = len(self._rows)
+        packed = np.frombuffer(rows.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
+        return np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+
+
 @dataclass(eq=False, slots=True)
 class _Progress:
     """Search for a minimal contradiction in a set of findings.
 
-    rest: among which some are needed; impossible together with the needed ones.
+    rest: findings among which some are needed, a bit for each; impossible together with the needed ones.
+    having: witnesses that have each of them.
+    witnesses: that have the needed ones.
     needed: possible with the rest as long as any one of them is missing.
     questions: sets to ask about.
+    witnessed: witnesses that have each of these sets.
     """
 
     # Findings of the rest are added to the needed ones until these are impossible: the last one is needed, and those
     # after it are not. All prefixes are asked at once, each is a case.
 
-    rest: FindingSet
-    needed: FindingSet = ()
-    questions: list[FindingSet] = field(init=False)
+    rest: list[int]
+    having: list[int]
+    witnesses: int
+    needed: int = 0
+    questions: list[int] = field(init=False)
+    witnessed: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._set_questions()
 
     def _set_questions(self) -> None:
-        self.questions = [tuple(sorted(self.needed + self.rest[:count])) for count in range(len(self.rest))]
+        if self.rest:
+            self.questions = list(accumulate(self.rest[:-1], or_, initial=self.needed))
+            self.witnessed = list(accumulate(self.having[:-1], and_, initial=self.witnesses))
 
-    def advance(self, possible: Sequence[bool | None]) -> None:
+    def advance(self, possible: list[bool | None]) -> None:
         """Take the answers to the questions."""
-        count = next((n for n, answer in enumerate(possible) if not answer), len(possible))
-        if count == 0:
-            self.rest = ()
-        else:
-            self.needed, self.rest = (*self.needed, self.rest[count - 1]), self.rest[: count - 1]
+        count = possible.index(False) if False in possible else len(possible)
+        if count:
+            self.needed |= self.rest[count - 1]
+            self.witnesses &= self.having[count - 1]
+        del self.rest[max(0, count - 1) :], self.having[max(0, count - 1) :]
         self._set_questions()
 
 
@@ -139,15 +178,18 @@ class ContradictionSearch:
         self._zeros = zeros_of(network)
         self._columns = FindingColumns(self._zeros, batch)
         self._limits = limits
-        self._witnesses = witnesses
+        self._witnesses = _RowSets(self._columns, witnesses)
         columns = len(self._columns.variables)
         # A random number for each column, the same at every call.
         self._words = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)
-        # Finding -> bits of the witnesses that have it.
-        self._witnessed: dict[Finding, int] = {}
+        # Finding in suspicions -> number of its bit: sets as bits are quick to add to, and to tell from others.
+        self._numbers: dict[Finding, int] = {}
         self.rows_at_a_time = min(ROWS_AT_A_TIME, self._columns.rows_at_a_time(limits.memory))
-        # A Bayesian network without evidence has probability 1. None: not known, it takes too much.
-        self._possible: dict[FindingSet, bool | None] = {(): True} if network.kind == "bayes" else {}
+        # Set of findings, as bits -> answer. None: not known, it takes too much.
+        self._possible: dict[int, bool | None] = {}
+        if network.kind == "bayes":
+            # Without evidence it has probability 1.
+            self._possible[0] = True
 
     def suspicions(self, rows: Rows) -> list[tuple[FindingSet, Rows]]:
         """Return impossible sets of findings in some rows, with the places of those rows, the most frequent first."""
@@ -160,34 +202,53 @@ class ContradictionSearch:
         keys = odd @ self._words
         _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         by_set = np.split(places[np.argsort(numbers, kind="stable")], np.cumsum(counts)[:-1])
-        found = []
         # Of equally frequent ones that of the earliest row comes first.
-        for n in np.lexsort((first, -counts)).tolist():
-            columns, place = np.flatnonzero(culprits[first[n]]), places[first[n]]
-            some = tuple(zip(columns.tolist(), findings.codes[columns, place].tolist(), strict=True))
-            found.append((some, by_set[n]))
-        return found
+        order = np.lexsort((first, -counts))
+        earliest = first[order]
+        sets, columns = np.nonzero(culprits[earliest])
+        codes = findings.codes[columns, places[earliest[sets]]]
+        named = list(zip(columns.tolist(), codes.tolist(), strict=True))
+        ends = np.searchsorted(sets, np.arange(len(order) + 1)).tolist()
+        return [(tuple(named[ends[i] : ends[i + 1]]), by_set[n]) for i, n in enumerate(order.tolist())]
 
     def contradictions(self, suspicions: Sequence[FindingSet]) -> list[FindingSet]:
         """Return a minimal contradiction in each of some impossible sets, where that does not take too much."""
-        searches = [_Progress(some) for some in suspicions]
+        searches = [self._begun(some) for some in suspicions]
         while unfinished := [search for search in searches if search.rest]:
-            self._ask([question for search in unfinished for question in search.questions])
+            self._ask(unfinished)
             for search in unfinished:
                 possible = [self._possible[question] for question in search.questions]
                 if None in possible:
                     searches.remove(search)
                 else:
                     search.advance(possible)
-        return [tuple(sorted(search.needed)) for search in searches]
+        findings = list(self._numbers)
+        return [tuple(sorted(findings[number] for number in _numbers_of(search.needed))) for search in searches]
 
-    def places_of(self, contradiction: FindingSet, rows: Rows, places: Rows) -> Rows:
-        """Return those of some places in `rows` whose rows have all findings of a contradiction."""
-        for column, code in contradiction:
-            places = places[self._columns.codes(column, rows[places]) == code]
-        return places
+    def _begun(self, some: FindingSet) -> _Progress:
+        """Return the search in an impossible set."""
+        rest = [1 << self._numbers.setdefault(finding, len(self._numbers)) for finding in some]
+        return _Progress(rest, [self._witnesses.having(finding) for finding in some], self._witnesses.all)
 
-    def text(self, contradiction: FindingSet) -> str:
+    def explained(self, contradictions: Sequence[FindingSet], rows: Rows, places: Rows) -> Iterator[tuple[str, Rows]]:
+        """Yield contradictions in words, and those of some places in `rows` whose rows have all findings of it.
+
+        A row that has several is with the first one.
+        """
+        texts = [self._text(contradiction) for contradiction in contradictions]
+        for start in range(0, len(places), LOOKED_UP):
+            some = places[start : start + LOOKED_UP]
+            sets = _RowSets(self._columns, rows[some])
+            left = sets.all
+            for text, contradiction in zip(texts, contradictions, strict=True):
+                have = left
+                for finding in contradiction:
+                    have &= sets.having(finding)
+                if have:
+                    left ^= have
+                    yield text, some[sets.places(have)]
+
+    def _text(self, contradiction: FindingSet) -> str:
         """Return a contradiction in words."""
         findings = [self._name(column, code) for column, code in contradiction]
         if not findings:
@@ -203,37 +264,43 @@ class ContradictionSearch:
             return f"likelihood on {variable.name}"
         return f"{variable.name} = {variable.states[code]}"
 
-    def _ask(self, questions: Sequence[FindingSet]) -> None:
-        """Learn whether sets of findings are possible; those of the first searches where not all can be asked."""
-        new = [question for question in dict.fromkeys(questions) if question not in self._possible]
-        self._possible.update((question, self._is_witnessed(question) or None) for question in new)
-        new = [question for question in new if self._possible[question] is None]
+    def _ask(self, searches: Iterable[_Progress]) -> None:
+        """Learn whether the questions of searches are possible; those of the first ones where not all can be asked."""
+        new = []
+        for search in searches:
+            for question, witnesses in zip(search.questions, search.witnessed, strict=True):
+                if question not in self._possible:
+                    # What a possible row has is possible.
+                    self._possible[question] = True if witnesses else None
+                    if not witnesses:
+                        new.append(question)
         while new and self.left > 0:
             decision = self._decide(new)
             known = decision.found != words.TOO_LARGE
-            for number in np.flatnonzero(known).tolist():
-                self._possible[new[number]] = bool(decision.found[number] == words.POSSIBLE)
             if known.any():
+                found = (decision.found == words.POSSIBLE)[known].tolist()
+                self._possible.update(zip(compress(new, known.tolist()), found, strict=True))
                 return
             new = new[: len(new) // 2]
 
-    def _is_witnessed(self, some: FindingSet) -> bool:
-        """Return True if a possible row has some findings."""
-        rows = -1 if self._witnesses.size else 0
-        for finding in some:
-            if finding not in self._witnessed:
-                has = self._columns.codes(finding[0], self._witnesses) == finding[1]
-                self._witnessed[finding] = int.from_bytes(np.packbits(has).tobytes(), "little")
-            rows &= self._witnessed[finding]
-        return rows != 0
-
-    def _decide(self, sets: Sequence[FindingSet]) -> Decision:
-        findings = np.array([finding for some in sets for finding in some], dtype=np.int32).reshape(-1, 2)
-        cases = np.repeat(np.arange(len(sets)), [len(some) for some in sets])
-        columns, places = np.unique(findings[:, 0], return_inverse=True)
+    def _decide(self, sets: Sequence[int]) -> Decision:
+        column, code = np.array(list(self._numbers), dtype=np.int64).reshape(-1, 2).T
+        size = -(-len(code) // 8)
+        packed = np.frombuffer(b"".join(some.to_bytes(size, "little") for some in sets), dtype=np.uint8)
+        has = np.unpackbits(packed.reshape(len(sets), size), axis=1, bitorder="little").view(np.bool_)
+        columns = np.unique(column[np.flatnonzero(has.any(axis=0))])
         codes: npt.NDArray[np.int32] = np.repeat(self._columns.sizes[columns, None], len(sets), axis=1)
-        codes[places, cases] = findings[:, 1]
+        cases, numbers = np.nonzero(has)
+        codes[np.searchsorted(columns, column)[numbers], cases] = code[numbers]
         limits = replace(self._limits, operations=self.left)
         decision = decide(self._zeros.supports, self._columns.of_codes(codes, columns.tolist()), limits)
         self.left -= decision.operations + QUESTION_OPERATIONS * len(sets)
         return decision
+
+
+def _numbers_of(bits: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
