@@ -10,7 +10,7 @@ from helpers import oracle, strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import contradictions, impossibility
-from junctor.backends.contradictions import give_reasons, reason_of
+from junctor.backends.contradictions import ContradictionSearch, give_reasons, reason_of
 from junctor.backends.impossibility import Limits, impossible_rows
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -87,6 +87,37 @@ def test_reasons_are_minimal_contradictions(question: tuple[Network, EvidenceBat
         check(network, batch, row, reason)
 
 
+def search_one_by_one(network: Network, findings: list[Evidence]) -> list[Evidence]:
+    """The minimal contradiction that a search finds which asks about one set at a time."""
+    rest, needed = findings, list[Evidence]()
+    while rest and is_possible(network, needed):
+        count = next(n for n in range(1, len(rest) + 1) if not is_possible(network, rest[:n] + needed))
+        rest, needed = rest[: count - 1], [rest[count - 1], *needed]
+    return needed
+
+
+@given(question=questions(), data=st.data())
+def test_searches_side_by_side_find_what_each_finds_alone(
+    question: tuple[Network, EvidenceBatch], data: st.DataObject
+) -> None:
+    network, batch = question
+    everything = np.arange(batch.rows)
+    impossible = impossible_rows(network, batch, everything, Limits(MEMORY))
+    witnesses = everything[~impossible][: data.draw(st.integers(0, batch.rows))]
+    search = ContradictionSearch(network, batch, batch.rows, witnesses, Limits(MEMORY))
+    found = search.suspicions(everything)
+    assert sorted(place for _, places in found for place in places) == np.flatnonzero(impossible).tolist()
+    expected: dict[str, None] = {}
+    for some, places in found:
+        names = search._text(some)
+        # Each of the rows has the findings.
+        findings, *_ = [findings_of(network, batch, place, names) for place in places.tolist()]
+        # The text of a set has its findings in their order.
+        needed = search_one_by_one(network, findings)
+        expected[search._text(tuple(f for f, e in zip(some, findings, strict=True) if e in needed))] = None
+    assert [search._text(some) for some in search.contradictions([some for some, _ in found])] == list(expected)
+
+
 def noisy(network: Network, rows: int, seed: int, share: float = 0.2) -> EvidenceBatch:
     rng = np.random.default_rng(seed)
     states = sample(network, rows, seed).astype(np.int32)
@@ -121,6 +152,8 @@ def test_threads_and_neighbours_of_equal_rows_change_no_reason(monkeypatch: pyte
     monkeypatch.setattr(contradictions, "ROWS_AT_A_TIME", 50)
     batch = noisy(SPARSE, 400, seed=5)
     one = reasons_of(SPARSE, batch)
+    monkeypatch.setattr(contradictions, "LOOKED_UP", 7)
+    assert reasons_of(SPARSE, batch) == one
     assert one
     assert all(reasons_of(SPARSE, batch, threads) == one for threads in (2, 5))
     assert reasons_of(SPARSE, batch, memory=MEMORY * 4) == one

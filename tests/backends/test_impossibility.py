@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,22 @@ def test_blocks_of_any_cut_find_the_same(question: tuple[Network, EvidenceBatch]
     culprits = np.zeros((0, columns), dtype=np.uint8)
     assert words.decide(zeros.supports, findings, starts, 0, np.inf, room, found, culprits) == len(starts) - 1
     np.testing.assert_array_equal(found == words.IMPOSSIBLE, expected(network, batch)[rows])
+
+
+@given(question=questions())
+def test_rows_that_have_a_finding(question: tuple[Network, EvidenceBatch]) -> None:
+    network, batch = question
+    columns, rows = FindingColumns(zeros_of(network), batch), np.arange(batch.rows)[::-1]
+    for column, codes in enumerate(columns.of_rows(rows).codes):
+        for code in set(codes.tolist()) - {int(columns.sizes[column])}:
+            np.testing.assert_array_equal(columns.having(column, code, rows), codes == code)
+
+
+@given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=8), most=st.integers(1, 70))
+def test_blocks_keep_within_a_pattern(sizes: list[int], most: int) -> None:
+    patterns = np.cumsum([0, *sizes])
+    expected = [start for begin, end in pairwise(patterns.tolist()) for start in range(begin, end, most)]
+    assert impossibility._cut(patterns, most).tolist() == [*expected, sum(sizes)]
 
 
 def zeros_and_gaps(network: Network, rows: int, seed: int) -> EvidenceBatch:

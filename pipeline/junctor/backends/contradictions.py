@@ -6,9 +6,9 @@ is minimal if it has probability 0, and any part of it more: a minimal unsatisfi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from operator import and_, or_
 
 import numpy as np
@@ -110,7 +110,7 @@ class _RowSets:
     def having(self, finding: Finding) -> int:
         """Return the rows that have a finding."""
         if finding not in self._having:
-            has = self._columns.codes(finding[0], self._rows) == finding[1]
+            has = self._columns.having(*finding, self._rows)
             self._having[finding] = int.from_bytes(np.packbits(has, bitorder="little").tobytes(), "little")
         return self._having[finding]
 
@@ -118,7 +118,7 @@ class _RowSets:
         """Return the places of some rows."""
         count = len(self._rows)
         packed = np.frombuffer(rows.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
-        return np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+        return np.flatnonzero(np.unpackbits(packed, bitorder="little").view(np.bool_))
 
 
 @dataclass(eq=False, slots=True)
@@ -129,6 +129,7 @@ class _Progress:
     having: witnesses that have each of them.
     witnesses: that have the needed ones.
     needed: possible with the rest as long as any one of them is missing.
+    is_known: False where an answer takes too much.
     questions: sets to ask about.
     witnessed: witnesses that have each of these sets.
     """
@@ -140,6 +141,7 @@ class _Progress:
     having: list[int]
     witnesses: int
     needed: int = 0
+    is_known: bool = True
     questions: list[int] = field(init=False)
     witnessed: list[int] = field(init=False)
 
@@ -151,13 +153,22 @@ class _Progress:
             self.questions = list(accumulate(self.rest[:-1], or_, initial=self.needed))
             self.witnessed = list(accumulate(self.having[:-1], and_, initial=self.witnesses))
 
-    def advance(self, possible: list[bool | None]) -> None:
+    @property
+    def key(self) -> tuple[int, int]:
+        """What the search depends on from here on."""
+        return self.needed, self.questions[-1] | self.rest[-1]
+
+    def advance(self, answers: Mapping[int, bool | None]) -> None:
         """Take the answers to the questions."""
+        possible = [answers[question] for question in self.questions]
+        self.is_known = None not in possible
         count = possible.index(False) if False in possible else len(possible)
         if count:
             self.needed |= self.rest[count - 1]
             self.witnesses &= self.having[count - 1]
-        del self.rest[max(0, count - 1) :], self.having[max(0, count - 1) :]
+        # Nothing is left to find where the needed ones are impossible.
+        end = max(0, count - 1) if self.is_known else 0
+        del self.rest[end:], self.having[end:]
         self._set_questions()
 
 
@@ -182,8 +193,9 @@ class ContradictionSearch:
         columns = len(self._columns.variables)
         # A random number for each column, the same at every call.
         self._words = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)
-        # Finding in suspicions -> number of its bit: sets as bits are quick to add to, and to tell from others.
-        self._numbers: dict[Finding, int] = {}
+        # Finding in suspicions -> its bit, since sets as bits are quick to add to and to tell from others, and the
+        # witnesses that have it.
+        self._met: dict[Finding, tuple[int, int]] = {}
         self.rows_at_a_time = min(ROWS_AT_A_TIME, self._columns.rows_at_a_time(limits.memory))
         # Set of findings, as bits -> answer. None: not known, it takes too much.
         self._possible: dict[int, bool | None] = {}
@@ -196,39 +208,45 @@ class ContradictionSearch:
         findings = self._columns.of_rows(rows)
         decision = decide(self._zeros.supports, findings, self._limits, accuse=True)
         places = np.flatnonzero(decision.found == words.IMPOSSIBLE)
-        culprits = decision.culprits[places].astype(np.bool_)
+        # Few findings of a row are culprits.
+        cases, columns = np.nonzero(decision.culprits[places].view(np.bool_))
+        codes = findings.codes[columns, places[cases]]
+        ends = np.searchsorted(cases, np.arange(len(places) + 1))
         # Equal by chance with probability 1e-12; rows have to have the findings all the same before they get a reason.
-        odd = np.where(culprits, 2 * findings.codes[:, places].T + 1, 0).astype(np.uint64)
-        keys = odd @ self._words
+        odd = (2 * codes + 1).astype(np.uint64) * self._words[columns]
+        keys = np.diff(np.cumsum(np.append(np.uint64(0), odd))[ends])
         _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         by_set = np.split(places[np.argsort(numbers, kind="stable")], np.cumsum(counts)[:-1])
+        found = []
         # Of equally frequent ones that of the earliest row comes first.
-        order = np.lexsort((first, -counts))
-        earliest = first[order]
-        sets, columns = np.nonzero(culprits[earliest])
-        codes = findings.codes[columns, places[earliest[sets]]]
-        named = list(zip(columns.tolist(), codes.tolist(), strict=True))
-        ends = np.searchsorted(sets, np.arange(len(order) + 1)).tolist()
-        return [(tuple(named[ends[i] : ends[i + 1]]), by_set[n]) for i, n in enumerate(order.tolist())]
+        for n in np.lexsort((first, -counts)).tolist():
+            here = slice(ends[first[n]], ends[first[n] + 1])
+            found.append((tuple(zip(columns[here].tolist(), codes[here].tolist(), strict=True)), by_set[n]))
+        return found
 
     def contradictions(self, suspicions: Sequence[FindingSet]) -> list[FindingSet]:
         """Return a minimal contradiction in each of some impossible sets, where that does not take too much."""
+        for finding in dict.fromkeys(chain.from_iterable(suspicions)):
+            self._met.setdefault(finding, (1 << len(self._met), self._witnesses.having(finding)))
         searches = [self._begun(some) for some in suspicions]
-        while unfinished := [search for search in searches if search.rest]:
-            self._ask(unfinished)
-            for search in unfinished:
-                possible = [self._possible[question] for question in search.questions]
-                if None in possible:
-                    searches.remove(search)
-                else:
-                    search.advance(possible)
-        findings = list(self._numbers)
-        return [tuple(sorted(findings[number] for number in _numbers_of(search.needed))) for search in searches]
+        waiting = [search for search in searches if search.rest]
+        while waiting:
+            self._ask(waiting)
+            different: dict[tuple[int, int], _Progress] = {}
+            for search in waiting:
+                search.advance(self._possible)
+                if search.rest:
+                    # Of searches that have become equal the first one goes on.
+                    different.setdefault(search.key, search)
+            waiting = list(different.values())
+        findings = list(self._met)
+        sets = dict.fromkeys(search.needed for search in searches if search.is_known and not search.rest)
+        return [tuple(sorted(findings[number] for number in _numbers_of(some))) for some in sets]
 
     def _begun(self, some: FindingSet) -> _Progress:
         """Return the search in an impossible set."""
-        rest = [1 << self._numbers.setdefault(finding, len(self._numbers)) for finding in some]
-        return _Progress(rest, [self._witnesses.having(finding) for finding in some], self._witnesses.all)
+        met = [self._met[finding] for finding in some]
+        return _Progress([bit for bit, _ in met], [rows for _, rows in met], self._witnesses.all)
 
     def explained(self, contradictions: Sequence[FindingSet], rows: Rows, places: Rows) -> Iterator[tuple[str, Rows]]:
         """Yield contradictions in words, and those of some places in `rows` whose rows have all findings of it.
@@ -264,16 +282,14 @@ class ContradictionSearch:
             return f"likelihood on {variable.name}"
         return f"{variable.name} = {variable.states[code]}"
 
-    def _ask(self, searches: Iterable[_Progress]) -> None:
+    def _ask(self, searches: Sequence[_Progress]) -> None:
         """Learn whether the questions of searches are possible; those of the first ones where not all can be asked."""
-        new = []
-        for search in searches:
-            for question, witnesses in zip(search.questions, search.witnessed, strict=True):
-                if question not in self._possible:
-                    # What a possible row has is possible.
-                    self._possible[question] = True if witnesses else None
-                    if not witnesses:
-                        new.append(question)
+        questions = chain.from_iterable(search.questions for search in searches)
+        witnessed = dict(zip(questions, chain.from_iterable(search.witnessed for search in searches), strict=True))
+        new = [question for question in witnessed if question not in self._possible]
+        # What a possible row has is possible.
+        self._possible.update((question, bool(witnessed[question]) or None) for question in new)
+        new = [question for question in new if not witnessed[question]]
         while new and self.left > 0:
             decision = self._decide(new)
             known = decision.found != words.TOO_LARGE
@@ -284,7 +300,7 @@ class ContradictionSearch:
             new = new[: len(new) // 2]
 
     def _decide(self, sets: Sequence[int]) -> Decision:
-        column, code = np.array(list(self._numbers), dtype=np.int64).reshape(-1, 2).T
+        column, code = np.array(list(self._met), dtype=np.int64).reshape(-1, 2).T
         size = -(-len(code) // 8)
         packed = np.frombuffer(b"".join(some.to_bytes(size, "little") for some in sets), dtype=np.uint8)
         has = np.unpackbits(packed.reshape(len(sets), size), axis=1, bitorder="little").view(np.bool_)

@@ -168,6 +168,14 @@ class FindingColumns:
         observed = states[rows]
         return np.where(observed == UNOBSERVED, soft, observed).astype(np.int32, copy=False)
 
+    def having(self, column: int, code: int, rows: Rows) -> Mask:
+        """Return which of some rows have a finding, bool [rows]."""
+        states = self._batch.states.get(int(self.variables[column]))
+        # Codes of states are in the batch.
+        codes = self.codes(column, rows) if states is None or code > self.sizes[column] else states[rows]
+        found: Mask = codes == code
+        return found
+
     def of_rows(self, rows: Rows) -> words.Findings:
         """Return the findings of some rows."""
         codes = np.empty((len(self.variables), len(rows)), dtype=np.int32)
@@ -406,5 +414,7 @@ class _Blocks:
 
 def _cut(patterns: Rows, most: int) -> Rows:
     """Return where blocks of at most so many cases begin that keep within one pattern, and the end."""
-    pieces = [np.arange(begin, end, most) for begin, end in pairwise(patterns)]
-    return np.concatenate([*pieces, patterns[-1:]])
+    counts = -(-np.diff(patterns) // most)
+    # Number of each block within its pattern.
+    numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.append(np.repeat(patterns[:-1], counts) + most * numbers, patterns[-1])
