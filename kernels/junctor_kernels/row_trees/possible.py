@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import loops, part
+from junctor_kernels.cpu.jit import inlined, loops, part
 from junctor_kernels.orders.dense import entries_for
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.orders.sparse import SparseGraph
@@ -241,9 +241,10 @@ def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, foun
                     found[case] = IMPOSSIBLE
 
 
-@part
+@inlined
 def _join(nodes: Any, axes: Any, arena: Any, words: int, number: int) -> None:
     """Compute a message from those of both children: the or over eliminated states of the and of both."""
+    # Inlined, as all that one place calls for each table: a call copies every array of every tuple.
     tables = nodes.tables
     left, right = tables[number, LEFT], tables[number, RIGHT]
     one, other, out = np.uint64(tables[left, UP] * words), NOTHING, np.uint64(tables[number, UP] * words)
@@ -267,7 +268,7 @@ def _join(nodes: Any, axes: Any, arena: Any, words: int, number: int) -> None:
         one, other, out = _advance(axes, kept + 1, groups, one, other, out)
 
 
-@part
+@inlined
 def _write_axes(nodes: Any, axes: Any, words: int, number: int, left: int, right: int) -> Any:
     """Write the axes of a message, innermost first, neighbours in the same tables merged; return kept and all axes."""
     scopes, tables = nodes.scopes, nodes.tables
@@ -358,7 +359,7 @@ def _or_words(
     arena[out + u4], arena[out + u5], arena[out + u6], arena[out + u7] = x4, x5, x6, x7
 
 
-@part
+@inlined
 def _load(supports: Any, findings: Any, begin: int, end: int, words: int, room: Any, number: int) -> None:
     """Write the words of a leaf. Lanes beyond the last case are possible: sums of ones end early."""
     factors, table = supports.factors, room.tree.nodes.tables[number]
@@ -379,7 +380,7 @@ def _load(supports: Any, findings: Any, begin: int, end: int, words: int, room: 
             _load_cases(supports.above, end - begin, words, room, table)
 
 
-@part
+@inlined
 def _load_findings(
     findings: Any, column: int, state: int, size: int, begin: int, end: int, words: int, arena: Any, place: int
 ) -> None:
@@ -392,7 +393,7 @@ def _load_findings(
         arena[place + w] = word
 
 
-@part
+@inlined
 def _write_strides(factors: Any, room: Any, number: int) -> None:
     """Write the axes of a leaf with their strides in the factor, innermost first."""
     nodes, axes = room.tree.nodes, room.axes
@@ -406,7 +407,7 @@ def _write_strides(factors: Any, room: Any, number: int) -> None:
                 axes[OTHER, g] = axes[OUT, g] = axes[INDEX, g] = NOTHING
 
 
-@part
+@inlined
 def _write_bases(factors: Any, findings: Any, factor: int, begin: int, end: int, room: Any) -> None:
     """Write the offset in a factor of the observed states of each case."""
     bases = room.bases
@@ -419,7 +420,7 @@ def _write_bases(factors: Any, findings: Any, factor: int, begin: int, end: int,
                 bases[case - begin] += np.uint64(findings.codes[column, case] * stride)
 
 
-@part
+@inlined
 def _write_masks(cases: int, words: int, room: Any) -> int:
     """Write the different offsets of a block and the cases of each; return their number, 0 if there are too many."""
     bases, different, masks = room.bases, room.different, room.masks
@@ -439,7 +440,7 @@ def _write_masks(cases: int, words: int, room: Any) -> int:
     return count
 
 
-@part
+@inlined
 def _load_configurations(above: Any, configurations: int, words: int, room: Any, table: Any) -> None:
     """Write the words of a factor, mask by mask."""
     arena, axes, different, masks = room.arena, room.axes, room.different, room.masks
@@ -459,7 +460,7 @@ def _load_configurations(above: Any, configurations: int, words: int, room: Any,
         source, _, _ = _advance(axes, 1, table[LENGTH], source, source, source)
 
 
-@part
+@inlined
 def _load_cases(above: Any, cases: int, words: int, room: Any, table: Any) -> None:
     """Write the words of a factor, case by case."""
     arena, axes, bases = room.arena, room.axes, room.bases

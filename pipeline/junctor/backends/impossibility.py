@@ -32,8 +32,9 @@ Bytes = npt.NDArray[np.uint8]
 MOST_ROWS = 1 << 14
 # Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
 SAMPLED_SHARE, MOST_SAMPLES = 8, 16
-# Work that is worth a thread; it begins, and its memory is made, in a tenth of that.
-THREAD_SECONDS = 0.004
+# Work that is worth a thread, by prices, which are a fourth of the time where trees are small; a thread begins, and
+# its memory is made, in a tenth of that time.
+THREAD_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
