@@ -13,6 +13,7 @@ from junctor.model.query import Query, target_names
 from junctor.runs.answer_files import AnswerFiles, AnswerWriter
 from junctor.runs.export import write_csv
 from junctor.runs.results import (
+    KEPT_ID_BYTES,
     PARTITION_BYTES,
     PARTITION_ROWS,
     AnswerTables,
@@ -220,3 +221,17 @@ def test_one_maker_of_tables_serves_all_batches() -> None:
     reasons = answered(network, query, 1, 1)
     reasons.reasons[0] = "a word"
     assert tables.table(reasons, pa.array([1]))["reason"].to_pylist() == ["a word"]
+
+
+def test_case_ids_that_are_many_do_not_stay() -> None:
+    network, query = make_network(), Query()
+    tables = AnswerTables(network, query)
+    for rows in (3, KEPT_ID_BYTES // 8, KEPT_ID_BYTES // 8 + 1, 3):
+        ids = [number_array(np.arange(rows) + 10 * n) for n in (0, 1, 1)]
+        for case_ids in [*ids, ids[0], ids[0]]:
+            assert tables.table(answered(network, query, rows, 1), case_ids)["case_id"].to_pylist() == case_ids.tolist()
+            assert (tables._known_ids[0] is case_ids) == (8 * rows <= KEPT_ID_BYTES)
+    # Few that are a part of many.
+    part = number_array(np.arange(KEPT_ID_BYTES)).slice(0, 3)
+    assert tables.table(answered(network, query, 3, 1), part)["case_id"].to_pylist() == [0, 1, 2]
+    assert tables._known_ids[0] is not part

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.runtime import arrow_batches
 from junctor.runtime.arrow import list_array, number_array, numbers_of, string_list_array
-from junctor.runtime.arrow_batches import BatchMaker, starts_of, table_around
+from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker
 from pyarrow import parquet
 
 
@@ -57,7 +57,7 @@ def test_batches_of_columns_in_memory(data: st.DataObject) -> None:
     starts = np.array([column.ctypes.data for column in columns], np.int64)
     gc.collect()
     before = len(arrow_batches._held)
-    found = maker.batch(rows, starts, columns, null)
+    found = maker.batch(schema, rows, starts, columns, null)
     del maker, columns
     found.validate(full=True)
     assert found.equals(pa.RecordBatch.from_arrays(expected, schema=schema))
@@ -74,26 +74,68 @@ def test_a_column_is_sent_without_its_neighbours() -> None:
     numbers = np.zeros(100_000)
     schema = pa.schema([("one", pa.list_(pa.float64(), 1)), ("others", pa.list_(pa.float64(), 99_999))])
     starts = numbers.ctypes.data + 8 * np.array([0, 1])
-    assert len(pickle.dumps(BatchMaker(schema).batch(1, starts, numbers).column(0))) < 1000
+    assert len(pickle.dumps(BatchMaker(schema).batch(schema, 1, starts, numbers).column(0))) < 1000
 
 
-def test_columns_around_a_batch() -> None:
-    numbers = np.arange(6.0).reshape(2, 3)
-    middle = BatchMaker(pa.schema([("x", pa.float64()), ("y", pa.float64())]))
-    status = pa.field("status", pa.int8(), nullable=False)
-    schema = pa.schema([pa.field("id", pa.string()), *middle.schema, status], {b"a": b"b"})
-    batch = middle.batch(3, starts_of(numbers), numbers)
-    table = table_around(batch, [pa.array(["a", "b", "c"])], [pa.array([0, 1, 2], pa.int8())], schema)
-    assert table.schema.equals(schema, check_metadata=True)
-    assert table.to_pydict() == {"id": ["a", "b", "c"], "x": [0, 1, 2], "y": [3, 4, 5], "status": [0, 1, 2]}
+@given(data=st.data())
+def test_columns_that_come_as_arrays(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(0, 6))
+    kinds = [pa.string(), pa.int64(), pa.dictionary(pa.int8(), pa.string()), pa.list_(pa.int8()), pa.null()]
+    values = [["a", None, "c"], [1, None, 3], ["x", "y", None], [[1], None, [2, 3]], [None]]
+    # A maker knows which columns these are, and each batch has its own of any type; one field is never null.
+    places = data.draw(st.sets(st.integers(0, 3), max_size=4))
+    fields = [pa.field(f"c{i}", pa.float64(), nullable=i != 1) for i in range(4)]
+    maker = BatchMaker(pa.schema(fields), arrays=places)
+    before, kept = len(arrow_batches._held), []
+    for number in range(data.draw(st.integers(1, 3))):
+        null = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), np.bool_)
+        columns, starts, given_columns, schema = [], [], [], pa.schema([])
+        memory = np.random.default_rng(number).random((4, rows))
+        for place, field in enumerate(fields):
+            if place in places:
+                kind = data.draw(st.integers(0, len(kinds) - 1))
+                cells = (values[kind] * (rows + 1))[: rows + 1]
+                # A slice has an offset.
+                columns.append(pa.array(cells, kinds[kind]).slice(1))
+                given_columns.append(columns[-1])
+            else:
+                columns.append(number_array(memory[place], null if field.nullable else None))
+                starts.append(memory[place].ctypes.data)
+            nullable = place in places or field.nullable
+            schema = schema.append(pa.field(f"n{number}-{place}", columns[-1].type, nullable))
+        schema = schema.with_metadata({b"a": b"%d" % number})
+        expected = pa.RecordBatch.from_arrays(columns, schema=schema)
+        arrays = [ArrayStruct(column) for column in given_columns]
+        found = maker.batch(schema, rows, np.array(starts, np.int64), memory, null, arrays)
+        del arrays, given_columns, memory, columns
+        kept.append((found, expected))
+    for found, expected in kept:
+        found.validate(full=True)
+        assert found.equals(expected, check_metadata=True)
+    del found, expected
+    kept.clear()
+    assert len(arrow_batches._held) == before
+
+
+def test_structs_of_arrays_go_with_their_last_batch() -> None:
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    column = pa.nulls(100_000, pa.int64())
+    maker, schema = BatchMaker(pa.schema([("x", pa.int64())]), arrays=[0]), pa.schema([("x", pa.int64())])
+    batches = [maker.batch(schema, 100_000, np.zeros(0, np.int64), None, None, [ArrayStruct(column)]) for _ in range(3)]
+    del column
+    assert pa.total_allocated_bytes() >= before + 800_000
+    assert [batch.column(0).null_count for batch in batches] == 3 * [100_000]
+    del batches
+    assert pa.total_allocated_bytes() == before
 
 
 def test_batches_that_outlive_their_module() -> None:
     # Arrow releases them when the interpreter takes its modules apart, or not at all.
     code = (
         "import numpy as np, pyarrow as pa\nfrom junctor.runtime.arrow_batches import BatchMaker, starts_of\n"
-        "numbers = np.zeros((1, 9)); keep = BatchMaker(pa.schema([('x', pa.float64())]))\n"
-        "pa.keep = [keep.batch(9, starts_of(numbers), numbers)]; print(pa.keep[0].num_rows)"
+        "numbers = np.zeros((1, 9)); schema = pa.schema([('x', pa.float64())])\n"
+        "pa.keep = [BatchMaker(schema).batch(schema, 9, starts_of(numbers), numbers)]; print(pa.keep[0].num_rows)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("9", "")

@@ -6,7 +6,7 @@ Main class: AnswerTables, kept by the API from call to call.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -25,7 +25,7 @@ from junctor.runtime.arrow import (
     string_array,
     table_of,
 )
-from junctor.runtime.arrow_batches import BatchMaker, table_around
+from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, address_of
 
 # Columns, in this order: `case_id`; kept columns of the evidence; each target under its own name (posteriors: a
 # fixed-size list with one number a state; explanations: the name of the most probable state); `log_evidence`
@@ -55,6 +55,8 @@ STATE_BYTES = 4
 
 # Schemas that are kept for the next table of a query: of calls, those of up to so many different counts of rows.
 KEPT_SCHEMAS = 64
+# Bytes of case ids that are kept for the next table.
+KEPT_ID_BYTES = 1 << 12
 # How a row was answered, by `SampledAnswers.sampled`.
 METHODS = ("exact", "sampling")
 
@@ -163,10 +165,14 @@ class AnswerTables:
         self._network = network
         self._query = query
         self._statuses = status_names(query)
+        self._no_others = (0,) * (len(self._statuses) - 1)
         # By the type of case ids, and the number of rows of each status: only numbers change from call to call.
         self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: answers_schema(network, query, kind))
         self._schema_of_part = lru_cache(KEPT_SCHEMAS)(self._with_counts)
-        self._all_ok = lru_cache(KEPT_SCHEMAS)(lambda rows: self._outcomes(np.zeros(rows, dtype=np.int8), {}))
+        # Of as many rows as the last batch.
+        self._starts = lru_cache(1)(lambda rows: rows * self._row_starts)
+        self._no_reasons = lru_cache(KEPT_SCHEMAS)(lambda rows: ArrayStruct(reason_array({}, rows)))
+        self._known_ids = pa.nulls(0), ArrayStruct(pa.nulls(0))
         self._is_exact = query.kind == "posteriors" and query.method == "exact"
 
     def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
@@ -176,43 +182,61 @@ class AnswerTables:
         case_ids: Arrow array [rows].
         The metadata under `junctor.part` has the number of rows of each status.
         """
-        counts = tuple(np.bincount(answers.status, minlength=len(self._statuses)).tolist())
-        schema = self._schema_of_part(case_ids.type, counts)
-        bad = answers.status != OK if counts[OK] < len(answers.status) else None
-        columns = [number_array(answers.log_value, bad)]
+        status, rows = answers.status, len(answers.status)
+        # Most batches have nothing else to count.
+        is_ok = status.tobytes().count(OK) == rows
+        counts = (rows, *self._no_others) if is_ok else np.bincount(status, minlength=len(self._statuses)).tolist()
+        schema = self._schema_of_part(case_ids.type, tuple(counts))
+        bad = None if is_ok else status != OK
+        if self._is_exact and answers.memory is not None:
+            return self._in_one_piece(answers, bad, case_ids, schema)
+        columns = [*self._targets(answers, bad), number_array(answers.log_value, bad)]
         if isinstance(answers, SampledAnswers):
             columns += sampled_columns(answers, bad)
-        is_plain = bad is None and not answers.reasons
-        columns += self._all_ok(len(answers.status)) if is_plain else self._outcomes(answers.status, answers.reasons)
-        if self._is_exact and answers.memory is not None:
-            return table_around(self._lists(answers, bad), [case_ids], columns, schema)
-        return table_of([case_ids, *self._targets(answers, bad), *columns], schema)
+        columns += [status_array(status, self._statuses), reason_array(answers.reasons, rows)]
+        return table_of([case_ids, *columns], schema)
+
+    def _in_one_piece(
+        self, answers: Answers, bad: npt.NDArray[np.bool_] | None, case_ids: pa.Array, schema: pa.Schema
+    ) -> pa.Table:
+        """Return a table of exact posteriors that lie one after the other in memory."""
+        memory, log, status, reasons = answers.memory, answers.log_value, answers.status, answers.reasons
+        assert memory is not None
+        starts = self._starts(len(status)) + address_of(memory)
+        starts[-2], starts[-1] = address_of(log), address_of(status)
+        words = ArrayStruct(reason_array(reasons, len(status))) if reasons else self._no_reasons(len(status))
+        arrays = self._struct_of(case_ids), words
+        batch = self._maker.batch(schema, len(status), starts, (memory, log, status), bad, arrays)
+        return pa.Table.from_batches([batch])
+
+    def _struct_of(self, case_ids: pa.Array) -> ArrayStruct:
+        """Return the struct of case ids; a few of them are often those of the last batch: numbers of rows."""
+        known, struct = self._known_ids
+        if case_ids is not known:
+            struct = ArrayStruct(case_ids)
+            # Of buffers, since a few rows may be a slice of many.
+            if case_ids.get_total_buffer_size() <= KEPT_ID_BYTES:
+                self._known_ids = case_ids, struct
+        return struct
 
     @cached_property
     def _maker(self) -> BatchMaker:
-        """What makes columns of exact posteriors."""
-        return BatchMaker(pa.schema(list(self._schema(pa.int64()))[1 : 1 + len(self._starts)]))
+        """What makes batches of exact posteriors; case ids and reasons come as arrays."""
+        schema = self._schema(pa.int64())
+        last = len(schema) - 1
+        return BatchMaker(schema, {last - 1: string_array(self._statuses)}, (0, last))
 
     @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
-        """Where the posteriors of each target begin, int64: in numbers of a row."""
+    def _row_starts(self) -> npt.NDArray[np.int64]:
+        """Where the posteriors of each target begin, int64: in bytes of a row; then two zeros."""
         names = target_names(self._network, self._query)
         sizes = [self._network.cardinalities[self._network.index[name]] for name in names]
-        return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
-
-    def _lists(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> pa.RecordBatch:
-        """Return the columns of posteriors that lie one after the other in memory."""
-        memory, rows = answers.memory, len(answers.status)
-        assert memory is not None
-        starts = memory.ctypes.data + memory.itemsize * rows * self._starts
-        return self._maker.batch(rows, starts, memory, bad)
+        number = 4 if self._query.precision == "single" else 8
+        return np.array([*(number * np.cumsum([0, *sizes[:-1]])), 0, 0], dtype=np.int64)
 
     def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
         schema = self._schema(case_id_type)
         return schema.with_metadata({**(schema.metadata or {}), **_part_metadata(counts, self._statuses)})
-
-    def _outcomes(self, status: npt.NDArray[np.int8], reasons: Mapping[int, str]) -> list[pa.Array]:
-        return [status_array(status, self._statuses), reason_array(reasons, len(status))]
 
     def _targets(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
         if self._query.kind == "mpe":

@@ -32,7 +32,7 @@ from junctor.runs.results import (
     status_names,
 )
 from junctor.runtime.arrow import list_array, number_array, reason_array, string_array, table_of
-from junctor.runtime.arrow_batches import BatchMaker, starts_of, table_around
+from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
 # `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability; each
@@ -146,7 +146,7 @@ class ScoreTables:
         schema = self._schema(case_ids.type)
         schema = schema.with_metadata({**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)})
         if self._query.top is None:
-            return table_around(self._of_targets(answers, bad), [case_ids], columns, schema)
+            return self._of_best(answers, bad, [case_ids, *columns], schema)
         states, probabilities = self._ranked(answers, answers.probabilities, bad)
         each = [states, probabilities, [number_array(numbers, bad) for numbers in answers.entropies]]
         if answers.estimates is not None:
@@ -156,20 +156,23 @@ class ScoreTables:
     @cached_property
     def _maker(self) -> BatchMaker:
         """What makes the columns of the targets where each has one state."""
-        fields = list(self._schema(pa.int64()))
-        targets = target_names(self._network, self._query)
+        schema, targets = self._schema(pa.int64()), target_names(self._network, self._query)
         each = 3 if self._query.method == "exact" else 4
-        names = {each * n: self._states(self._network.index[target]) for n, target in enumerate(targets)}
-        return BatchMaker(pa.schema(fields[1 : 1 + each * len(targets)]), names)
+        names = {1 + each * n: self._states(self._network.index[target]) for n, target in enumerate(targets)}
+        return BatchMaker(schema, names, {0, *range(1 + each * len(targets), len(schema))})
 
-    def _of_targets(self, answers: Scores, bad: npt.NDArray[np.bool_] | None) -> pa.RecordBatch:
-        """Return the columns of the targets, each of which has one state."""
+    def _of_best(
+        self, answers: Scores, bad: npt.NDArray[np.bool_] | None, others: Sequence[pa.Array], schema: pa.Schema
+    ) -> pa.Table:
+        """Return a table where each target has one state; others: columns that are not of targets."""
         numbers = [answers.best[:, :, 0], answers.probabilities[:, :, 0], answers.entropies]
         if answers.estimates is not None:
             numbers.append(answers.errors[:, :, 0])
         memory = [np.ascontiguousarray(each) for each in numbers]
         starts = np.stack([starts_of(each) for each in memory], axis=1).reshape(-1)
-        return self._maker.batch(len(answers.status), starts, memory, bad)
+        arrays = [ArrayStruct(column) for column in others]
+        batch = self._maker.batch(schema, len(answers.status), starts, memory, bad, arrays)
+        return pa.Table.from_batches([batch])
 
     def _ranked(
         self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None
