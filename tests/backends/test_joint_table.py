@@ -8,7 +8,7 @@ from helpers import strategies
 from helpers.engine_cases import check_posteriors, markov
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from junctor.backends.joint_table import MOST_NUMBERS, JointTable, has_joint_table
+from junctor.backends.joint_table import KEPT_ROWS, MOST_NUMBERS, JointTable, has_joint_table
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network
 from junctor.model.answers import Answers, posterior_bytes, unanswered
@@ -86,3 +86,34 @@ def test_small_networks_of_moderate_numbers_have_one() -> None:
     # Products of these would be subnormal, or infinite.
     assert not has_joint_table(markov((("a",), [1.0, 1e-200]), (("a",), [1.0, 1e-200])))
     assert not has_joint_table(markov((("a",), [1.0, 1e200]), (("a",), [1.0, 1e200])))
+
+
+@given(data=st.data())
+def test_answers_that_stay_are_those_of_new_rows(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=4, max_joint=64))
+    assume(has_joint_table(network))
+    targets = tuple(range(len(network.variables)))
+    table = JointTable(network, targets)
+    batches = data.draw(
+        st.lists(strategies.evidence_batches(network, min_rows=1, max_rows=3, invalid=False), min_size=1, max_size=4)
+    )
+    for batch in batches * 2:
+        found, expected = blank(network, batch, targets), blank(network, batch, targets)
+        left = table.answer(batch, np.arange(batch.rows), found)
+        assert left.tolist() == JointTable(network, targets).answer(batch, np.arange(batch.rows), expected).tolist()
+        assert found.log_value.tobytes() == expected.log_value.tobytes()
+        assert (found.status.tobytes(), found.reasons) == (expected.status.tobytes(), expected.reasons)
+        assert found.memory is not None
+        assert expected.memory is not None
+        assert found.memory.tobytes() == expected.memory.tobytes()
+        # Whoever has an answer may do with it as he likes.
+        found.memory[:] = -1
+
+
+def test_few_answers_stay() -> None:
+    network = random_network(4, 8, seed=1)
+    table = JointTable(network, (0,))
+    for states in np.ndindex(8, 8, 8):
+        batch = EvidenceBatch(1, {v: np.array([state], np.int32) for v, state in enumerate(states)})
+        table.answer(batch, np.arange(1), blank(network, batch, (0,)))
+    assert table._known.cache_info().currsize == KEPT_ROWS < 8**3
