@@ -308,8 +308,9 @@ class _Prepared:
         self._network = network
         self._encoder = PlainCells(network)
         self._lock = threading.Lock()
-        # The longest unused first.
+        # The longest unused first, and the bytes that they hold.
         self._idle: list[_Answerer] = []
+        self._held = 0
 
     def answer(self, question: _Question, evidence: _Evidence) -> pa.Table:
         """Return the answers to a table of evidence."""
@@ -327,6 +328,7 @@ class _Prepared:
         with self._lock:
             for at in range(len(self._idle) - 1, -1, -1):
                 if self._idle[at].question == question:
+                    self._held -= self._idle[at].held
                     return self._idle.pop(at)
         return _Answerer(self._network, self._encoder, question)
 
@@ -334,8 +336,9 @@ class _Prepared:
         answerer.rest()
         with self._lock:
             self._idle.append(answerer)
-            while len(self._idle) > KEPT_QUERIES or sum(idle.held for idle in self._idle) > KEPT_BYTES:
-                del self._idle[0]
+            self._held += answerer.held
+            while len(self._idle) > KEPT_QUERIES or self._held > KEPT_BYTES:
+                self._held -= self._idle.pop(0).held
 
 
 class _Answerer:

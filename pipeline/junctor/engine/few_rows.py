@@ -86,6 +86,7 @@ class FewRows:
         self._query = query
         self._options = options
         self._targets = tuple(network.index[name] for name in answered_names(network, query))
+        self._row_bytes = posterior_bytes(query, self._targets, network.cardinalities, 1)
         self._joint = JointTable(network, self._targets) if has_joint_table(network) else None
         self._scores = ScoreMaker(network, query) if query.has_scores else None
 
@@ -104,9 +105,11 @@ class FewRows:
         allowed: returns the bytes for everything, at first need.
         """
         sizes = self._network.cardinalities
-        memory = np.empty(posterior_bytes(self._query, self._targets, sizes, batch.rows), dtype=np.uint8)
+        memory = np.empty(self._row_bytes * batch.rows, dtype=np.uint8)
         answers = unanswered(self._query, self._targets, sizes, batch.rows, batch.invalid, memory)
-        valid = np.delete(np.arange(batch.rows), list(batch.invalid)) if batch.invalid else np.arange(batch.rows)
+        valid = np.arange(batch.rows)
+        if batch.invalid:
+            valid = np.delete(valid, list(batch.invalid))
         joint, limit = self._joint, self._options.memory
         # Without a limit nobody asks: there is always as little as that.
         if joint is not None and (limit is None or joint.nbytes + answers.nbytes <= limit):
@@ -115,7 +118,8 @@ class FewRows:
             left = self._by_trees(batch, valid, answers, rows, allowed() - answers.nbytes)
         if left.size:
             return None
-        if (answers.status == IMPOSSIBLE).any():
+        # Each has a reason, if only a general one.
+        if answers.reasons and (answers.status == IMPOSSIBLE).any():
             # As in a batch; imported where rows are impossible, with compiled code of its own.
             from junctor.backends.contradictions import give_reasons
 

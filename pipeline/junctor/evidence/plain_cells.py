@@ -128,10 +128,10 @@ def _plain_columns(evidence: Any) -> tuple[int, _Columns | None]:
 
 
 def _of_rows(rows: list[Any]) -> _Columns | None:
+    if len(rows) == 1 and type(rows[0]) is dict:
+        return list(rows[0]), [(cell,) for cell in rows[0].values()]
     if not 0 < len(rows) <= MOST_ROWS or any(type(row) is not dict for row in rows):
         return None
-    if len(rows) == 1:
-        return list(rows[0]), [(cell,) for cell in rows[0].values()]
     # Rows may have different keys; a dictionary keeps the order of first appearance.
     names = list(dict.fromkeys(name for row in rows for name in row))
     return names, [[row.get(name) for row in rows] for name in names]

@@ -6,8 +6,9 @@ Main classes: Answers, which every backend and sampler fills, and Scores, made o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -52,12 +53,13 @@ class Answers:
     targets: tuple[int, ...]
     status: npt.NDArray[np.int8]
     log_value: npt.NDArray[np.float64]
-    posteriors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
+    posteriors: Mapping[int, npt.NDArray[np.floating]] = field(default_factory=dict)
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     memory: npt.NDArray[np.floating] | None = None
-    ways: Counter[str] = field(default_factory=Counter)
-    climbed: Counter[str] = field(default_factory=Counter)
+    # Counters are empty without their `__init__`, which is in Python.
+    ways: Counter[str] = field(default_factory=lambda: Counter.__new__(Counter))
+    climbed: Counter[str] = field(default_factory=lambda: Counter.__new__(Counter))
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +80,7 @@ class SampledAnswers(Answers):
     reasons: also, for rows that are OK, why the requested error was not reached.
     """
 
-    errors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
+    errors: Mapping[int, npt.NDArray[np.floating]] = field(default_factory=dict)
     log_error: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     effective: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     samples: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -178,12 +180,15 @@ def unanswered(
     invalid: row -> reason.
     memory: uint8, `posterior_bytes`; not cleared, since whoever answers a row writes all of it.
     """
-    status = np.full(rows, UNANSWERED, dtype=np.int8)
+    # `np.full` takes three times as long, which calls of one row notice.
+    status, log_value = np.empty(rows, dtype=np.int8), np.empty(rows)
+    status.fill(UNANSWERED)
+    log_value.fill(np.nan)
     bad = list(invalid)
     if bad:
         status[bad] = INVALID
     explain = query.kind == "mpe"
-    numbers: npt.NDArray[Any] = memory.view(f"f{_number_bytes(query)}")
+    numbers: npt.NDArray[Any] = memory.view(np.float32 if query.precision == "single" else np.float64)
     tables = {} if explain else posteriors_in(numbers, targets, cardinalities, rows)
     # Nobody answers invalid rows: their numbers are set here.
     for table in tables.values() if bad else ():
@@ -191,7 +196,7 @@ def unanswered(
     return Answers(
         targets,
         status,
-        np.full(rows, np.nan),
+        log_value,
         tables,
         {v: np.full(rows, -1, dtype=np.int32) for v in targets} if explain else {},
         dict(invalid),
@@ -206,16 +211,42 @@ def posterior_bytes(query: Query, targets: Sequence[int], cardinalities: Sequenc
     return _number_bytes(query) * rows * sum(cardinalities[v] for v in targets)
 
 
+class TargetTables(Mapping[int, npt.NDArray[Any]]):
+    """Tables of targets, one after the other in flat memory: variable index -> view [rows, cardinality].
+
+    memory, targets, cardinalities, rows: of `posteriors_in`.
+    """
+
+    def __init__(
+        self, memory: npt.NDArray[Any], targets: Sequence[int], cardinalities: Sequence[int], rows: int
+    ) -> None:
+        self._memory, self._targets, self._cardinalities, self._rows = memory, targets, cardinalities, rows
+
+    # Compiled code writes to the memory itself, and calls of few rows never look at a table.
+    @cached_property
+    def _views(self) -> dict[int, npt.NDArray[Any]]:
+        ends, rows = [0, *accumulate(self._cardinalities[v] for v in self._targets)], self._rows
+        return {
+            v: self._memory[rows * start : rows * end].reshape(rows, end - start)
+            for v, (start, end) in zip(self._targets, pairwise(ends), strict=True)
+        }
+
+    def __getitem__(self, variable: int) -> npt.NDArray[Any]:
+        return self._views[variable]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
 def posteriors_in(
     memory: npt.NDArray[Any], targets: Sequence[int], cardinalities: Sequence[int], rows: int
-) -> dict[int, npt.NDArray[Any]]:
+) -> TargetTables:
     """Return views [rows, cardinality] of flat memory, one for each target, in the order of the targets."""
     # One allocation for all targets, which compiled code fills in one call.
-    ends = [0, *accumulate(cardinalities[v] for v in targets)]
-    return {
-        v: memory[rows * start : rows * end].reshape(rows, end - start)
-        for v, (start, end) in zip(targets, pairwise(ends), strict=True)
-    }
+    return TargetTables(memory, targets, cardinalities, rows)
 
 
 def sources_of(
