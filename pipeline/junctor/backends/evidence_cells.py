@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class EvidenceCells:
         states = np.full((len(sizes), len(rows)), UNOBSERVED, dtype=np.int64)
         take_states(self._addresses, np.ascontiguousarray(rows), self._variables, states)
         kinds = self._kinds
-        places = np.cumsum([0, *(sizes[v] for v in kinds)], dtype=np.int64)
+        places = np.array([0, *accumulate(sizes[v] for v in kinds)], dtype=np.int64)
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
         likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
         for kind, v in enumerate(kinds):

@@ -444,7 +444,9 @@ class RowEngine:
         log_values = np.zeros(len(rows))
         status = np.full(len(rows), UNTOUCHED, dtype=np.int64)
         states, soft = cells.evidence(rows, self._sizes)
-        if task.shared:
+        if not task.shared:
+            self._each(room, states, soft, (posteriors, log_values, status))
+        else:
             tree = task.tree
             if tree is None:
                 share = np.count_nonzero(states != UNOBSERVED, axis=1) / len(rows)
@@ -452,18 +454,15 @@ class RowEngine:
             if tree is not None:
                 self._together(room, tree, states, soft, (posteriors, log_values, status))
             posteriors = posteriors.T
-        # Rows with trees of their own, and those that may have lost digits to underflow: here every row has its bounds.
-        left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
-        results = posteriors, log_values, status
-        self._some(room, left, states, soft, results)
-        self._write(rows, results, answers)
+            # Rows without a common tree, and those that may have lost digits to underflow: here each has its bounds.
+            left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
+            self._some(room, left, states, soft, (posteriors, log_values, status))
+        self._write(rows, (posteriors, log_values, status), answers)
         return status
 
     def _some(self, room: _Room, rows: Rows, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer some rows of a call with a tree for each."""
-        if rows.size == states.shape[1] and results[0].flags.c_contiguous:
-            self._each(room, states, soft, results)
-        elif rows.size:
+        if rows.size:
             part = tuple(array[rows] for array in results)
             part = (np.ascontiguousarray(part[0]), *part[1:])
             self._each(room, np.ascontiguousarray(states[:, rows]), (soft[0][rows], soft[1][rows], soft[2]), part)
@@ -474,9 +473,12 @@ class RowEngine:
         posteriors, log_values, status = results
         impossible = status == rowwise.IMPOSSIBLE
         done = impossible | (status == rowwise.ANSWERED)
-        at, log_values[impossible] = rows[done], -np.inf
+        at, none = rows[done], rows[impossible]
         answers.log_value[at] = log_values[done]
-        answers.status[at] = np.where(impossible[done], IMPOSSIBLE, OK)
+        answers.status[at] = OK
+        if none.size:
+            answers.log_value[none], answers.status[none] = -np.inf, IMPOSSIBLE
+            answers.reasons.update(dict.fromkeys(none.tolist(), NO_PROBABILITY))
         if answers.memory is not None and self._places.size:
             by_row, by_entry = (stride // posteriors.itemsize for stride in posteriors.strides)
             flat = posteriors.ravel(order="K")
@@ -484,8 +486,6 @@ class RowEngine:
         elif answers.memory is None:
             for v in self._targets:
                 answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
-        for row in rows[impossible]:
-            answers.reasons[int(row)] = NO_PROBABILITY
 
     def _together(self, room: _Room, tree: _SharedTree, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer rows on one tree, in blocks that fit the memory; rows without an answer keep their status."""
