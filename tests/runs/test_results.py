@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,6 +27,7 @@ from junctor.runs.results import (
     statuses_of,
 )
 from junctor.runs.score_tables import tables_for
+from junctor.runtime import arrow_batches
 from junctor.runtime.arrow import list_array, number_array, string_array
 from pyarrow import csv, parquet
 
@@ -235,3 +239,21 @@ def test_case_ids_that_are_many_do_not_stay() -> None:
     part = number_array(np.arange(KEPT_ID_BYTES)).slice(0, 3)
     assert tables.table(answered(network, query, 3, 1), part)["case_id"].to_pylist() == [0, 1, 2]
     assert tables._known_ids[0] is not part
+
+
+@pytest.mark.parametrize("query", [Query(), Query(answers="scores")])
+def test_who_keeps_a_column_of_logarithms_does_not_keep_all_answers(query: Query) -> None:
+    network = make_network()
+    before = len(arrow_batches._held)
+    rows = [{"rain": "yes"}] * 200
+    table = junctor.posteriors(network, rows, answers=query.answers)
+    names = [name for name in ("case_id", "log_evidence", "status", "reason") if name in table.column_names]
+    kept = [table.column(name) for name in names]
+    assert len(arrow_batches._held) == before + 1
+    del table
+    gc.collect()
+    assert len(arrow_batches._held) == before
+    assert len(names) == len(kept) == 4
+    assert kept[0].to_pylist() == list(range(200))
+    assert set(kept[1].to_pylist()) == {math.log(0.3)}
+    assert set(kept[2].to_pylist()) == {"ok"}

@@ -57,9 +57,8 @@ class Answers:
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     memory: npt.NDArray[np.floating] | None = None
-    # Counters are empty without their `__init__`, which is in Python.
-    ways: Counter[str] = field(default_factory=lambda: Counter.__new__(Counter))
-    climbed: Counter[str] = field(default_factory=lambda: Counter.__new__(Counter))
+    ways: Counter[str] = field(default_factory=Counter)
+    climbed: Counter[str] = field(default_factory=Counter)
 
     @property
     def nbytes(self) -> int:

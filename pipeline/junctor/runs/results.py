@@ -6,7 +6,7 @@ Main class: AnswerTables, kept by the API from call to call.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -53,6 +53,8 @@ LEAST_ROWS, MOST_BYTES = 64, 4 * PARTITION_BYTES
 # Of a cell of evidence in memory.
 STATE_BYTES = 4
 
+# Rows of a table whose columns share one piece of memory.
+SHARING_ROWS = 64
 # Schemas that are kept for the next table of a query: of calls, those of up to so many different counts of rows.
 KEPT_SCHEMAS = 64
 # Bytes of case ids that are kept for the next table.
@@ -158,6 +160,17 @@ def with_kept(table: pa.Table, kept: pa.Table | None) -> pa.Table:
     return table
 
 
+def with_own(columns: Mapping[int, pa.Array], table: pa.Table) -> pa.Table:
+    """Return a table with some of its columns in memory of their own.
+
+    Who keeps one of them alone does not keep all answers.
+    columns: number of a column -> the same column.
+    """
+    for number, column in columns.items():
+        table = table.set_column(number, table.schema.field(number), column)
+    return table
+
+
 class AnswerTables:
     """Makes tables of the answers to one query; keeps schemas, which take longer than the numbers of a few rows."""
 
@@ -207,7 +220,12 @@ class AnswerTables:
         words = ArrayStruct(reason_array(reasons, len(status))) if reasons else self._no_reasons(len(status))
         arrays = self._struct_of(case_ids), words
         batch = self._maker.batch(schema, len(status), starts, (memory, log, status), bad, arrays)
-        return pa.Table.from_batches([batch])
+        table = pa.Table.from_batches([batch])
+        if len(status) <= SHARING_ROWS:
+            return table
+        last = len(schema) - 1
+        ends = number_array(log, bad), status_array(status, self._statuses), reason_array(reasons, len(status))
+        return with_own({0: case_ids, last - 2: ends[0], last - 1: ends[1], last: ends[2]}, table)
 
     def _struct_of(self, case_ids: pa.Array) -> ArrayStruct:
         """Return the struct of case ids; a few of them are often those of the last batch: numbers of rows."""

@@ -23,6 +23,7 @@ from junctor.runs.results import (
     FORMAT_VERSION,
     KEPT_SCHEMAS,
     METADATA_KEY,
+    SHARING_ROWS,
     AnswerTables,
     answers_schema,
     free_names,
@@ -30,6 +31,7 @@ from junctor.runs.results import (
     sampled_columns,
     status_array,
     status_names,
+    with_own,
 )
 from junctor.runtime.arrow import list_array, number_array, reason_array, string_array, table_of
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
@@ -171,8 +173,10 @@ class ScoreTables:
         memory = [np.ascontiguousarray(each) for each in numbers]
         starts = np.stack([starts_of(each) for each in memory], axis=1).reshape(-1)
         arrays = [ArrayStruct(column) for column in others]
-        batch = self._maker.batch(schema, len(answers.status), starts, memory, bad, arrays)
-        return pa.Table.from_batches([batch])
+        rows, behind = len(answers.status), len(schema) - len(others) + 1
+        table = pa.Table.from_batches([self._maker.batch(schema, rows, starts, memory, bad, arrays)])
+        places = 0, *range(behind, len(schema))
+        return table if rows <= SHARING_ROWS else with_own(dict(zip(places, others, strict=True)), table)
 
     def _ranked(
         self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None
