@@ -1,10 +1,14 @@
-"""The evidence of a batch for rows with trees, column by column. Main class: EvidenceCells."""
+"""The evidence of a batch as compiled code reads it, by the addresses of its columns.
+
+Main class: EvidenceCells; main function: `evidence_cells`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +20,7 @@ Arrays = tuple[npt.NDArray[Any], ...]
 
 
 class EvidenceCells:
-    """The evidence of a batch, for compiled code; kept for many questions, because its columns are found one by one."""
+    """The evidence of a batch, for compiled code."""
 
     def __init__(self, batch: EvidenceBatch) -> None:
         self._likelihoods = batch.likelihoods
@@ -25,6 +29,10 @@ class EvidenceCells:
         self._columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in self._variables.tolist()]
         self._addresses = addresses_of(self._columns)
         self._kinds = sorted(batch.likelihoods)
+
+    def addresses(self, variables: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return where the states of some variables begin, int64; valid as long as this is there."""
+        return self._addresses[np.searchsorted(self._variables, variables)]
 
     def share(self, rows: Rows, variables: int) -> npt.NDArray[np.float64]:
         """Return float64 [variables], the share of some rows that observe each."""
@@ -62,3 +70,15 @@ class EvidenceCells:
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
         return states, (soft, likelihoods, places)
+
+
+# Columns are found one by one, which takes as long as a row of a large network; several steps ask for them.
+_known: WeakKeyDictionary[EvidenceBatch, EvidenceCells] = WeakKeyDictionary()
+
+
+def evidence_cells(batch: EvidenceBatch) -> EvidenceCells:
+    """Return the evidence of a batch for compiled code, kept as long as the batch is there."""
+    found = _known.get(batch)
+    if found is None:
+        found = _known[batch] = EvidenceCells(batch)
+    return found

@@ -22,7 +22,7 @@ from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
-from junctor.backends.evidence_cells import EvidenceCells
+from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
@@ -331,7 +331,7 @@ class RowEngine:
         block = self._block(sum(len(group.rows) for group in groups if group.shared))
         one_call = min(ONE_CALL_ROWS, block)
         large = [group.rows for group in groups if group.shared and len(group.rows) > one_call]
-        cells = EvidenceCells(batch)
+        cells = evidence_cells(batch)
         trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
         tasks = [_Task(rows) for group in groups if not group.shared for rows in self._calls(group.rows)]

@@ -219,7 +219,7 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
 
 def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     """Return the forecast of rows with trees, from the tree that a group shares or the trees of some of its rows."""
-    from junctor.backends.evidence_cells import EvidenceCells
+    from junctor.backends.evidence_cells import evidence_cells
     from junctor.backends.row_trees import block_rows, room_bytes
 
     group, row_engine = route.group, router.row_engine
@@ -228,7 +228,7 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
         trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, group.answered)]
         seconds = float(shared_seconds(trees[0], group.answered, group.patterns > 1, row_engine.above_zero))
     else:
-        trees = row_engine.works_alone(EvidenceCells(batch), spread(group.rows, SAMPLED_ROWS))
+        trees = row_engine.works_alone(evidence_cells(batch), spread(group.rows, SAMPLED_ROWS))
         seconds = group.answered * row_engine.seconds_alone(trees)
     share = group.answered / len(trees)
     # Rows with larger trees do without one: they get a plan.

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from junctor_kernels.tables import reference
 
-from junctor.backends.evidence_cells import EvidenceCells
+from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.row_trees import alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
@@ -194,7 +194,7 @@ class Grouping(Planner):
         if whole:
             # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
             sample = spread(group.rows, SAMPLED)
-            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(EvidenceCells(batch), sample))
+            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(evidence_cells(batch), sample))
         # Too few do not fill the lanes of a vector.
         if group.answered < LANES or alone < row:
             group, row = replace(group, tree=False, per_row=True), alone

@@ -197,11 +197,13 @@ def _marked(
     Returns int64 [columns], how many rows have, and a key of each row, the same for rows that observe the same columns.
     """
     # Imported here: loaded where there are many cells.
-    from junctor_kernels.cpu.columns import addresses_of, mark_observed
+    from junctor_kernels.cpu.columns import mark_observed
 
-    columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in variables]
-    places, words = addresses_of(columns), words_of(len(columns))
-    often = np.zeros(len(columns), dtype=np.int64)
+    from junctor.backends.evidence_cells import evidence_cells
+
+    cells = evidence_cells(batch)
+    places, words = cells.addresses(variables), words_of(len(variables))
+    often = np.zeros(len(variables), dtype=np.int64)
 
     def look(part: slice, _thread: int) -> npt.NDArray[np.uint64]:
         """Look at some of the columns, and return a key of each row."""

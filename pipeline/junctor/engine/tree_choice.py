@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.evidence_cells import EvidenceCells
+from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.row_trees import RowEngine, RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import (
@@ -87,7 +87,7 @@ class TreeChoice:
     """
 
     def __init__(self, batch: EvidenceBatch, patterns: Patterns, engine: RowEngine) -> None:
-        self._cells = EvidenceCells(batch)
+        self._cells = evidence_cells(batch)
         self._patterns = patterns
         self._engine = engine
         self._evidence = EvidenceCounts(patterns.marks, patterns.counts)

@@ -29,7 +29,7 @@ class SoftEvidence:
         return here, self.values[there]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class EvidenceBatch:
     """Evidence of consecutive rows (cases).
 
