@@ -753,7 +753,11 @@ def _plans_patterns(_: Path, precision: str) -> Outputs:
 
 @job("plans-missing")
 def _plans_missing(_: Path) -> Outputs:
-    return {"plans": inspected(*files(layered(6, 6, (2, 4), seed=2), 40_000), *CPU)}
+    found = inspected(*files(layered(6, 6, (2, 4), seed=2), 40_000), *CPU)
+    # Rows of a shared tree take whole vectors, which machines have of 32 or 64 bytes.
+    for content in (found["evidence"], *found["evidence"]["plans"]):
+        del content["needed_bytes"], content["planned_bytes"]
+    return {"plans": found}
 
 
 @job("plans-row-trees")
