@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
+import time
+from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +20,10 @@ from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
-from junctor.model.answers import Answers
+from junctor.model.answers import Answers, unanswered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.query import Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables.axes import contraction
@@ -92,18 +97,43 @@ def test_several_blocks_at_once_are_those_one_by_one(
     program = Program(compile_plan(shape_of(network), pattern, rows=1), network, algebra)
     places = np.arange(len(which))[::-1].copy()
     found = []
-    for step in (lanes, len(which)):
-        compiled = CompiledProgram(program, lanes)
+    for step, threads in ((lanes, 1), (len(which), 1), (len(which), 3)):
+        compiled = CompiledProgram(program, lanes, threads)
         memory = np.full(len(which) * sum(sizes), np.nan, algebra.dtype)
         answers = Answers(targets, np.zeros(len(which), np.int8), np.zeros(len(which)), memory=memory)
+        answer = compiled.share if threads > 1 else compiled.answer
         outcomes = [
-            compiled.answer(part(first, first + step), places[first : first + step], answers)
+            answer(part(first, first + step), places[first : first + step], answers)
             for first in range(0, len(which), step)
         ]
         joined = [np.concatenate([getattr(each, name) for each in outcomes]) for name in ("log_value", "doubtful")]
         found.append([memory, *joined])
-    for one_by_one, at_once in zip(*found, strict=True):
-        assert one_by_one.tobytes() == at_once.tobytes()
+    for one_by_one, at_once, shared in zip(*found, strict=True):
+        assert one_by_one.tobytes() == at_once.tobytes() == shared.tobytes()
+
+
+def test_threads_that_share_blocks_end_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = layered(layers=3, width=3, states=3, seed=1)
+    program = Program(compile_plan(shape_of(network), Pattern(frozenset([4]), frozenset()), rows=1), network, DOUBLE)
+    compiled, sizes = CompiledProgram(program, 32, threads=2), network.cardinalities
+    begun, both, propagate = [], Barrier(2), compiled._propagate
+
+    def failing(code: Any, work: Any, cases: Any) -> None:
+        both.wait()
+        if work is compiled._works[0]:
+            raise KeyboardInterrupt
+        # Until it is told that others have ended.
+        while (number := ctypes.c_int64.from_address(cases.begun).value) == 0:
+            time.sleep(0.001)
+        begun.append(number)
+        propagate(code, work, cases)
+
+    monkeypatch.setattr(compiled, "_propagate", failing)
+    answers = unanswered(Query(), tuple(range(9)), sizes, 320, {}, np.full(8 * 320 * sum(sizes), 0xA5, np.uint8))
+    with pytest.raises(KeyboardInterrupt):
+        compiled.share(EvidenceBlock(320, {4: np.zeros(320, np.int64)}, {}), np.arange(320), answers)
+    assert begun == [10]
+    assert (answers.memory.view(np.uint8) == 0xA5).all()
 
 
 def test_calls_are_of_whole_blocks_and_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

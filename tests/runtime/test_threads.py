@@ -141,6 +141,7 @@ def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) ->
     """Neither where the share of a thread is too small for some rows: those get all of the memory."""
     monkeypatch.setattr(rowwise, "LEAST_ROWS", 8)
     monkeypatch.setattr(rowwise, "CALL_BYTES", 0)
+    monkeypatch.setattr(rowwise, "MOST_CALL_BYTES", 0)
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
     batch = random_batch(network, 100, share=0.3)
     targets = range(30)

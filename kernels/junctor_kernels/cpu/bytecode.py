@@ -118,6 +118,7 @@ class Cases(NamedTuple):
     places: int64 [targets, 4], of `write_posteriors`; no targets where nothing is written.
     rows: int64 [cases or fewer], of the answers.
     answers: flat, written.
+    begun: address of an int64, the number of blocks that were begun by all calls that share them.
     """
 
     columns: Any
@@ -132,3 +133,4 @@ class Cases(NamedTuple):
     places: Any
     rows: Any
     answers: Any
+    begun: int

@@ -339,6 +339,19 @@ def _lowest_bit(_typing: Any, _word: Any) -> Any:
 lowest_bit: Any = intrinsic(_lowest_bit)
 
 
+def _next_number(_typing: Any, _address: Any) -> Any:
+    """Return the int64 at an address, which is one more then; threads that ask at once get different numbers."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), code
+
+
+next_number: Any = intrinsic(_next_number)
+
+
 def _as_float(_typing: Any, _word: Any) -> Any:
     """Return the float64 whose bits are a uint64."""
 

@@ -45,7 +45,7 @@ from junctor_kernels.cpu.bytecode import (
 )
 from junctor_kernels.cpu.columns import add_logs, take_states
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
-from junctor_kernels.cpu.jit import jit, loops, part, part_with_arrays
+from junctor_kernels.cpu.jit import jit, loops, next_number, part, part_with_arrays
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
 LOG_2 = float(np.log(2.0))
@@ -55,14 +55,18 @@ LOG_2 = float(np.log(2.0))
 def propagate(code: Any, work: Any, cases: Any) -> None:
     """Run all steps of a plan for some blocks; writes their sums and answers, and `work.posteriors` of the last one.
 
+    Calls with the same cases, each with memory of its own, share the blocks.
+
     code: Bytecode.
     work: BlockWorkspace.
     cases: Cases.
     """
-    for first in range(0, cases.sums.shape[1], work.lanes.shape[1]):
+    first = next_number(cases.begun) * work.lanes.shape[1]
+    while first < cases.sums.shape[1]:
         _take(cases, first, work)
         _propagate(code, work)
         _give(work, cases, first)
+        first = next_number(cases.begun) * work.lanes.shape[1]
 
 
 @part
@@ -126,10 +130,12 @@ def propagate_logs(code: Any, work: Any, cases: Any) -> None:
     cases: Cases.
     """
     held = np.empty(RUN * 2 * (BYTES // work.arena.itemsize))
-    for first in range(0, cases.sums.shape[1], work.lanes.shape[1]):
+    first = next_number(cases.begun) * work.lanes.shape[1]
+    while first < cases.sums.shape[1]:
         _take(cases, first, work)
         _propagate_logs(code, work, held)
         _give(work, cases, first)
+        first = next_number(cases.begun) * work.lanes.shape[1]
 
 
 @part

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from threading import Event, Lock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers, Scores
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
+
+if TYPE_CHECKING:
+    from junctor.backends.cpu import CompiledProgram
 
 # The first rows of a group tell whether a number format will do: so many of them, and the share of doubtful ones above
 # which all others begin in the next format. At a half, single precision and then double takes as long as double alone.
@@ -163,7 +166,8 @@ def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecut
     explains = prepared.ladder[0] is MAX_LOG
     faster = prepared.compiled_for(algebra, rows)
     if faster is not None and not explains:
-        return faster
+        # Evidence that is copied for compiled code is copied in parts, side by side.
+        return faster if prepared.plan.pattern.weighted else _Sharing(faster)
     if faster is not None:
         return _Plain(faster.explain, faster.cases, faster.threads)
     program = prepared.program(algebra)
@@ -189,6 +193,22 @@ class _Plain:
             return outcome
 
         return answer
+
+
+class _Sharing:
+    """A program of compiled code whose threads share all blocks of a group, without Python between them."""
+
+    threads = 1
+
+    def __init__(self, program: CompiledProgram) -> None:
+        self._program = program
+        self.cases = program.cases * program.threads
+
+    def cases_at_once(self, rows: int) -> int:
+        return rows
+
+    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
+        return lambda: self._program.share(block, rows, answers)
 
 
 def write(outcome: BlockOutcome, rows: Rows, answers: Answers) -> None:

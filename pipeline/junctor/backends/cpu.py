@@ -5,9 +5,9 @@ Main class: CompiledProgram; called by the engine, several blocks a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from junctor.backends.lowering import constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.model.answers import Answers, sources_of
+from junctor.runtime.threads import in_threads
 
 # Calls in which a thread answers its share of a group, so that all threads end together; Python takes a tenth of a
 # millisecond for each.
@@ -85,7 +86,8 @@ class CompiledProgram:
     def run(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
         """Propagate a block of cases in the memory of a thread and return its posteriors and log P(e)."""
         nothing = np.zeros(0, dtype=np.int64)
-        outcome = self._run(block, thread, nothing.reshape(0, 4), nothing, np.zeros(0, self._works[0].arena.dtype))
+        work = self._works[thread]
+        outcome = self._run(block, [work], nothing.reshape(0, 4), nothing, np.zeros(0, work.arena.dtype))
         posteriors = self._tables[thread]
         if block.cases < self.cases:
             # The rest of the lanes repeats the last case.
@@ -122,26 +124,35 @@ class CompiledProgram:
         answers: of the batch, written here; their posteriors lie in `answers.memory`.
         thread: index of the calling thread.
         """
-        # Targets are the same in all batches of an engine.
+        assert answers.memory is not None
+        return self._run(block, [self._works[thread]], self._places_of(answers), rows, answers.memory)
+
+    def share(self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers) -> BlockOutcome:
+        """Do the same in all threads, each of which takes the next block where it has done one."""
+        assert answers.memory is not None
+        return self._run(block, self._works, self._places_of(answers), rows, answers.memory)
+
+    def _places_of(self, answers: Answers) -> npt.NDArray[np.int64]:
+        """Return where the posterior of each target comes from; targets are the same in all batches of an engine."""
         if self._sources is None:
             sizes = self._plan.shape.cardinalities
             self._sources = sources_of(answers.targets, sizes, self._posteriors, self._rows)
-        assert answers.memory is not None
-        return self._run(block, thread, self._sources, rows, answers.memory)
+        return self._sources
 
     def _run(
         self,
         block: EvidenceBlock,
-        thread: int,
+        works: Sequence[BlockWorkspace],
         places: npt.NDArray[np.int64],
         rows: npt.NDArray[np.int64],
         answers: npt.NDArray[Any],
     ) -> BlockOutcome:
-        """Propagate cases in the memory of a thread; returns log P(e) and doubts.
+        """Propagate cases in the memory of as many threads; returns log P(e) and doubts.
 
         places, rows, answers: of `Cases`.
         """
-        work, lanes = self._works[thread], -(-block.cases // self.cases) * self.cases
+        blocks = -(-block.cases // self.cases)
+        lanes, works = blocks * self.cases, works[:blocks]
         # Rows: log P(e), share of the probability lost at edges, and at results.
         sums = np.empty((3, lanes))
         columns = given = np.zeros(0, dtype=np.int64)
@@ -150,11 +161,14 @@ class CompiledProgram:
         if block.columns is not None and block.rows is not None and not block.seen and self._observed_rows:
             columns, given = block.columns.places(tuple(self._observed_rows)), block.rows
         else:
-            states = np.zeros((len(work.states), lanes), dtype=np.int64)
-            likelihoods = np.ones((len(work.likelihoods), lanes))
+            states = np.zeros((len(works[0].states), lanes), dtype=np.int64)
+            likelihoods = np.ones((len(works[0].likelihoods), lanes))
             block.copy_to(states, self._observed_rows, likelihoods, self._layout.likelihoods)
-        cases = Cases(columns, self._lines, given, states, likelihoods, *self._constants, sums, places, rows, answers)
-        self._propagate(self.code, work, cases)
+        evidence, begun = (columns, self._lines, given, states, likelihoods), np.zeros(1, dtype=np.int64)
+        cases = Cases(*evidence, *self._constants, sums, places, rows, answers, begun.ctypes.data)
+        # As if all blocks had been begun, so that a thread ends after the one that it is at.
+        stop = partial(begun.fill, blocks)
+        in_threads(lambda work, _: self._propagate(self.code, work, cases), works, len(works), stop)
         log_value, moved, open_ = sums[:, : block.cases]
         return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 

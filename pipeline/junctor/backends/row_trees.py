@@ -33,10 +33,10 @@ Rows = npt.NDArray[np.int64]
 Arrays = tuple[npt.NDArray[Any], ...]
 
 # Bytes of answers of one call of compiled code: enough that the overhead of Python does not matter on small networks,
-# few enough that Ctrl-C does not wait on large ones. The number of rows of a call stays within the bounds below.
-CALL_BYTES = 1 << 18
-LEAST_ROWS = 16
-MOST_ROWS = 1024
+# few enough that Ctrl-C does not wait on large ones. USUAL_ROWS may have more of them, because a call takes half a
+# millisecond of Python's lock. The number of rows stays within the other bounds.
+CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
+LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
 # Rows of a group that are one call, which plans their tree: it is not kept for others.
 ONE_CALL_ROWS = 64
 # Fewer rows are not divided among threads: the start of each table would outweigh its rows.
@@ -432,7 +432,8 @@ class RowEngine:
     def _calls(self, rows: Rows) -> list[Rows]:
         """Return the rows of each call."""
         # By bytes of answers, because rows of many targets take longer.
-        count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
+        row = 8 * max(1, self._width)
+        count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // row, min(USUAL_ROWS, MOST_CALL_BYTES // row)))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
     def _answer(self, cells: EvidenceCells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:

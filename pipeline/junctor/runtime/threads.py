@@ -149,12 +149,18 @@ class Turns:
             self.__enter__()
 
 
-def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], threads: int) -> list[Result]:
+def in_threads(
+    function: Callable[[Task, int], Result],
+    tasks: Sequence[Task],
+    threads: int,
+    stop: Callable[[], None] = lambda: None,
+) -> list[Result]:
     """Return `function(task, place)` for every task, in their order.
 
     function: called with a task and the number of its thread, below `threads`.
     tasks: taken in their order.
     threads: 1 for the calling thread itself.
+    stop: called once no other task is to begin, for tasks that look whether they should end.
     An exception, or Ctrl-C in the calling thread, is raised after the current task of every thread.
     """
     threads = min(threads, len(tasks))
@@ -176,6 +182,7 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
             pass
         except BaseException:
             stopped.set()
+            stop()
             raise
 
     with _pools.lend(threads) as pool:
@@ -186,6 +193,7 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
                 pass
         finally:
             stopped.set()
+            stop()
     for future in futures:
         future.result()
     return [results[number] for number in range(len(tasks))]
