@@ -36,16 +36,10 @@ class EvidenceCells:
 
     def share(self, rows: Rows, variables: int) -> npt.NDArray[np.float64]:
         """Return float64 [variables], the share of some rows that observe each."""
-        marks, keys = np.empty((len(self._columns), len(rows)), dtype=np.bool_), np.zeros(len(rows), dtype=np.uint64)
-        often, result = np.zeros(len(self._columns), dtype=np.int64), np.zeros(variables)
-        mark_observed(
-            self._addresses,
-            np.ascontiguousarray(rows),
-            np.zeros(len(self._columns), dtype=np.uint64),
-            marks,
-            keys,
-            often,
-        )
+        columns, rows, result = len(self._columns), np.ascontiguousarray(rows), np.zeros(variables)
+        words, keys = np.zeros(columns, dtype=np.uint64), np.zeros(len(rows), dtype=np.uint64)
+        marks, often = np.empty((columns, len(rows)), dtype=np.bool_), np.zeros(columns, dtype=np.int64)
+        mark_observed(self._addresses, rows, words, marks, keys, often)
         result[self._variables] = often / len(rows)
         return result
 

@@ -154,11 +154,8 @@ def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     """Return the evidence patterns of a batch; `threads`: that look at columns."""
     rows = valid_rows(batch)
     soft = sorted(batch.likelihoods)
-    if rows.size * len(batch.states) < COMPILED_CELLS:
-        # Often all columns are complete: to see that takes a tenth of what masks take.
-        complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
-    else:
-        complete = batch.complete or ()
+    # Often all columns are complete: to see that takes a tenth of what masks take.
+    complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
     hard = sorted(batch.states.keys() - (complete if rows.size else ()))
     # Column by column in memory, as they are looked at.
     seen = np.empty((len(hard) + len(soft), rows.size), dtype=np.bool_)
@@ -216,7 +213,12 @@ def _marked(
 
 
 def _complete(batch: EvidenceBatch) -> list[int]:
-    return [v for v, states in batch.states.items() if states.min(initial=0) != UNOBSERVED]
+    # Of columns that are not, the first row tells mostly.
+    return [
+        v
+        for v, states in batch.states.items()
+        if not states.size or (states[0] != UNOBSERVED and states.min() != UNOBSERVED)
+    ]
 
 
 def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
