@@ -200,7 +200,7 @@ class _Place:
         return lambda: self._run(host, names, block.cases, answers)
 
     def _run(self, host: dict[str, npt.NDArray[Any]], evidence: Sequence[str], cases: int, answers: Answers) -> _Found:
-        """Have the device answer so many cases, and wait for its end."""
+        """Answer so many cases on the device; returns once they are answered."""
         device, found = self._device, host["found"]
         with device.queue:
             fields = {"cases": found.shape[1], "filled": cases} | self._places_of(answers)

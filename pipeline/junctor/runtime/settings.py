@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-# Not pydantic-settings: it loads what reads secrets of clouds, which takes as long as the rest of a command's start.
+# Not pydantic-settings: it loads what reads secrets of clouds, which takes a tenth of a second of each command.
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
