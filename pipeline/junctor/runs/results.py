@@ -184,7 +184,7 @@ class AnswerTables:
         self._schema_of_part = lru_cache(KEPT_SCHEMAS)(self._with_counts)
         # Of as many rows as the last batch.
         self._starts = lru_cache(1)(lambda rows: rows * self._row_starts)
-        self._no_reasons = lru_cache(KEPT_SCHEMAS)(lambda rows: ArrayStruct(reason_array({}, rows)))
+        self._no_reasons = lru_cache(KEPT_SCHEMAS)(lambda rows: _with_struct(reason_array({}, rows)))
         self._known_ids = pa.nulls(0), ArrayStruct(pa.nulls(0))
         self._is_exact = query.kind == "posteriors" and query.method == "exact"
 
@@ -215,17 +215,16 @@ class AnswerTables:
         """Return a table of exact posteriors that lie one after the other in memory."""
         memory, log, status, reasons = answers.memory, answers.log_value, answers.status, answers.reasons
         assert memory is not None
-        starts = self._starts(len(status)) + address_of(memory)
+        rows = len(status)
+        starts = self._starts(rows) + address_of(memory)
         starts[-2], starts[-1] = address_of(log), address_of(status)
-        words = ArrayStruct(reason_array(reasons, len(status))) if reasons else self._no_reasons(len(status))
-        arrays = self._struct_of(case_ids), words
-        batch = self._maker.batch(schema, len(status), starts, (memory, log, status), bad, arrays)
-        table = pa.Table.from_batches([batch])
-        if len(status) <= SHARING_ROWS:
+        words, struct = _with_struct(reason_array(reasons, rows)) if reasons else self._no_reasons(rows)
+        arrays = self._struct_of(case_ids), struct
+        table = pa.Table.from_batches([self._maker.batch(schema, rows, starts, (memory, log, status), bad, arrays)])
+        if rows <= SHARING_ROWS:
             return table
-        last = len(schema) - 1
-        ends = number_array(log, bad), status_array(status, self._statuses), reason_array(reasons, len(status))
-        return with_own({0: case_ids, last - 2: ends[0], last - 1: ends[1], last: ends[2]}, table)
+        last, outcomes = len(schema) - 1, (number_array(log, bad), status_array(status, self._statuses))
+        return with_own({0: case_ids, last - 2: outcomes[0], last - 1: outcomes[1], last: words}, table)
 
     def _struct_of(self, case_ids: pa.Array) -> ArrayStruct:
         """Return the struct of case ids; a few of them are often those of the last batch: numbers of rows."""
@@ -267,6 +266,10 @@ class AnswerTables:
     def _named(self, variable: int, states: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None) -> pa.Array:
         names = string_array(self._network.variables[variable].states)
         return pa.DictionaryArray.from_arrays(number_array(states, bad), names)
+
+
+def _with_struct(array: pa.Array) -> tuple[pa.Array, ArrayStruct]:
+    return array, ArrayStruct(array)
 
 
 def status_array(status: npt.NDArray[np.int8], names: Sequence[str]) -> pa.Array:
