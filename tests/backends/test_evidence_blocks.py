@@ -6,8 +6,10 @@ import pickle
 
 import cloudpickle
 import numpy as np
+import pytest
 from junctor.backends.blocks import block_of
-from junctor.backends.numpy import GIVEN, EvidenceBlock, StateColumns
+from junctor.backends.evidence_cells import evidence_cells
+from junctor.backends.numpy import GIVEN, EvidenceBlock
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.planning.shape import Pattern
 
@@ -40,19 +42,20 @@ def test_a_block_alone_is_the_same_and_takes_nothing_of_the_batch_along() -> Non
     assert found.seen[3].tolist() == [GIVEN, UNOBSERVED, GIVEN]
 
 
-def test_columns_are_there_where_all_evidence_is_of_states() -> None:
+def test_a_batch_is_there_where_all_evidence_is_of_states() -> None:
     evidence, rows = batch(), np.arange(4)
-    assert block_of(evidence, rows, PATTERN, SIZES).columns is None
+    assert block_of(evidence, rows, PATTERN, SIZES).batch is None
     hard = Pattern(frozenset([0, 2]), frozenset([1]))
-    block = block_of(evidence, rows, hard, SIZES)
-    assert block.columns is not None
-    shared = StateColumns(evidence.states)
-    assert block_of(evidence, rows, hard, SIZES, shared).columns is shared
+    assert block_of(evidence, rows, hard, SIZES).batch is evidence
 
 
 def test_columns_in_pieces_or_of_another_type_are_copied_once() -> None:
     wide = np.arange(20, dtype=np.int64).reshape(10, 2)
-    columns = StateColumns({0: wide[:, 0], 1: np.arange(10, dtype=np.int32)})
-    first = columns.places((0, 1))
-    assert columns.places((0, 1)) is first
+    whole = np.arange(10, dtype=np.int32)
+    evidence = EvidenceBatch(10, {0: wide[:, 0], 1: whole})
+    first = evidence_cells(evidence).addresses([0, 1])
+    assert evidence_cells(evidence).addresses([0, 1]).tolist() == first.tolist()
     assert first[0] != wide.ctypes.data
+    assert first[1] == whole.ctypes.data
+    with pytest.raises(KeyError):
+        evidence_cells(evidence).addresses([2])

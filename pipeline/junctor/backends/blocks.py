@@ -15,7 +15,7 @@ import numpy.typing as npt
 from junctor_kernels.cpu.bytecode import GIVEN
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
-from junctor.backends.numpy import BlockOutcome, EvidenceBlock, StateColumns
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import ProgramCache
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers, Scores
@@ -68,7 +68,7 @@ def answer_in(
     next format.
     """
     backend = _backend(prepared, algebra, len(rows))
-    pattern, sizes, columns = prepared.plan.pattern, prepared.plan.shape.cardinalities, StateColumns(batch.states)
+    pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
     asked = prepared.tells_from_first(algebra)
     # On a GPU they go alone, or all others would be under way before it is known; evidence of these comes meanwhile.
     # Not again once they did well: most likely all that alone would do is to keep the others waiting.
@@ -81,7 +81,7 @@ def answer_in(
         part = rows[start:end]
         if first.fail and start >= PROBED_ROWS:
             return part[:0]
-        answer = backend.prepare(block_of(batch, part, pattern, sizes, columns), part, answers, place)
+        answer = backend.prepare(block_of(batch, part, pattern, sizes), part, answers, place)
         if start >= PROBED_ROWS and first.fails():
             return part[:0]
         outcome = answer()
@@ -236,17 +236,8 @@ def write_tables(outcome: BlockOutcome, block: EvidenceBlock, rows: Rows, answer
             answers.posteriors[variable][rows, block.states[variable]] = 1
 
 
-def block_of(
-    batch: EvidenceBatch,
-    rows: Rows,
-    pattern: Pattern,
-    cardinalities: Sequence[int],
-    columns: StateColumns | None = None,
-) -> EvidenceBlock:
-    """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes.
-
-    columns: of the batch, if several blocks share them.
-    """
+def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> EvidenceBlock:
+    """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes."""
     at = span_of(rows)
     weighted = sorted(pattern.weighted)
     states = _AtNeed(sorted(pattern.sliced), lambda v: batch.states[v][at])
@@ -254,7 +245,7 @@ def block_of(
     seen = _AtNeed(weighted, lambda v: _seen(batch, rows, v))
     if not (pattern.weighted <= batch.states.keys() and batch.likelihoods.keys().isdisjoint(weighted)):
         return EvidenceBlock(len(rows), states, likelihoods, seen)
-    return EvidenceBlock(len(rows), states, likelihoods, seen, columns or StateColumns(batch.states), rows)
+    return EvidenceBlock(len(rows), states, likelihoods, seen, batch, rows)
 
 
 class _AtNeed(Mapping[int, npt.NDArray[Any]]):

@@ -17,6 +17,7 @@ from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockW
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
+from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.lowered_plans import LoweredPlan, lowered
 from junctor.backends.lowering import constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
@@ -158,8 +159,8 @@ class CompiledProgram:
         columns = given = np.zeros(0, dtype=np.int64)
         states: npt.NDArray[Any] = np.zeros((0, 0), dtype=np.int64)
         likelihoods = np.zeros((0, 0))
-        if block.columns is not None and block.rows is not None and not block.seen and self._observed_rows:
-            columns, given = block.columns.places(tuple(self._observed_rows)), block.rows
+        if block.batch is not None and block.rows is not None and not block.seen and self._observed_rows:
+            columns, given = evidence_cells(block.batch).addresses([*self._observed_rows]), block.rows
         else:
             states = np.zeros((len(works[0].states), lanes), dtype=np.int64)
             likelihoods = np.ones((len(works[0].likelihoods), lanes))

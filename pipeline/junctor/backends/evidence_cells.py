@@ -24,7 +24,8 @@ class EvidenceCells:
 
     def __init__(self, batch: EvidenceBatch) -> None:
         self._likelihoods = batch.likelihoods
-        self._variables = np.array(sorted(batch.states), dtype=np.int64)
+        self._numbers = {v: n for n, v in enumerate(sorted(batch.states))}
+        self._variables = np.array([*self._numbers], dtype=np.int64)
         # In one piece each, and there as long as their addresses.
         self._columns = [np.ascontiguousarray(batch.states[v], dtype=np.int32) for v in self._variables.tolist()]
         self._addresses = addresses_of(self._columns)
@@ -32,7 +33,7 @@ class EvidenceCells:
 
     def addresses(self, variables: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return where the states of some variables begin, int64; valid as long as this is there."""
-        return self._addresses[np.searchsorted(self._variables, variables)]
+        return self._addresses[[self._numbers[v] for v in variables]]
 
     def share(self, rows: Rows, variables: int) -> npt.NDArray[np.float64]:
         """Return float64 [variables], the share of some rows that observe each."""

@@ -32,6 +32,7 @@ from junctor.backends.scaled_table import (
     stays_clean,
 )
 from junctor.backends.sparsity import NonzeroSupport, support_of
+from junctor.evidence.batch import EvidenceBatch
 from junctor.model.network import Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
@@ -66,27 +67,6 @@ COMPILED_CELLS = 1 << 16
 LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8, "max-single": 1e-8}
 
 
-class StateColumns:
-    """Columns of states, as compiled code reads them: by their addresses.
-
-    states: variable -> integers [rows of a batch], states or UNOBSERVED.
-    """
-
-    def __init__(self, states: Mapping[int, npt.NDArray[np.integer]]) -> None:
-        self._states = states
-        # Columns in one piece each, there until they are read, and where they begin.
-        self._found: dict[tuple[int, ...], tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int64]]] = {}
-
-    def places(self, variables: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Return the addresses of int32 columns, int64 [variables]; kept, since all blocks of a group ask."""
-        if variables not in self._found:
-            from junctor_kernels.cpu.columns import addresses_of
-
-            columns = [np.ascontiguousarray(self._states[v], dtype=np.int32) for v in variables]
-            self._found[variables] = columns, addresses_of(columns)
-        return self._found[variables][1]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class EvidenceBlock:
     """Evidence of some cases in the form of a plan.
@@ -96,16 +76,15 @@ class EvidenceBlock:
     likelihoods: weighted variable -> float64 [cardinality, cases].
     seen: weighted variable -> integers [cases], the state that a case observes, UNOBSERVED, or GIVEN where it has
         likelihoods; of variables without an entry, all cases have.
-    columns: the states of all variables with evidence, for compiled code; None where some of them are not known as
-        states.
-    rows: int64 [cases], the rows of the columns; None without columns.
+    batch: that the cases are from, whose states compiled code reads; None where some of them are not known as states.
+    rows: int64 [cases], the rows of the batch; None without one.
     """
 
     cases: int
     states: Mapping[int, npt.NDArray[np.integer]]
     likelihoods: Mapping[int, Floats]
     seen: Mapping[int, npt.NDArray[np.integer]] = field(default_factory=dict)
-    columns: StateColumns | None = None
+    batch: EvidenceBatch | None = None
     rows: npt.NDArray[np.int64] | None = None
 
     def alone(self) -> EvidenceBlock:
@@ -130,11 +109,13 @@ class EvidenceBlock:
         """
         # Lanes beyond the last case repeat it, so that kernels need no case for partial vectors.
         few = self.cases * len(state_rows) < COMPILED_CELLS
-        if self.columns is not None and not few and state_rows.keys() >= self.seen.keys():
+        if self.batch is not None and not few and state_rows.keys() >= self.seen.keys():
             # Imported here: loaded where the work is worth it.
             from junctor_kernels.cpu.columns import take_states
 
-            places, lines = self.columns.places(tuple(state_rows)), np.array([*state_rows.values()])
+            from junctor.backends.evidence_cells import evidence_cells
+
+            places, lines = evidence_cells(self.batch).addresses([*state_rows]), np.array([*state_rows.values()])
             count = max(1, min(threads, len(places), states.size // THREAD_CELLS))
             parts = [slice(len(lines) * n // count, len(lines) * (n + 1) // count) for n in range(count)]
             in_threads(lambda part, _: take_states(places[part], self.rows, lines[part], states), parts, count)
