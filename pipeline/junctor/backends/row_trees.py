@@ -162,8 +162,9 @@ class RowEngine:
             for tree in trees
         ]
         self._lock = Lock()
-        # The longest unused first.
+        # The longest unused first, and the bytes of all.
         self._trees: dict[tuple[bytes, bytes, int], _SharedTree] = {}
+        self._tree_bytes = 0
         self.allow(allowed)
 
     @property
@@ -412,7 +413,7 @@ class RowEngine:
         # All that a tree depends on: the next batch of the pattern finds it.
         key = share.tobytes(), soft.tobytes(), len(rows)
         with self._lock:
-            tree = self._trees.pop(key, None)
+            tree = self._taken(key)
         if tree is None:
             tree = self._plan(share, soft, len(rows), thread, kept=True)
         elif not self._is_worth_it(tree, len(rows), self._rooms[thread]):
@@ -423,11 +424,21 @@ class RowEngine:
 
     def _keep(self, key: tuple[bytes, bytes, int], tree: _SharedTree) -> None:
         """Keep a tree for the next batch, and drop the longest unused ones that there is no room for."""
+        allowed = min(KEPT_BYTES, KEPT_SHARE * 8 * self.entries)
         with self._lock:
+            # Two groups of a batch may have the same key.
+            self._taken(key)
             self._trees[key] = tree
-            allowed = min(KEPT_BYTES, KEPT_SHARE * 8 * self.entries)
-            while sum(kept.nbytes for kept in self._trees.values()) > allowed:
-                del self._trees[next(iter(self._trees))]
+            self._tree_bytes += tree.nbytes
+            while self._tree_bytes > allowed:
+                self._taken(next(iter(self._trees)))
+
+    def _taken(self, key: tuple[bytes, bytes, int]) -> _SharedTree | None:
+        """Return a tree that was kept, and keep it no longer; the lock is held."""
+        tree = self._trees.pop(key, None)
+        if tree is not None:
+            self._tree_bytes -= tree.nbytes
+        return tree
 
     def _calls(self, rows: Rows) -> list[Rows]:
         """Return the rows of each call."""
