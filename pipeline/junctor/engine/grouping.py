@@ -46,6 +46,8 @@ KEPT_CHOICES = 64
 FEW_GROUPS = 4
 # Rows that tell whether many of a batch differ.
 FIRST_ROWS = 4096
+# Rows whose trees are looked at first; the others are not where these take so many times as long as in other ways.
+FIRST_SAMPLED, FAR_LONGER = 2, 4
 # The share of the rows that stands for no more than "some", where a tree is asked for by shares.
 LEAST_SHARE = 1e-9
 # Seconds of work in NumPy from which compiled code is loaded; tests replace it.
@@ -188,25 +190,32 @@ class Grouping(Planner):
             # Without compiled code, which several patterns have loaded already.
             return replace(group, tree=False, per_row=False)
         work = self.work(group.pattern)
-        above_zero = self.row_engine.above_zero
-        row = float(shared_seconds(work, group.answered, False, above_zero)) / group.answered
-        alone = alone_seconds(work)
-        if whole:
-            # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
-            sample = spread(group.rows, SAMPLED)
-            alone = self.row_engine.seconds_alone(self.row_engine.works_alone(evidence_cells(batch), sample))
+        row = float(shared_seconds(work, group.answered, False, self.row_engine.above_zero)) / group.answered
+        rows, plan = self.uses(group, batch), math.inf
+        if work.tables <= MOST_PLANNED_TABLES:
+            once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
+            operation, table = self.row_price
+            plan = work.operations * operation + work.tables * table + once / rows
+        # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
+        alone = self._seconds_alone(group, batch, min(row, plan)) if whole else alone_seconds(work)
         # Too few do not fill the lanes of a vector.
         if group.answered < LANES or alone < row:
             group, row = replace(group, tree=False, per_row=True), alone
         if math.isinf(work.operations):
             return group if alone < math.inf else replace(group, tree=False, per_row=False)
-        if work.tables > MOST_PLANNED_TABLES:
-            return group
-        rows = self.uses(group, batch)
-        once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
-        operation, table = self.row_price
-        plan = rows * (work.operations * operation + work.tables * table) + once
-        return replace(group, tree=False, per_row=False) if plan < rows * row else group
+        return replace(group, tree=False, per_row=False) if plan < row else group
+
+    def _seconds_alone(self, group: PatternGroup, batch: EvidenceBatch, others: float) -> float:
+        """Return the approximate seconds of a row with a tree of its own, by some rows of a group.
+
+        others: seconds of a row answered in other ways; the first rows tell where they take far longer.
+        """
+        engine, cells = self.row_engine, evidence_cells(batch)
+        sample = spread(group.rows, SAMPLED)
+        works = engine.works_alone(cells, sample[:FIRST_SAMPLED])
+        if len(works) < len(sample) and engine.seconds_alone(works) < FAR_LONGER * others:
+            works += engine.works_alone(cells, sample[FIRST_SAMPLED:])
+        return engine.seconds_alone(works)
 
     def _are_few(self, batch: EvidenceBatch) -> bool:
         """Return True if all rows to come are known to be few."""
