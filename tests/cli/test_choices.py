@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.files import ASIA
 from junctor import write_network
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.generate import grid, layered
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from helpers.files import ROOT
-from junctor.cli import _app_for, app
+from junctor.cli import app_for
 from pyarrow import parquet
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -70,15 +70,21 @@ def test_errors_of_the_package_load_nothing_heavy() -> None:
 
 
 def test_a_command_line_is_understood_by_its_command_alone() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = get_command(app_for()).commands  # type: ignore[attr-defined]
     assert set(COMMANDS) <= commands.keys()
     for name in commands:
-        assert [*get_command(_app_for(name)).commands] == [name]  # type: ignore[attr-defined]
+        assert [*get_command(app_for(name)).commands] == [name]  # type: ignore[attr-defined]
+
+
+def test_a_command_loads_no_other_one() -> None:
+    code = "import sys\nfrom junctor.cli import app_for\napp_for('run')\nprint('junctor.cli.learn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("words", [["run", "--help"], ["map"], ["deploy", "learn", "--help"], ["rnu"], ["--help"], []])
 def test_it_says_what_all_commands_together_say(words: list[str]) -> None:
-    alone, together = (CliRunner().invoke(each, words) for each in (_app_for(words[0] if words else ""), app))
+    alone, together = (CliRunner().invoke(each, words) for each in (app_for(words[0] if words else ""), app_for()))
     assert (alone.exit_code, alone.output) == (together.exit_code, together.output)
 
 

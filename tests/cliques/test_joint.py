@@ -16,7 +16,7 @@ from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
@@ -168,10 +168,10 @@ def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
     )
     write_network(network, tmp_path / "odd.parquet")
     kept = str(tmp_path / "kept")
-    CliRunner().invoke(app, ["calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept])
-    told = CliRunner().invoke(app, ["ask", kept, "a,b"]).stdout
+    CliRunner().invoke(app_for(), ["calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept])
+    told = CliRunner().invoke(app_for(), ["ask", kept, "a,b"]).stdout
     assert list(csv.reader(told.splitlines())) == [["a,b", "probability"], ["x,y", "0.25"], ["z", "0.75"]]
-    asked = CliRunner().invoke(app, ["joint", str(tmp_path / "odd.parquet"), '"a,b"'])
+    asked = CliRunner().invoke(app_for(), ["joint", str(tmp_path / "odd.parquet"), '"a,b"'])
     assert asked.stdout == told
     assert names_in('a, "b,c",d') == ("a", "b,c", "d")
     with pytest.raises(typer.BadParameter, match="a name is empty"):
@@ -180,7 +180,7 @@ def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
 
 def test_questions_on_the_command_line() -> None:
     told = [
-        CliRunner().invoke(app, ["joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each])
+        CliRunner().invoke(app_for(), ["joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each])
         for each in BOTH
     ]
     assert [each.exit_code for each in told] == [0, 0]
@@ -189,6 +189,6 @@ def test_questions_on_the_command_line() -> None:
     blocks = [block.splitlines() for block in told[0].stdout.split("\n\n")]
     assert [block[0] for block in blocks] == ["either,lung,probability", "bronc,probability"]
     assert [line.rsplit(",", 1)[0] for line in blocks[0][1:]] == ["yes,yes", "yes,no", "no,yes", "no,no"]
-    record = json.loads(CliRunner().invoke(app, ["joint", ASIA, "bronc", "--json"]).stdout)
+    record = json.loads(CliRunner().invoke(app_for(), ["joint", ASIA, "bronc", "--json"]).stdout)
     assert record["architecture"] == "messages"
     assert sum(each["probability"] for each in record["questions"][0]["posterior"]) == pytest.approx(1)

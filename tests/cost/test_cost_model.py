@@ -18,7 +18,7 @@ from junctor.calibration import blocks as tuning
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration import cliques as stored_tuning
 from junctor.calibration import harness
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.cost import dataset
 from junctor.cost import model as cost_model
 from junctor.cost.dataset import (

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from junctor import hmm
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.generate import chain, evidence_table, grid, layered, random_network, sample
 from junctor.generate import hmm as unrolled
 from junctor.model.network import Network
@@ -107,7 +107,7 @@ def settled(folder: Path) -> Iterator[None]:
 
 def command(*words: str, code: int = 0) -> str:
     """Return what the command line prints."""
-    result = CliRunner().invoke(app, list(words))
+    result = CliRunner().invoke(app_for(), list(words))
     if result.exit_code != code:
         raise RuntimeError(f"junctor {' '.join(words)}: {result.exit_code}\n{result.output}") from result.exception
     return result.stdout
@@ -115,7 +115,7 @@ def command(*words: str, code: int = 0) -> str:
 
 def refusal(*words: str, code: int) -> str:
     """Return what the command line says of a mistake."""
-    result = CliRunner().invoke(app, list(words))
+    result = CliRunner().invoke(app_for(), list(words))
     assert result.exit_code == code, result.output
     return result.stderr
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from junctor.cli import app
+from junctor.cli import app_for
 from typer.testing import CliRunner, Result
 
 
 def junctor_cli(*args: str) -> Result:
-    return CliRunner().invoke(app, list(args))
+    return CliRunner().invoke(app_for(), list(args))

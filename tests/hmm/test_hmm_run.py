@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from helpers.files import ASIA
 from helpers.hmm_models import random_model
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.hmm import build_model, viterbi, write_model
 from junctor.hmm import run as module
 from junctor.hmm.run import SequenceJob

@@ -13,7 +13,7 @@ import junctor
 import numpy as np
 import pytest
 from helpers.options import on_cpu
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.engine.engine import Engine
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
@@ -116,7 +116,7 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
     monkeypatch.setattr(chunk_jobs.JobsInFlight, "add", kill)
     asked = ["--workers", "2", "--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--no-prefect"]
-    result = CliRunner().invoke(app, ["run", "grid.uai", "evidence.csv", "-o", "local", *asked])
+    result = CliRunner().invoke(app_for(), ["run", "grid.uai", "evidence.csv", "-o", "local", *asked])
     assert result.exit_code == 0, result.output
     assert killed
     assert digest("local") == digest("two")
@@ -161,7 +161,7 @@ def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
 
 def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
     options = ["--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--workers", "3"]
-    result = CliRunner().invoke(app, ["inspect", "grid.uai", *options])
+    result = CliRunner().invoke(app_for(), ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert "over 3 workers" in result.output
 
@@ -171,7 +171,7 @@ def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("junctor.engine.router.Router.in_chunks", lambda *_: True)
         patch.setattr("junctor.engine.grouping.are_few", lambda *_: False)
-        result = CliRunner().invoke(app, ["inspect", "grid.uai", *options])
+        result = CliRunner().invoke(app_for(), ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert re.search(r"over 4 workers, each row by one with [124] GPU", result.output), result.output
 

@@ -144,9 +144,9 @@ def test_batches_that_outlive_their_module() -> None:
 def test_a_run_imports_nothing_that_states_do_without(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"smoke": ["yes", None, "no"]}), tmp_path / "evidence.parquet")
     code = (
-        "import sys; from junctor.cli import app\n"
+        "import sys; from junctor.cli import app_for\n"
         "unwanted = {'pandas', 'pyarrow.compute', 'scipy.linalg', 'dask', 'prefect', 'junctor.out_of_core.cluster'}\n"
-        f"try: app(['run', {ASIA!r}, 'evidence.parquet', '-o', 'out', '--no-prefect', '--quiet'])\n"
+        f"try: app_for()(['run', {ASIA!r}, 'evidence.parquet', '-o', 'out', '--no-prefect', '--quiet'])\n"
         "except SystemExit: print(sorted(unwanted & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ import pytest
 from emulation.blocks import EmulatedDevice
 from helpers.files import ASIA
 from junctor import generate
-from junctor.cli import app
+from junctor.cli import app_for
 from junctor.engine import engine, planner
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
@@ -64,7 +64,7 @@ def evidence_of(folder: Path, rows: int) -> Path:
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        app, ["run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"]
+        app_for(), ["run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"]
     )
     assert isinstance(result.exception, DeviceError) or result.exit_code == 5
     assert not (tmp_path / "out" / "posteriors").exists()

@@ -3,54 +3,43 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import gc
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
-from typer.main import get_command_name
 
-from junctor.cli.cache import cache
-from junctor.cli.cliques import ask, calibrate, joint
-from junctor.cli.convert import convert
-from junctor.cli.counts import counts
-from junctor.cli.demo import demo
-from junctor.cli.deploy import app as deploy
 from junctor.cli.failures import Commands
-from junctor.cli.finalise import finalise
-from junctor.cli.inspect import inspect
-from junctor.cli.learn import learn
-from junctor.cli.learn_chain import learn_chain
-from junctor.cli.map import propose_mapping
-from junctor.cli.report import report
-from junctor.cli.run import run
-from junctor.cli.serve import serve
 from junctor.cli.signals import end_on_sigterm
-from junctor.cli.status import status
-from junctor.cli.tune import tune
-from junctor.cli.validate import validate
-from junctor.cli.verify import verify
-from junctor.cli.viterbi import viterbi
-from junctor.cli.warmup import warmup
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 # Objects between two searches for garbage.
 COLLECTED_OBJECTS = 10_000
-_RUNS = (run, report, finalise, status, verify, serve)
-_NETWORKS = (inspect, convert, validate, learn, counts, calibrate, ask, joint)
-for command in (*_RUNS, *_NETWORKS, viterbi, learn_chain, tune, warmup, cache, demo):
-    app.command()(command)
-app.command("map")(propose_mapping)
-app.add_typer(deploy, name="deploy")
+# Where each command is, in the order in which help shows them: with all of them loads as much again as one takes.
+_COMMANDS = {
+    "run": "run.run",
+    "report": "report.report",
+    "finalise": "finalise.finalise",
+    "status": "status.status",
+    "verify": "verify.verify",
+    "serve": "serve.serve",
+    "inspect": "inspect.inspect",
+    "convert": "convert.convert",
+    "validate": "validate.validate",
+    "learn": "learn.learn",
+    "counts": "counts.counts",
+    "calibrate": "cliques.calibrate",
+    "ask": "cliques.ask",
+    "joint": "cliques.joint",
+    "viterbi": "viterbi.viterbi",
+    "learn-chain": "learn_chain.learn_chain",
+    "tune": "tune.tune",
+    "warmup": "warmup.warmup",
+    "cache": "cache.cache",
+    "demo": "demo.demo",
+    "map": "map.propose_mapping",
+    "deploy": "deploy.app",
+}
 
 
 def _show_version(asked: bool) -> None:
@@ -61,8 +50,7 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def show_help(
+def _about(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
@@ -77,20 +65,26 @@ def main() -> None:
     # What the process holds at its end is freed with it; to look for garbage in it first takes a third of a second.
     atexit.register(gc.freeze)
     end_on_sigterm()
-    _app_for(sys.argv[1] if len(sys.argv) > 1 else "")()
+    app_for(sys.argv[1] if len(sys.argv) > 1 else "")()
 
 
-def _app_for(word: str) -> typer.Typer:
+def app_for(word: str = "") -> typer.Typer:
     """Return what understands a command line that begins with a word: its command alone, or all of them."""
-    commands = [each for each in app.registered_commands if word == _name_of(each)]
-    groups = [each for each in app.registered_groups if word == each.name]
-    if not commands and not groups:
-        return app
-    # Typer looks at every option of every command before it looks at the command line: a twentieth of a second.
-    chosen = copy.copy(app)
-    chosen.registered_commands, chosen.registered_groups = commands, groups
-    return chosen
-
-
-def _name_of(command: typer.models.CommandInfo) -> str:
-    return command.name or get_command_name(command.callback.__name__ if command.callback else "")
+    app = typer.Typer(
+        cls=Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        help=_about.__doc__,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_about)
+    for name in [word] if word in _COMMANDS else _COMMANDS:
+        module, what = _COMMANDS[name].split(".")
+        command = getattr(import_module(f"junctor.cli.{module}"), what)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
