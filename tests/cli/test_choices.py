@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 
 def choices(*args: str, of: str = "no_evidence") -> dict[str, str]:
-    told = CliRunner().invoke(app, ["inspect", *args, "--json"])
+    told = CliRunner().invoke(app_for(), ["inspect", *args, "--json"])
     assert told.exit_code == 0, told.output
     found: dict[str, str] = json.loads(told.stdout)[of]["choices"]
-    shown = CliRunner().invoke(app, ["inspect", *args]).stdout
+    shown = CliRunner().invoke(app_for(), ["inspect", *args]).stdout
     assert all(line in shown for line in found.values())
     return found
 

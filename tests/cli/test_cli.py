@@ -462,3 +462,16 @@ def test_an_extra_column_names_the_option() -> None:
 def test_cliques_that_are_not_there() -> None:
     fails(junctor_cli("ask", "nosuch", "lung"), 3, "nosuch/cliques.json", "no calibrated cliques")
     assert "Errno" not in junctor_cli("ask", "nosuch", "lung").stderr
+
+
+def test_whatever_asked_for_it_is_called_at_the_end_and_threads_are_waited_for() -> None:
+    script = (
+        "import atexit, sys, threading, time\n"
+        "atexit.register(print, 'called')\n"
+        "threading.Thread(target=lambda: [time.sleep(0.2), print('through')]).start()\n"
+        "from junctor.cli import main\n"
+        "sys.argv = ['junctor', 'rnu']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (2, ["through", "called"])

@@ -53,11 +53,11 @@ def test_help_loads_nothing_heavy() -> None:
     # One after the other in a single interpreter, each with what is loaded by then.
     unwanted = HEAVY | {"junctor_kernels", "junctor_flows"}
     code = (
-        "import contextlib, io\nfrom junctor.cli import main\n"
-        f"for command in {[[], *([name] for name in COMMANDS)]}:\n"
-        "    sys.argv, said = ['junctor', *command, '--help'], io.StringIO()\n"
+        "import contextlib, io\nfrom junctor.cli import app_for\n"
+        f"for command in {[*([name] for name in COMMANDS), []]}:\n"
+        "    said = io.StringIO()\n"
         "    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):\n"
-        "        main()\n"
+        "        app_for(*command)([*command, '--help'])\n"
         "    assert 'Usage' in said.getvalue(), command\n"
         f"    found = {{name.partition('.')[0] for name in sys.modules}} & {unwanted}\n"
         "    assert not found, (command, found)\n"

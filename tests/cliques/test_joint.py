@@ -180,7 +180,9 @@ def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
 
 def test_questions_on_the_command_line() -> None:
     told = [
-        CliRunner().invoke(app_for(), ["joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each])
+        CliRunner().invoke(
+            app_for(), ["joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each]
+        )
         for each in BOTH
     ]
     assert [each.exit_code for each in told] == [0, 0]

@@ -282,14 +282,14 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: iter([("all", rows)]))
     monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
     monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
-    result = CliRunner().invoke(app, ["tune"])
+    result = CliRunner().invoke(app_for(), ["tune"])
     assert result.exit_code == 0, result.output
     (path,) = own_measurements().glob("*.parquet")
     assert str(path) in result.output
     assert local_cost_models().cpu(cost_model.cpu_name()).coefficients["cpu"].of_work(rows[0].work) == pytest.approx(
         1.0, rel=0.5
     )
-    assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
+    assert CliRunner().invoke(app_for(), ["tune", "--forget"]).exit_code == 0
     assert not path.exists()
 
 
@@ -299,7 +299,7 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
     monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
-    result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
+    result = CliRunner().invoke(app_for(), ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output
     assert not list(own_measurements().iterdir())
@@ -309,7 +309,7 @@ def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    result = CliRunner().invoke(app, ["tune"])
+    result = CliRunner().invoke(app_for(), ["tune"])
     assert result.exit_code == 3
     assert "XDG_CACHE_HOME" in result.output
 

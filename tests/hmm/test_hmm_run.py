@@ -160,14 +160,14 @@ def test_workers_write_the_same_bytes(tmp_path: Path, scheduler: str) -> None:
 def test_the_command_line(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     command = ["viterbi", job.model, job.sequences, "-o", job.output, "--no-prefect"]
-    result = CliRunner().invoke(app, [*command, "--json"])
+    result = CliRunner().invoke(app_for(), [*command, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["statuses"]["ok"] == 22
-    result = CliRunner().invoke(app, [*command, "--strict", "--overwrite"])
+    result = CliRunner().invoke(app_for(), [*command, "--strict", "--overwrite"])
     assert result.exit_code == EvidenceError.exit_code
     assert "row 23: the sequence is empty" in result.output
-    result = CliRunner().invoke(app, [*command, "--posteriors", "--overwrite", "-q"])
+    result = CliRunner().invoke(app_for(), [*command, "--posteriors", "--overwrite", "-q"])
     assert result.exit_code == 0, result.output
     assert "posteriors: 1 part" in result.output
-    result = CliRunner().invoke(app, ["viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output])
+    result = CliRunner().invoke(app_for(), ["viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output])
     assert result.exit_code == EvidenceError.exit_code

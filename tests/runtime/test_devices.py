@@ -64,7 +64,8 @@ def evidence_of(folder: Path, rows: int) -> Path:
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        app_for(), ["run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"]
+        app_for(),
+        ["run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"],
     )
     assert isinstance(result.exception, DeviceError) or result.exit_code == 5
     assert not (tmp_path / "out" / "posteriors").exists()
