@@ -19,6 +19,7 @@ from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
+from junctor_kernels.row_trees.contradictions import FindingSets
 
 MEMORY = 1 << 28
 GENERAL = "impossible: the network has probability 0 without any evidence"
@@ -105,17 +106,18 @@ def test_searches_side_by_side_find_what_each_finds_alone(
     impossible = impossible_rows(network, batch, everything, Limits(MEMORY))
     witnesses = everything[~impossible][: data.draw(st.integers(0, batch.rows))]
     search = ContradictionSearch(network, batch, batch.rows, witnesses, Limits(MEMORY))
-    found = search.suspicions(everything)
-    assert sorted(place for _, places in found for place in places) == np.flatnonzero(impossible).tolist()
+    sets, numbers = search.suspicions(everything)
+    np.testing.assert_array_equal(numbers >= 0, impossible)
     expected: dict[str, None] = {}
-    for some, places in found:
+    for number, some in enumerate(sets.lists()):
         names = search._text(some)
         # Each of the rows has the findings.
-        findings, *_ = [findings_of(network, batch, place, names) for place in places.tolist()]
+        places = np.flatnonzero(numbers == number).tolist()
+        findings, *_ = [findings_of(network, batch, place, names) for place in places]
         # The text of a set has its findings in their order.
         needed = search_one_by_one(network, findings)
         expected[search._text(tuple(f for f, e in zip(some, findings, strict=True) if e in needed))] = None
-    assert [search._text(some) for some in search.contradictions([some for some, _ in found])] == list(expected)
+    assert [search._text(some) for some in search.contradictions(sets)] == list(expected)
 
 
 def noisy(network: Network, rows: int, seed: int, share: float = 0.2) -> EvidenceBatch:
@@ -220,8 +222,8 @@ def test_each_contradiction_is_searched_once(monkeypatch: pytest.MonkeyPatch) ->
     search = contradictions.ContradictionSearch.contradictions
     monkeypatch.setattr(contradictions, "ROWS_AT_A_TIME", 10)
 
-    def counted(self: contradictions.ContradictionSearch, suspicions: list[contradictions.FindingSet]) -> object:
-        asked.append(len(suspicions))
+    def counted(self: contradictions.ContradictionSearch, suspicions: FindingSets) -> object:
+        asked.append(len(suspicions.starts) - 1)
         return search(self, suspicions)
 
     monkeypatch.setattr(contradictions.ContradictionSearch, "contradictions", counted)

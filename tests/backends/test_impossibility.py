@@ -12,7 +12,15 @@ from helpers import oracle, strategies
 from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.backends import blocks, impossibility
-from junctor.backends.impossibility import FindingColumns, Limits, answer_impossible, decide, impossible_rows, zeros_of
+from junctor.backends.impossibility import (
+    FindingColumns,
+    Limits,
+    Rooms,
+    answer_impossible,
+    decide,
+    impossible_rows,
+    zeros_of,
+)
 from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
@@ -22,7 +30,9 @@ from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network
 from junctor.model.query import Query
 from junctor_kernels.orders.sparse import moral_graph
-from junctor_kernels.row_trees import possible as words
+from junctor_kernels.row_trees import case_words as words
+from junctor_kernels.row_trees import contradictions as searching
+from junctor_kernels.row_trees import possible
 
 LIMITS = Limits(1 << 28)
 Mask = npt.NDArray[np.bool_]
@@ -69,9 +79,10 @@ def test_blocks_of_any_cut_find_the_same(question: tuple[Network, EvidenceBatch]
     starts = np.array([0, *sorted(edges), batch.rows] if batch.rows else [0], dtype=np.int64)
     findings = FindingColumns(zeros, batch).of_rows(rows)
     found, columns = np.zeros(batch.rows, dtype=np.uint8), len(findings.variables)
-    room = words.room(zeros.supports.factors.graph, len(network.factors), columns, 1 << 14)
+    states = int(zeros.supports.factors.cards[findings.variables].sum())
+    room = words.room(zeros.supports.factors.graph, len(network.factors), columns, states, 1 << 14)
     culprits = np.zeros((0, columns), dtype=np.uint8)
-    assert words.decide(zeros.supports, findings, starts, 0, np.inf, room, found, culprits) == len(starts) - 1
+    assert possible.decide(zeros.supports, findings, starts, 0, np.inf, room, found, culprits) == len(starts) - 1
     np.testing.assert_array_equal(found == words.IMPOSSIBLE, expected(network, batch)[rows])
 
 
@@ -81,7 +92,10 @@ def test_rows_that_have_a_finding(question: tuple[Network, EvidenceBatch]) -> No
     columns, rows = FindingColumns(zeros_of(network), batch), np.arange(batch.rows)[::-1]
     for column, codes in enumerate(columns.of_rows(rows).codes):
         for code in set(codes.tolist()) - {int(columns.sizes[column])}:
-            np.testing.assert_array_equal(columns.having(column, code, rows), codes == code)
+            having = np.empty((1, 1), dtype=np.uint64)
+            finding = np.array([column]), np.array([code])
+            searching.write_having(columns.addresses, rows.copy(), *finding, having)
+            assert int(having[0, 0]) == sum(1 << i for i in np.flatnonzero(codes == code).tolist())
 
 
 @given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=8), most=st.integers(1, 70))
@@ -146,12 +160,12 @@ def test_threads_and_memory_change_nothing_that_is_decided() -> None:
 
 
 def test_memory_is_what_it_says() -> None:
-    for variables, factors, columns in ((1, 1, 0), (40, 40, 7), (700, 900, 300)):
+    for variables, factors, columns, states in ((1, 1, 0, 0), (40, 40, 7, 30), (700, 900, 300, 900)):
         scopes = [(v, v + 1) for v in range(variables - 1)] or [(0,)]
         starts = np.cumsum([0, *map(len, scopes)], dtype=np.int64)
         graph = moral_graph(variables, starts, np.array([v for scope in scopes for v in scope], dtype=np.int64))
-        projected = words.room_bytes(graph, factors, columns)
-        taken = bytes_of(words.room(graph, factors, columns, 0))
+        projected = words.room_bytes(graph, factors, columns, states)
+        taken = bytes_of(words.room(graph, factors, columns, states, 0))
         assert taken <= projected <= 1.2 * taken
 
 
@@ -241,12 +255,13 @@ def test_too_many_operations_are_not_begun() -> None:
     zeros, states = zeros_of(SPARSE), sample(SPARSE, 70, seed=8)
     batch = EvidenceBatch(70, {7: np.ascontiguousarray(states[:, 7], dtype=np.int32)})
     findings = FindingColumns(zeros, batch).of_rows(np.arange(70))
-    whole = decide(zeros.supports, findings, LIMITS)
+    rooms = Rooms(zeros.supports.factors, findings.variables)
+    whole = decide(zeros.supports, findings, LIMITS, rooms)
     assert whole.operations > 0
     assert (whole.found != words.TOO_LARGE).all()
-    same = decide(zeros.supports, findings, Limits(1 << 28, operations=whole.operations))
+    same = decide(zeros.supports, findings, Limits(1 << 28, operations=whole.operations), rooms)
     assert same.found.tobytes() == whole.found.tobytes()
-    none = decide(zeros.supports, findings, Limits(1 << 28, operations=whole.operations - 1))
+    none = decide(zeros.supports, findings, Limits(1 << 28, operations=whole.operations - 1), rooms)
     assert none.operations == 0
     assert (none.found == words.TOO_LARGE).all()
 

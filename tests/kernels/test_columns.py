@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor_kernels.cpu.columns import add_logs, addresses_of, mark_observed, take_states
+from junctor_kernels.cpu.columns import add_logs, addresses_of, mark_observed, take_codes, take_states
 
 
 def drawn(data: st.DataObject) -> tuple[list[np.ndarray], np.ndarray]:
@@ -45,6 +45,16 @@ def test_states_of_some_rows(dtype: type[np.integer], data: st.DataObject) -> No
     for column, line in zip(columns, lines, strict=True):
         np.testing.assert_array_equal(states[line], np.pad(column[rows], (0, lanes - len(rows)), mode="edge"))
     assert (np.delete(states, lines, axis=0) == 99).all()
+
+
+@given(data=st.data())
+def test_codes_of_some_rows(data: st.DataObject) -> None:
+    columns, rows = drawn(data)
+    sizes = np.arange(3, 3 + len(columns), dtype=np.int32)
+    codes = np.empty((len(columns), len(rows)), dtype=np.int32)
+    take_codes(addresses_of(columns), rows, sizes, codes)
+    there = np.array(columns)[:, rows]
+    np.testing.assert_array_equal(codes, np.where(there == -1, sizes[:, None], there))
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int64])

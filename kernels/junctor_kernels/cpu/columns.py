@@ -1,7 +1,7 @@
 """Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
-Main functions: `mark_observed`, `take_states`, `add_logs`.
+Main functions: `mark_observed`, `take_states`, `take_codes`, `add_logs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from junctor_kernels.cpu.jit import loops
 
 # Bytes of a state.
-_STATE = 4
+STATE = 4
 
 
 def _load_state(_typing: Any, _address: Any) -> Any:
@@ -30,7 +30,7 @@ def _load_state(_typing: Any, _address: Any) -> Any:
     return types.int32(types.int64), code
 
 
-_state_at = intrinsic(_load_state)
+state_at = intrinsic(_load_state)
 
 
 def addresses_of(columns: Iterable[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
@@ -52,7 +52,7 @@ def mark_observed(columns: Any, rows: Any, words: Any, marks: Any, keys: Any, of
     for c in range(columns.size):
         count, word = 0, words[c]
         for i in range(rows.size):
-            there = _state_at(columns[c] + _STATE * rows[i]) != -1
+            there = state_at(columns[c] + STATE * rows[i]) != -1
             marks[c, i] = there
             count += there
             # Without a branch, which would be guessed wrong for every other cell.
@@ -75,12 +75,27 @@ def take_states(columns: Any, rows: Any, lines: Any, states: Any) -> None:
         line = lines[c]
         if has_gaps:
             for i in range(rows.size):
-                states[line, i] = _state_at(columns[c] + _STATE * rows[i])
+                states[line, i] = state_at(columns[c] + STATE * rows[i])
         else:
             for i in range(rows.size):
-                states[line, i] = _state_at(columns[c] + _STATE * (first + i))
+                states[line, i] = state_at(columns[c] + STATE * (first + i))
         for i in range(rows.size, states.shape[1]):
             states[line, i] = states[line, last]
+
+
+@loops
+def take_codes(columns: Any, rows: Any, sizes: Any, codes: Any) -> None:
+    """Write the codes of some rows.
+
+    columns: int64 [c], addresses of int32.
+    rows: int64 [n].
+    sizes: int32 [c], what is written for -1.
+    codes: int32 [c, n], written.
+    """
+    for c in range(columns.size):
+        for i in range(rows.size):
+            code = state_at(columns[c] + STATE * rows[i])
+            codes[c, i] = sizes[c] if code < 0 else code
 
 
 @loops

@@ -6,24 +6,38 @@ underflows: this is constraint satisfaction by bucket elimination (Dechter 1999)
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import inlined, loops, part
-from junctor_kernels.orders.dense import entries_for
+from junctor_kernels.cpu.jit import inlined, loops, lowest_bit, part
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
-from junctor_kernels.orders.sparse import SparseGraph
+from junctor_kernels.row_trees.case_words import (
+    ALL,
+    BIT,
+    BITS,
+    CASES_A_MASK,
+    IMPOSSIBLE,
+    INDEX,
+    MOST_MASKS,
+    NOTHING,
+    ONE,
+    OTHER,
+    OUT,
+    PLANNED,
+    POSSIBLE,
+    SIZE,
+    SPENT,
+    TOO_LARGE,
+    words_for,
+)
 from junctor_kernels.row_trees.plan import (
     ARENA,
-    COLUMNS,
     ENTRIES,
     FACTOR,
     FIRST,
     LEFT,
     LENGTH,
-    MOST_AXES,
     ONES,
     OPERATIONS,
     PARENT,
@@ -31,131 +45,11 @@ from junctor_kernels.row_trees.plan import (
     TABLES,
     UNION,
     UP,
-    Factors,
-    Tree,
     plan_row,
-    tree,
 )
 
-Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]
-
-BITS = 64
-# Words of a block of more than 64 cases: a cache line.
-MOST_WORDS = 8
-MOST_CASES = MOST_WORDS * BITS
-# What `decide` finds of a case.
-IMPOSSIBLE, POSSIBLE, TOO_LARGE = 0, 1, 2
-# How the findings of a column enter a block: not at all, cut out of the factors, as a likelihood.
-ABSENT, SLICED, WEIGHTED = 0, 1, 2
-# Rows of `axes`: entries of each axis of a message, words to its next entry in both operands and the result, index.
-SIZE, ONE, OTHER, OUT, INDEX = range(5)
-# Masks of configurations are used instead of single cases where there are so many cases for each.
-CASES_A_MASK = 4
-# Typed: mixed with signed integers, Numba would compute in doubles.
-NOTHING, BIT, ALL = np.uint64(0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-class Supports(NamedTuple):
-    """The zeros of a network.
-
-    factors: of `row_trees.plan`; their values are not read.
-    above: uint8, 1 for each entry of the factors that is above zero.
-    """
-
-    factors: Factors
-    above: Bytes
-
-
-class Findings(NamedTuple):
-    """Evidence of some cases. The codes of a column are its states, then one for no finding, then likelihoods.
-
-    variables: int64 [columns].
-    codes: int32 [columns, cases].
-    masks: uint8, 1 for each state that a code allows, [codes, states] for each column.
-    starts: int64 [columns], where the masks of a column begin.
-    column: int64 [variables], -1 for variables without a column.
-    """
-
-    variables: Ints
-    codes: npt.NDArray[np.int32]
-    masks: Bytes
-    starts: Ints
-    column: Ints
-
-
-class Room(NamedTuple):
-    """Memory of a thread.
-
-    tree: of a block.
-    arena: uint64, words of all messages.
-    alive: uint64 [tables, words], cases in which a message is not all zeros.
-    axes: uint64 [5, axes] of a message; unsigned, so that Numba omits the test for negative indices.
-    masks: uint64 [cases, words], cases of each configuration of the observed variables of a factor.
-    beyond: uint64 [words], lanes beyond the last case.
-    bases: uint64 [cases], offset of each case in a factor.
-    different: uint64 [cases], the different ones among them, one for each configuration.
-    states: int64 [variables], state of each sliced variable, or -1.
-    soft: int64 [columns], variable of each weighted column, or -1.
-    wanted: bool [variables], none.
-    weights: int64 [tables], findings below each table.
-    spent: int64 [1], word operations so far.
-    """
-
-    tree: Tree
-    arena: Words
-    alive: Words
-    axes: Words
-    masks: Words
-    beyond: Words
-    bases: Words
-    different: Words
-    states: Ints
-    soft: Ints
-    wanted: npt.NDArray[np.bool_]
-    weights: Ints
-    spent: Ints
-
-
-def room(graph: SparseGraph, factors: int, columns: int, words: int) -> Room:
-    """Return memory for blocks with so many columns of findings, whose messages take so many words."""
-    variables = len(graph.starts) - 1
-    trees = tree(graph, factors + columns)
-    tables = len(trees.nodes.tables)
-    return Room(
-        tree=trees,
-        arena=np.zeros(words, dtype=np.uint64),
-        alive=np.zeros((tables, MOST_WORDS), dtype=np.uint64),
-        axes=np.zeros((5, 2 * MOST_AXES), dtype=np.uint64),
-        masks=np.zeros((MOST_CASES, MOST_WORDS), dtype=np.uint64),
-        beyond=np.zeros(MOST_WORDS, dtype=np.uint64),
-        bases=np.zeros(MOST_CASES, dtype=np.uint64),
-        different=np.zeros(MOST_CASES, dtype=np.uint64),
-        states=np.full(variables, -1, dtype=np.int64),
-        # Compiled code takes no empty arrays.
-        soft=np.full(max(1, columns), -1, dtype=np.int64),
-        wanted=np.zeros(variables, dtype=np.bool_),
-        weights=np.zeros(tables, dtype=np.int64),
-        spent=np.zeros(1, dtype=np.int64),
-    )
-
-
-def room_bytes(graph: SparseGraph, factors: int, columns: int) -> int:
-    """Return the bytes of the memory of a thread without those of messages."""
-    variables = len(graph.starts) - 1
-    tables = 2 * (factors + columns) + 3 * variables + 2
-    # Of a block, of a table, and of a variable, with its part of the work on eliminations.
-    block, table, variable = MOST_CASES * (MOST_WORDS + 2), MOST_AXES + COLUMNS + MOST_WORDS + 4, 40
-    elimination = 2 * len(graph.neighbours) + entries_for(variables)
-    most = tables * table + variables * variable + columns + elimination
-    return 8 * (block + most + 10 * MOST_AXES + MOST_WORDS + 24)
-
-
-@loops
-def words_for(cases: int) -> int:
-    """Return the words of an entry in a block of so many cases."""
-    return 1 if cases <= BITS else MOST_WORDS
+# Neighbours of a message of one word that are computed together.
+LEAST_RUN = 4
 
 
 @loops
@@ -184,7 +78,7 @@ def decide(
         if room.tree.nodes.counts[ARENA] * words_for(end - begin) > room.arena.size:
             # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
             return block
-        room.spent[0] += operations
+        room.counts[SPENT] += operations
         _collect(supports, findings, begin, end, room, found[begin:end])
         if culprits.shape[0]:
             _accuse(supports.factors, findings, begin, end, room, found, culprits)
@@ -192,29 +86,79 @@ def decide(
 
 
 @loops
+def write_patterns(codes: Any, sizes: Any, patterns: Any) -> None:
+    """Write which columns of some cases have findings, as bits, the first column the highest one of the first word.
+
+    codes: int32 [columns, cases].
+    sizes: int64 [columns], codes of no finding.
+    patterns: uint64 [words, cases], written.
+    """
+    patterns[:] = NOTHING
+    for c in range(sizes.size):
+        bit = BIT << np.uint64(BITS - 1 - (c & 63))
+        for case in range(codes.shape[1]):
+            patterns[c >> 6, case] |= bit if codes[c, case] != sizes[c] else NOTHING
+
+
+@loops
+def price(factors: Any, findings: Any, starts: Any, samples: int, prices: Any, bound: float, room: Any) -> int:
+    """Plan some blocks, evenly spread, and write what all of them take; return the words of the largest one.
+
+    It ends early, and returns -1, where a tree is too large, or the seconds exceed a bound.
+
+    factors: of the network.
+    findings: of all cases.
+    starts: int64 [blocks + 1], as of `decide`.
+    samples: number of blocks that are planned.
+    prices: float64 [4], seconds of a word operation and of a table; seconds and word operations of all blocks, written.
+    bound: seconds.
+    room: memory of the thread.
+    """
+    blocks, largest = starts.size - 1, 0
+    prices[2:] = 0.0
+    for sample in range(samples):
+        block = sample * blocks // samples
+        begin, end = starts[block], starts[block + 1]
+        if not plan_block(factors, findings, begin, end, room):
+            return -1
+        counts, words = room.tree.nodes.counts, words_for(end - begin)
+        operations = counts[OPERATIONS] * words
+        prices[2] += (operations * prices[0] + counts[TABLES] * prices[1]) * blocks / samples
+        prices[3] += operations * blocks // samples
+        if prices[2] > bound:
+            return -1
+        largest = max(largest, counts[ARENA] * words)
+    return int(largest)
+
+
+@part
 def plan_block(factors: Any, findings: Any, begin: int, end: int, room: Any) -> bool:
-    """Plan the tree of a block of cases; return False if its tables are too large.
+    """Plan the tree of a block of cases, unless it is that of the last one; return False if its tables are too large.
 
     factors: of the network.
     findings: of all cases; the block has those from `begin` to `end`.
     room: its tree is written.
     """
-    room.states[:] = -1
+    is_same = room.counts[PLANNED] == 1
+    if not is_same:
+        # Memory that had other columns.
+        room.states[:] = -1
+        room.soft[:] = -1
     for c in range(findings.variables.size):
         v = findings.variables[c]
         size = factors.cards[v]
         hard, some = True, False
         for case in range(begin, end):
-            code = findings.codes[c, case]
-            hard &= code < size
-            some |= code != size
-        room.soft[c] = -1
-        if hard:
-            # Which state is observed does not change the tree.
-            room.states[v] = 0
-        elif some:
-            room.soft[c] = v
-    return bool(plan_row(factors, room.states, room.soft, room.wanted, WEIGHTED_MIN_FILL, 1, room.tree, 0.0))
+            hard &= findings.codes[c, case] < size
+            some |= findings.codes[c, case] != size
+        # Which state is observed does not change the tree.
+        state, soft = 0 if hard else -1, v if some and not hard else -1
+        is_same &= room.states[v] == state and room.soft[c] == soft
+        room.states[v], room.soft[c] = state, soft
+    if not is_same:
+        planned = plan_row(factors, room.states, room.soft, room.wanted, WEIGHTED_MIN_FILL, 1, room.tree, 0.0)
+        room.counts[PLANNED] = planned
+    return bool(room.counts[PLANNED])
 
 
 @part
@@ -229,6 +173,7 @@ def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, foun
         # A shift by 64 bits or more is not defined.
         cases = end - begin - w * BITS
         room.beyond[w] = NOTHING if cases >= BITS else ALL << np.uint64(max(0, cases))
+    _write_marks(supports.factors, findings, begin, end, words, room)
     for number in range(nodes.counts[TABLES]):
         if nodes.tables[number, LEFT] >= 0:
             _join(nodes, room.axes, arena, words, number)
@@ -256,15 +201,18 @@ def _join(nodes: Any, axes: Any, arena: Any, words: int, number: int) -> None:
         terms, step_one, step_other = axes[SIZE, kept], axes[ONE, kept], axes[OTHER, kept]
     axes[INDEX, :groups] = NOTHING
     entries = tables[number, ENTRIES]
+    run = np.int64(axes[SIZE, 0]) if words == 1 and kept and axes[SIZE, 0] >= LEAST_RUN else 1
     # Of several eliminated axes the outer ones add to what is there.
     for outer in range(tables[number, UNION] // (entries * np.int64(terms))):
         keep = NOTHING if outer == 0 else ALL
-        for _ in range(entries):
-            if words == 1:
+        for _ in range(entries // run):
+            if run > 1:
+                _or_run(arena, one, other, out, run, axes[ONE, 0], axes[OTHER, 0], terms, step_one, step_other, keep)
+            elif words == 1:
                 _or_word(arena, one, other, out, terms, step_one, step_other, keep)
             else:
                 _or_words(arena, one, other, out, terms, step_one, step_other, keep)
-            one, other, out = _advance(axes, 0, kept, one, other, out)
+            one, other, out = _advance(axes, int(run > 1), kept, one, other, out)
         one, other, out = _advance(axes, kept + 1, groups, one, other, out)
 
 
@@ -334,6 +282,45 @@ def _or_word(arena: Any, one: Any, other: Any, out: Any, terms: Any, step_one: A
 
 
 @part
+def _or_run(
+    arena: Any,
+    one: Any,
+    other: Any,
+    out: Any,
+    run: int,
+    next_one: Any,
+    next_other: Any,
+    terms: Any,
+    step_one: Any,
+    step_other: Any,
+    keep: Any,
+) -> None:
+    """Compute neighbours of a message of one word: vectors of them."""
+    result = arena[out : out + np.uint64(run)]
+    for i in range(run):
+        result[i] &= keep
+    for _ in range(terms):
+        together = ALL
+        if next_one and next_other:
+            left, right = arena[one : one + np.uint64(run)], arena[other : other + np.uint64(run)]
+            for i in range(run):
+                result[i] |= left[i] & right[i]
+                together &= result[i]
+        else:
+            # The same entry of one of them for all: an axis is in one at least.
+            word, at = (arena[other], one) if next_one else (arena[one], other)
+            left = arena[at : at + np.uint64(run)]
+            for i in range(run):
+                result[i] |= left[i] & word
+                together &= result[i]
+        # Most entries are possible in all cases after a few terms.
+        if together == ALL:
+            break
+        one += step_one
+        other += step_other
+
+
+@part
 def _or_words(
     arena: Any, one: Any, other: Any, out: Any, terms: Any, step_one: Any, step_other: Any, keep: Any
 ) -> None:
@@ -368,29 +355,41 @@ def _load(supports: Any, findings: Any, begin: int, end: int, words: int, room: 
     if factor == ONES:
         room.arena[place : place + size * words] = ALL
     elif factor >= given:
-        for state in range(size):
-            _load_findings(findings, factor - given, state, size, begin, end, words, room.arena, place + state * words)
+        _load_findings(findings, factor - given, size, begin, end, words, room, place)
     else:
         _write_strides(factors, room, number)
-        _write_bases(factors, findings, factor, begin, end, room)
-        configurations = _write_masks(end - begin, words, room)
+        configurations, line = _write_masks(factors, findings, factor, end - begin, words, room)
         if configurations:
-            _load_configurations(supports.above, configurations, words, room, table)
+            _load_configurations(supports.above, configurations, line, words, room, table)
         else:
+            _write_bases(factors, findings, factor, begin, end, room)
             _load_cases(supports.above, end - begin, words, room, table)
 
 
 @inlined
 def _load_findings(
-    findings: Any, column: int, state: int, size: int, begin: int, end: int, words: int, arena: Any, place: int
+    findings: Any, column: int, size: int, begin: int, end: int, words: int, room: Any, place: int
 ) -> None:
-    start = findings.starts[column] + state
+    """Write in which cases each state of a column is allowed."""
+    arena, start = room.arena, findings.starts[column]
     for w in range(words):
-        word = ALL
+        at = place + w
+        for state in range(size):
+            arena[at + state * words] = NOTHING
+        # All states are allowed in most cases.
+        free = room.beyond[w]
         for case in range(begin + w * BITS, min(end, begin + (w + 1) * BITS)):
-            if findings.masks[start + findings.codes[column, case] * size] == 0:
-                word ^= BIT << np.uint64((case - begin) & 63)
-        arena[place + w] = word
+            code, bit = findings.codes[column, case], BIT << np.uint64((case - begin) & 63)
+            if code == size:
+                free |= bit
+            elif code < size:
+                arena[at + code * words] |= bit
+            else:
+                for state in range(size):
+                    if findings.masks[start + code * size + state]:
+                        arena[at + state * words] |= bit
+        for state in range(size):
+            arena[at + state * words] |= free
 
 
 @inlined
@@ -421,27 +420,56 @@ def _write_bases(factors: Any, findings: Any, factor: int, begin: int, end: int,
 
 
 @inlined
-def _write_masks(cases: int, words: int, room: Any) -> int:
-    """Write the different offsets of a block and the cases of each; return their number, 0 if there are too many."""
-    bases, different, masks = room.bases, room.different, room.masks
-    count = 0
-    for i in range(cases):
-        slot = 0
-        while slot < count and different[slot] != bases[i]:
-            slot += 1
-        if slot == count:
-            # Many cases for each, or single cases are faster.
-            if count > 0 and (count + 1) * CASES_A_MASK > cases:
-                return 0
-            different[count] = bases[i]
-            masks[count, :words] = NOTHING
-            count += 1
-        masks[slot, i >> 6] |= BIT << np.uint64(i & 63)
-    return count
+def _write_marks(factors: Any, findings: Any, begin: int, end: int, words: int, room: Any) -> None:
+    """Write which cases have each state of the sliced columns: all factors over one share them."""
+    marks, place = room.marks, 0
+    for c in range(findings.variables.size):
+        v = findings.variables[c]
+        if room.states[v] < 0:
+            continue
+        room.begins[c] = place
+        marks[place : place + factors.cards[v], :words] = NOTHING
+        for case in range(begin, end):
+            marks[place + findings.codes[c, case], (case - begin) >> 6] |= BIT << np.uint64((case - begin) & 63)
+        place += factors.cards[v]
 
 
 @inlined
-def _load_configurations(above: Any, configurations: int, words: int, room: Any, table: Any) -> None:
+def _write_masks(factors: Any, findings: Any, factor: int, cases: int, words: int, room: Any) -> Any:
+    """Write the offsets and the cases of each configuration of the observed variables of a factor.
+
+    Returns their number, 0 if there are too many, and the line of `masks` that they are in.
+    """
+    masks, different, marks = room.masks, room.different, room.marks
+    different[0, 0] = factors.places[factor]
+    for w in range(words):
+        masks[0, 0, w] = ALL ^ room.beyond[w]
+    count, line, most = 1, 0, max(1, cases // CASES_A_MASK)
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        v, stride = factors.scopes[at], factors.strides[at]
+        if room.tree.position[v] >= 0:
+            continue
+        begin, made = room.begins[findings.column[v]], 0
+        for n in range(count):
+            for state in range(factors.cards[v]):
+                some = NOTHING
+                # Overwritten by the next one where there is none.
+                for w in range(words):
+                    both = masks[line, n, w] & marks[begin + state, w]
+                    some |= both
+                    masks[1 - line, min(made, MOST_MASKS - 1), w] = both
+                if some:
+                    # Single cases are faster then.
+                    if made == most:
+                        return 0, 0
+                    different[1 - line, made] = different[line, n] + np.uint64(state * stride)
+                    made += 1
+        count, line = made, 1 - line
+    return count, line
+
+
+@inlined
+def _load_configurations(above: Any, configurations: int, line: int, words: int, room: Any, table: Any) -> None:
     """Write the words of a factor, mask by mask."""
     arena, axes, different, masks = room.arena, room.axes, room.different, room.masks
     source, target = NOTHING, table[UP] * words
@@ -452,9 +480,9 @@ def _load_configurations(above: Any, configurations: int, words: int, room: Any,
             for w in range(words):
                 arena[target + w] = room.beyond[w]
             for n in range(configurations):
-                if above[different[n] + at]:
+                if above[different[line, n] + at]:
                     for w in range(words):
-                        arena[target + w] |= masks[n, w]
+                        arena[target + w] |= masks[line, n, w]
             target += words
             at += step
         source, _, _ = _advance(axes, 1, table[LENGTH], source, source, source)
@@ -490,21 +518,25 @@ def _innermost(axes: Any, length: int) -> Any:
 @part
 def _accuse(factors: Any, findings: Any, begin: int, end: int, room: Any, found: Any, culprits: Any) -> None:
     """Mark the findings of each impossible case below a table whose message is all zeros, the one with the fewest."""
-    tables, count = room.tree.nodes.tables, room.tree.nodes.counts[TABLES]
-    alive, weights = room.alive, room.weights
+    tables, count, words = room.tree.nodes.tables, room.tree.nodes.counts[TABLES], words_for(end - begin)
+    alive, weights, best = room.alive, room.weights, room.bases
+    best[: end - begin] = ALL
     for number in range(count):
         _weigh(factors, room, number)
     for number in range(count - 1, -1, -1):
-        _look(tables, room, words_for(end - begin), number)
+        _look(tables, room, words, number)
+    # Few messages are all zeros in any case.
+    for number in range(count):
+        for w in range(words):
+            dead = ~(alive[number, w] | room.beyond[w])
+            while dead:
+                case = w * BITS + lowest_bit(dead)
+                dead &= dead - BIT
+                if best[case] == ALL or weights[number] < weights[np.int64(best[case])]:
+                    best[case] = number
     for case in range(begin, end):
-        if found[case] != IMPOSSIBLE:
-            continue
-        at, lane = (case - begin) >> 6, np.uint64((case - begin) & 63)
-        best = -1
-        for number in range(count):
-            if alive[number, at] >> lane & BIT == NOTHING and (best < 0 or weights[number] < weights[best]):
-                best = number
-        _mark(factors, findings, case, best, room, culprits[case])
+        if found[case] == IMPOSSIBLE:
+            _mark(factors, findings, case, np.int64(best[case - begin]), room, culprits[case])
 
 
 @part

@@ -6,28 +6,30 @@ is minimal if it has probability 0, and any part of it more: a minimal unsatisfi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, compress
-from operator import and_, or_
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.row_trees import possible as words
+from junctor_kernels.row_trees import case_words as words
+from junctor_kernels.row_trees import contradictions as searching
+from junctor_kernels.row_trees.contradictions import FindingSets, Questions, Searches
 
-from junctor.backends.impossibility import Decision, FindingColumns, Limits, decide, zeros_of
+from junctor.backends.impossibility import Decision, FindingColumns, Limits, Rooms, decide, zeros_of
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
+from junctor.runtime.threads import in_threads
 
 # Column and code.
 Finding = tuple[int, int]
-FindingSet = tuple[Finding, ...]
+Contradiction = tuple[Finding, ...]
 
 # Word operations of the search in a batch: for each impossible row and variable, and at least. That is half a
 # microsecond; an answer takes about one for each variable. Rows that the search does not come to keep a general reason.
 ROW_OPERATIONS, LEAST_OPERATIONS = 1024, 1 << 25
-# What a question takes in Python, in word operations.
+# What a question is charged beside its tree, in word operations.
 QUESTION_OPERATIONS = 1 << 15
 # Searches side by side: their questions share trees.
 SIDE_BY_SIDE = 1024
@@ -35,8 +37,10 @@ SIDE_BY_SIDE = 1024
 ROWS_AT_A_TIME = 2048
 # Possible rows that are witnesses: what they have is possible, and no question.
 MOST_WITNESSES = 4096
-# Rows at a time that are looked up for contradictions: a few kilobytes for each finding.
-LOOKED_UP = 1 << 16
+# Rows that a thread looks up for contradictions at a time: some of a millisecond.
+LOOKED_UP = 2048
+# Places for answers at first, a power of two.
+LEAST_PLACES = 1 << 10
 # Bytes: however many more there are, reasons do not depend on them.
 MOST_MEMORY = 1 << 28
 
@@ -56,18 +60,20 @@ def give_reasons(network: Network, batch: EvidenceBatch, answers: Answers, memor
     witnesses = np.flatnonzero(answers.status == OK)[:MOST_WITNESSES]
     search = ContradictionSearch(network, batch, len(rows), witnesses, Limits(min(memory, MOST_MEMORY), threads))
     while rows.size and search.left > 0:
-        suspicions = search.suspicions(rows[: search.rows_at_a_time])
+        suspicions, suspicion_of = search.suspicions(rows[: search.rows_at_a_time])
         unexplained = np.ones(len(rows), dtype=np.bool_)
+        numbers = np.arange(len(suspicions.starts) - 1)
         while search.left > 0:
             # The most frequent first; many of the others are explained meanwhile.
-            suspicions = [(some, places) for some, places in suspicions if unexplained[places].any()]
-            asked, suspicions = suspicions[:SIDE_BY_SIDE], suspicions[SIDE_BY_SIDE:]
-            if not asked:
+            left = suspicion_of[unexplained[: len(suspicion_of)] & (suspicion_of >= 0)]
+            numbers = numbers[np.bincount(left, minlength=len(suspicions.starts) - 1)[numbers] > 0]
+            asked, numbers = numbers[:SIDE_BY_SIDE], numbers[SIDE_BY_SIDE:]
+            if not asked.size:
                 break
-            found = list(dict.fromkeys(search.contradictions([some for some, _ in asked])))
-            for text, places in search.explained(found, rows, np.flatnonzero(unexplained)):
-                unexplained[places] = False
-                answers.reasons.update(dict.fromkeys(rows[places].tolist(), text))
+            places = np.flatnonzero(unexplained)
+            explained, texts = search.explained(search.contradictions(suspicions.some(asked)), rows[places])
+            answers.reasons.update(zip(rows[places[explained]].tolist(), texts, strict=True))
+            unexplained[places[explained]] = False
         # What could not be explained is not tried again.
         unexplained[: search.rows_at_a_time] = False
         rows = rows[unexplained]
@@ -94,84 +100,6 @@ def reason_of(network: Network, likelihoods: Mapping[int, npt.NDArray[np.float64
     return answers.reasons[0]
 
 
-class _RowSets:
-    """Which of some rows have a finding, as bits: sets of rows that are quick to intersect.
-
-    columns: findings of a batch.
-    rows: some of its rows.
-    """
-
-    def __init__(self, columns: FindingColumns, rows: Rows) -> None:
-        self._columns = columns
-        self._rows = rows
-        self._having: dict[Finding, int] = {}
-        self.all = (1 << len(rows)) - 1
-
-    def having(self, finding: Finding) -> int:
-        """Return the rows that have a finding."""
-        if finding not in self._having:
-            has = self._columns.having(*finding, self._rows)
-            self._having[finding] = int.from_bytes(np.packbits(has, bitorder="little").tobytes(), "little")
-        return self._having[finding]
-
-    def places(self, rows: int) -> Rows:
-        """Return the places of some rows."""
-        count = len(self._rows)
-        packed = np.frombuffer(rows.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
-        return np.flatnonzero(np.unpackbits(packed, bitorder="little").view(np.bool_))
-
-
-@dataclass(eq=False, slots=True)
-class _Progress:
-    """Search for a minimal contradiction in a set of findings.
-
-    rest: findings among which some are needed, a bit for each; impossible together with the needed ones.
-    having: witnesses that have each of them.
-    witnesses: that have the needed ones.
-    needed: possible with the rest as long as any one of them is missing.
-    is_known: False where an answer takes too much.
-    questions: sets to ask about.
-    witnessed: witnesses that have each of these sets.
-    """
-
-    # Findings of the rest are added to the needed ones until these are impossible: the last one is needed, and those
-    # after it are not. All prefixes are asked at once, each is a case.
-
-    rest: list[int]
-    having: list[int]
-    witnesses: int
-    needed: int = 0
-    is_known: bool = True
-    questions: list[int] = field(init=False)
-    witnessed: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._set_questions()
-
-    def _set_questions(self) -> None:
-        if self.rest:
-            self.questions = list(accumulate(self.rest[:-1], or_, initial=self.needed))
-            self.witnessed = list(accumulate(self.having[:-1], and_, initial=self.witnesses))
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """What the search depends on from here on."""
-        return self.needed, self.questions[-1] | self.rest[-1]
-
-    def advance(self, answers: Mapping[int, bool | None]) -> None:
-        """Take the answers to the questions."""
-        possible = [answers[question] for question in self.questions]
-        self.is_known = None not in possible
-        count = possible.index(False) if False in possible else len(possible)
-        if count:
-            self.needed |= self.rest[count - 1]
-            self.witnesses &= self.having[count - 1]
-        # Nothing is left to find where the needed ones are impossible.
-        end = max(0, count - 1) if self.is_known else 0
-        del self.rest[end:], self.having[end:]
-        self._set_questions()
-
-
 class ContradictionSearch:
     """Minimal contradictions among the findings of a batch.
 
@@ -189,84 +117,78 @@ class ContradictionSearch:
         self._zeros = zeros_of(network)
         self._columns = FindingColumns(self._zeros, batch)
         self._limits = limits
-        self._witnesses = _RowSets(self._columns, witnesses)
-        columns = len(self._columns.variables)
-        # A random number for each column, the same at every call.
-        self._words = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)
-        # Finding in suspicions -> its bit, since sets as bits are quick to add to and to tell from others, and the
-        # witnesses that have it.
-        self._met: dict[Finding, tuple[int, int]] = {}
+        self._rooms = Rooms(self._zeros.supports.factors, self._columns.variables)
+        self._witnesses = witnesses
         self.rows_at_a_time = min(ROWS_AT_A_TIME, self._columns.rows_at_a_time(limits.memory))
-        # Set of findings, as bits -> answer. None: not known, it takes too much.
-        self._possible: dict[int, bool | None] = {}
+        self._known = searching.known(LEAST_PLACES)
         if network.kind == "bayes":
             # Without evidence it has probability 1.
-            self._possible[0] = True
+            searching.enter_nothing(self._known)
 
-    def suspicions(self, rows: Rows) -> list[tuple[FindingSet, Rows]]:
-        """Return impossible sets of findings in some rows, with the places of those rows, the most frequent first."""
-        findings = self._columns.of_rows(rows)
-        decision = decide(self._zeros.supports, findings, self._limits, accuse=True)
+    def suspicions(self, rows: Rows) -> tuple[FindingSets, Rows]:
+        """Return impossible sets of findings in some rows, the most frequent first, and the number of each row's.
+
+        A row that is not decided has -1.
+        """
+        findings, numbers = self._columns.of_rows(rows), np.full(len(rows), -1, dtype=np.int64)
+        decision = decide(self._zeros.supports, findings, self._limits, self._rooms, accuse=True)
         places = np.flatnonzero(decision.found == words.IMPOSSIBLE)
-        # Few findings of a row are culprits.
-        cases, columns = np.nonzero(decision.culprits[places].view(np.bool_))
-        codes = findings.codes[columns, places[cases]]
-        ends = np.searchsorted(cases, np.arange(len(places) + 1))
+        keys, sizes = np.empty(len(places), dtype=np.uint64), np.empty(len(places), dtype=np.int64)
+        searching.write_keys(decision.culprits, findings.codes, places, keys, sizes)
         # Equal by chance with probability 1e-12; rows have to have the findings all the same before they get a reason.
-        odd = (2 * codes + 1).astype(np.uint64) * self._words[columns]
-        keys = np.diff(np.cumsum(np.append(np.uint64(0), odd))[ends])
-        _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-        by_set = np.split(places[np.argsort(numbers, kind="stable")], np.cumsum(counts)[:-1])
-        found = []
+        _, first, groups, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         # Of equally frequent ones that of the earliest row comes first.
-        for n in np.lexsort((first, -counts)).tolist():
-            here = slice(ends[first[n]], ends[first[n] + 1])
-            found.append((tuple(zip(columns[here].tolist(), codes[here].tolist(), strict=True)), by_set[n]))
-        return found
+        order = np.lexsort((first, -counts))
+        numbers[places] = np.argsort(order)[groups.ravel()]
+        starts = np.append(0, np.cumsum(sizes[first[order]]))
+        sets = FindingSets(np.empty(starts[-1], dtype=np.int64), np.empty(starts[-1], dtype=np.int32), starts)
+        searching.write_sets(decision.culprits, findings.codes, places[first[order]], sets)
+        return sets, numbers
 
-    def contradictions(self, suspicions: Sequence[FindingSet]) -> list[FindingSet]:
+    def contradictions(self, suspicions: FindingSets) -> list[Contradiction]:
         """Return a minimal contradiction in each of some impossible sets, where that does not take too much."""
-        for finding in dict.fromkeys(chain.from_iterable(suspicions)):
-            self._met.setdefault(finding, (1 << len(self._met), self._witnesses.having(finding)))
-        searches = [self._begun(some) for some in suspicions]
-        waiting = [search for search in searches if search.rest]
-        while waiting:
-            self._ask(waiting)
-            different: dict[tuple[int, int], _Progress] = {}
-            for search in waiting:
-                search.advance(self._possible)
-                if search.rest:
-                    # Of searches that have become equal the first one goes on.
-                    different.setdefault(search.key, search)
-            waiting = list(different.values())
-        findings = list(self._met)
-        sets = dict.fromkeys(search.needed for search in searches if search.is_known and not search.rest)
-        return [tuple(sorted(findings[number] for number in _numbers_of(some))) for some in sets]
+        searches = self._begun(suspicions)
+        places = _places_for(len(searches.ends))
+        questions = int(searches.ends.sum())
+        while questions:
+            self._ask(searches, questions)
+            questions = searching.advance(searches, self._known, searching.known(places))
+        found = np.flatnonzero(searches.stage == searching.FOUND)
+        sets = np.repeat(searches.stage == searching.FOUND, np.diff(suspicions.starts)) & searches.needed
+        sizes = np.add.reduceat(np.append(sets, False), suspicions.starts[:-1])[found] if found.size else found
+        needed = FindingSets(suspicions.columns[sets], suspicions.codes[sets], np.append(0, np.cumsum(sizes)))
+        return list(dict.fromkeys(needed.lists()))
 
-    def _begun(self, some: FindingSet) -> _Progress:
-        """Return the search in an impossible set."""
-        met = [self._met[finding] for finding in some]
-        return _Progress([bit for bit, _ in met], [rows for _, rows in met], self._witnesses.all)
+    def _begun(self, sets: FindingSets) -> Searches:
+        """Return the searches in impossible sets."""
+        findings = (sets.columns << 32) | sets.codes
+        different, lines = np.unique(findings, return_inverse=True)
+        having = np.empty((len(different), 1 + len(self._witnesses) // words.BITS), dtype=np.uint64)
+        columns, codes = different >> 32, different & 0xFFFFFFFF
+        searching.write_having(self._columns.addresses, self._witnesses, columns, codes, having)
+        return searching.searches_in(sets, lines.ravel(), having, len(self._witnesses))
 
-    def explained(self, contradictions: Sequence[FindingSet], rows: Rows, places: Rows) -> Iterator[tuple[str, Rows]]:
-        """Yield contradictions in words, and those of some places in `rows` whose rows have all findings of it.
+    def explained(self, contradictions: Sequence[Contradiction], rows: Rows) -> tuple[Rows, list[str]]:
+        """Return the places of those of some rows that have all findings of a contradiction, and it in words.
 
         A row that has several is with the first one.
         """
-        texts = [self._text(contradiction) for contradiction in contradictions]
-        for start in range(0, len(places), LOOKED_UP):
-            some = places[start : start + LOOKED_UP]
-            sets = _RowSets(self._columns, rows[some])
-            left = sets.all
-            for text, contradiction in zip(texts, contradictions, strict=True):
-                have = left
-                for finding in contradiction:
-                    have &= sets.having(finding)
-                if have:
-                    left ^= have
-                    yield text, some[sets.places(have)]
+        pairs = np.array(list(chain.from_iterable(contradictions)), dtype=np.int64).reshape(-1, 2)
+        starts = np.append(0, np.cumsum([len(some) for some in contradictions], dtype=np.int64))
+        sets = FindingSets(np.ascontiguousarray(pairs[:, 0]), pairs[:, 1].astype(np.int32), starts)
+        found = np.empty(len(rows), dtype=np.int64)
 
-    def _text(self, contradiction: FindingSet) -> str:
+        def look_up(start: int, _: int) -> None:
+            here = slice(start, start + LOOKED_UP)
+            some = rows[here]
+            searching.explain(self._columns.addresses, some, sets, np.empty_like(some), found[here])
+
+        in_threads(look_up, range(0, len(rows), LOOKED_UP), self._limits.threads)
+        places = np.flatnonzero(found >= 0)
+        texts = [self._text(contradiction) for contradiction in contradictions]
+        return places, [texts[number] for number in found[places].tolist()]
+
+    def _text(self, contradiction: Contradiction) -> str:
         """Return a contradiction in words."""
         findings = [self._name(column, code) for column, code in contradiction]
         if not findings:
@@ -282,41 +204,42 @@ class ContradictionSearch:
             return f"likelihood on {variable.name}"
         return f"{variable.name} = {variable.states[code]}"
 
-    def _ask(self, searches: Sequence[_Progress]) -> None:
-        """Learn whether the questions of searches are possible; those of the first ones where not all can be asked."""
-        questions = chain.from_iterable(search.questions for search in searches)
-        witnessed = dict(zip(questions, chain.from_iterable(search.witnessed for search in searches), strict=True))
-        new = [question for question in witnessed if question not in self._possible]
-        # What a possible row has is possible.
-        self._possible.update((question, bool(witnessed[question]) or None) for question in new)
-        new = [question for question in new if not witnessed[question]]
-        while new and self.left > 0:
-            decision = self._decide(new)
-            known = decision.found != words.TOO_LARGE
-            if known.any():
-                found = (decision.found == words.POSSIBLE)[known].tolist()
-                self._possible.update(zip(compress(new, known.tolist()), found, strict=True))
-                return
-            new = new[: len(new) // 2]
+    def _ask(self, searches: Searches, most: int) -> None:
+        """Learn whether the questions of searches are possible; those of the first ones where not all can be asked.
 
-    def _decide(self, sets: Sequence[int]) -> Decision:
-        column, code = np.array(list(self._met), dtype=np.int64).reshape(-1, 2).T
-        size = -(-len(code) // 8)
-        packed = np.frombuffer(b"".join(some.to_bytes(size, "little") for some in sets), dtype=np.uint8)
-        has = np.unpackbits(packed.reshape(len(sets), size), axis=1, bitorder="little").view(np.bool_)
-        columns = np.unique(column[np.flatnonzero(has.any(axis=0))])
-        codes: npt.NDArray[np.int32] = np.repeat(self._columns.sizes[columns, None], len(sets), axis=1)
-        cases, numbers = np.nonzero(has)
-        codes[np.searchsorted(columns, column)[numbers], cases] = code[numbers]
+        most: number of questions, equal ones included.
+        """
+        self._reserve(most)
+        questions = Questions(*np.empty((3, most), dtype=np.int64))
+        count = searching.ask(searches, self._known, questions)
+        while count and self.left > 0:
+            some = questions.first(count)
+            decision = self._decide(searches, some)
+            is_known = decision.found != words.TOO_LARGE
+            if is_known.any():
+                self._known.answers[some.places[is_known]] = decision.found[is_known]
+                return
+            count //= 2
+
+    def _reserve(self, answers: int) -> None:
+        """Have places for so many more answers."""
+        places = _places_for(answers + int((self._known.answers != searching.EMPTY).sum()))
+        if places > len(self._known.answers):
+            before, self._known = self._known, searching.known(places)
+            searching.copy_known(before, self._known)
+
+    def _decide(self, searches: Searches, questions: Questions) -> Decision:
+        lines = np.empty(len(self._columns.variables), dtype=np.int64)
+        count = searching.mark_columns(searches, questions, lines)
+        codes = np.empty((count, len(questions.places)), dtype=np.int32)
+        searching.write_codes(searches, questions, lines, self._columns.sizes, codes)
+        findings = self._columns.of_codes(codes, np.flatnonzero(lines >= 0))
         limits = replace(self._limits, operations=self.left)
-        decision = decide(self._zeros.supports, self._columns.of_codes(codes, columns.tolist()), limits)
-        self.left -= decision.operations + QUESTION_OPERATIONS * len(sets)
+        decision = decide(self._zeros.supports, findings, limits, self._rooms)
+        self.left -= decision.operations + QUESTION_OPERATIONS * len(questions.places)
         return decision
 
 
-def _numbers_of(bits: int) -> Iterator[int]:
-    """Yield the numbers of the bits that are set."""
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
+def _places_for(sets: int) -> int:
+    """Return places for so many sets: a power of two, at most half of which are taken."""
+    return max(LEAST_PLACES, 1 << (2 * sets).bit_length())

@@ -14,11 +14,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.cpu.columns import addresses_of, take_codes
 from junctor_kernels.orders.greedy import weights_of
 from junctor_kernels.orders.sparse import moral_graph
+from junctor_kernels.row_trees import case_words as words
 from junctor_kernels.row_trees import plan as rowplan
-from junctor_kernels.row_trees import possible as words
+from junctor_kernels.row_trees import possible
 
+from junctor.backends.evidence_cells import evidence_cells
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, Answers
@@ -143,48 +146,38 @@ class FindingColumns:
         self.sizes: npt.NDArray[np.int32] = zeros.supports.factors.cards[self.variables].astype(np.int32)
         self._number = len(zeros.constrained)
         self._masks, self._starts = zeros.masks, zeros.starts[self.variables]
+        self._cells = evidence_cells(batch)
         # Column of a variable with likelihoods -> codes of all rows.
         self._soft: dict[int, npt.NDArray[np.int32]] = {}
         for column, v in enumerate(variables):
             if v in batch.likelihoods:
                 self._add_likelihoods(column, batch.likelihoods[v])
+        # Where the codes of each column begin: states of the batch, -1 for none, or codes with likelihoods.
+        self.addresses = np.zeros(len(variables), dtype=np.int64)
+        hard = [column for column in range(len(variables)) if column not in self._soft]
+        self.addresses[hard] = self._cells.addresses([variables[column] for column in hard])
+        self.addresses[list(self._soft)] = addresses_of(self._soft.values())
 
     def _add_likelihoods(self, column: int, soft: SoftEvidence) -> None:
         """Give the likelihoods of a column codes after those of its states."""
         above, size, start = soft.values > 0, int(self.sizes[column]), self._starts[column]
         different, numbers = np.unique(above, axis=0, return_inverse=True)
-        self._soft[column] = np.full(self._batch.rows, size, dtype=np.int32)
-        self._soft[column][soft.rows] = np.where(above.all(axis=1), size, size + 1 + numbers.ravel())
+        codes = np.full(self._batch.rows, UNOBSERVED, dtype=np.int32)
+        codes[soft.rows] = np.where(above.all(axis=1), UNOBSERVED, size + 1 + numbers.ravel())
+        states = self._batch.states.get(int(self.variables[column]))
+        # A cell is observed, or has a likelihood.
+        self._soft[column] = codes if states is None else np.maximum(codes, states, dtype=np.int32)
         hard = self._masks[start : start + (size + 1) * size]
         self._starts[column] = len(self._masks)
         self._masks = np.concatenate([self._masks, hard, different.ravel().astype(np.uint8)])
 
-    def codes(self, column: int, rows: Rows) -> npt.NDArray[np.int32]:
-        """Return the codes of a column in some rows."""
-        states = self._batch.states.get(int(self.variables[column]))
-        # One number for all rows where there are no likelihoods.
-        soft = self._soft[column][rows] if column in self._soft else self.sizes[column]
-        if states is None:
-            return soft
-        observed = states[rows]
-        return np.where(observed == UNOBSERVED, soft, observed).astype(np.int32, copy=False)
-
-    def having(self, column: int, code: int, rows: Rows) -> Mask:
-        """Return which of some rows have a finding, bool [rows]."""
-        states = self._batch.states.get(int(self.variables[column]))
-        # Codes of states are in the batch.
-        codes = self.codes(column, rows) if states is None or code > self.sizes[column] else states[rows]
-        found: Mask = codes == code
-        return found
-
     def of_rows(self, rows: Rows) -> words.Findings:
         """Return the findings of some rows."""
         codes = np.empty((len(self.variables), len(rows)), dtype=np.int32)
-        for column in range(len(codes)):
-            codes[column] = self.codes(column, rows)
+        take_codes(self.addresses, np.ascontiguousarray(rows), self.sizes, codes)
         return self.of_codes(codes)
 
-    def of_codes(self, codes: npt.NDArray[np.int32], columns: Sequence[int] | slice = slice(None)) -> words.Findings:
+    def of_codes(self, codes: npt.NDArray[np.int32], columns: Rows | slice = slice(None)) -> words.Findings:
         """Return the findings with some codes, int32 [columns, cases], of all columns or of some (ascending)."""
         variables = self.variables[columns]
         column = np.full(self._number, -1, dtype=np.int64)
@@ -230,10 +223,10 @@ def impossible_rows(network: Network, batch: EvidenceBatch, rows: Rows, limits: 
         return impossible
     columns = FindingColumns(zeros, batch)
     limits = replace(limits, memory=limits.memory - entries)
-    step = columns.rows_at_a_time(limits.memory)
+    step, rooms = columns.rows_at_a_time(limits.memory), Rooms(zeros.supports.factors, columns.variables)
     for start in range(0, len(rows), step):
         here = slice(start, start + step)
-        decision = decide(zeros.supports, columns.of_rows(rows[here]), limits)
+        decision = decide(zeros.supports, columns.of_rows(rows[here]), limits, rooms)
         impossible[here] = decision.found == words.IMPOSSIBLE
     return impossible
 
@@ -253,26 +246,78 @@ class Decision:
     operations: int = 0
 
 
-def decide(supports: words.Supports, findings: words.Findings, limits: Limits, accuse: bool = False) -> Decision:
+class Rooms:
+    """Memory of threads, kept from one decision to the next: to make it takes as long as a small block.
+
+    factors: of the network.
+    variables: of the columns of all findings that are decided.
+    fixed: bytes of a thread without messages.
+    """
+
+    def __init__(self, factors: rowplan.Factors, variables: npt.NDArray[np.int64]) -> None:
+        self._sizes = factors.graph, len(factors.starts) - 1, len(variables), int(factors.cards[variables].sum())
+        self.fixed = words.room_bytes(*self._sizes)
+        self._rooms: dict[int, words.Room] = {}
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def of(self, place: int) -> words.Room:
+        """Return the memory of a thread."""
+        if place not in self._rooms:
+            self._rooms[place] = words.room(*self._sizes, 1)
+        return self._rooms[place]
+
+    def enlarge(self, place: int, entries: int) -> None:
+        """Give a thread memory for messages of so many words."""
+        self._rooms[place] = self._rooms[place]._replace(arena=np.zeros(entries, dtype=np.uint64))
+
+    def limit(self, entries: int) -> None:
+        """Take memory for messages of more words away."""
+        for place, room in self._rooms.items():
+            if room.arena.size > entries:
+                self.enlarge(place, 1)
+
+    def forget(self) -> None:
+        """Forget trees, whose columns were others, and operations."""
+        for room in self._rooms.values():
+            room.counts[:] = 0
+
+    def clear(self) -> None:
+        """Give all memory back."""
+        self._rooms.clear()
+
+    @property
+    def operations(self) -> int:
+        """Word operations since trees were forgotten."""
+        return sum(int(room.counts[words.SPENT]) for room in self._rooms.values())
+
+
+def decide(
+    supports: words.Supports, findings: words.Findings, limits: Limits, rooms: Rooms, accuse: bool = False
+) -> Decision:
     """Decide which cases are possible.
 
     supports: of the network.
     findings: of the cases.
     limits: what this may take.
+    rooms: memory of threads, which is part of it.
     accuse: whether culprits are asked for.
     """
     columns, cases = findings.codes.shape
     found = np.full(cases, words.TOO_LARGE, dtype=np.uint8)
     culprits = np.zeros((cases if accuse else 0, columns), dtype=np.uint8)
-    factors = supports.factors
-    fixed = words.room_bytes(factors.graph, len(factors.starts) - 1, columns)
     free = limits.memory - 3 * findings.codes.nbytes - 2 * culprits.nbytes
-    if not cases or fixed > free:
+    if not cases or rooms.fixed > free:
         return Decision(found, culprits)
-    order, patterns = _by_pattern(findings.codes, factors.cards[findings.variables])
-    arranged = findings._replace(codes=np.ascontiguousarray(findings.codes[:, order]))
-    blocks = _Blocks(supports, arranged, replace(limits, memory=free), fixed, Decision(found, culprits))
-    operations = blocks.decide(patterns)
+    order, patterns = _by_pattern(findings.codes, supports.factors.cards[findings.variables])
+    if order is not None:
+        findings = findings._replace(codes=np.ascontiguousarray(findings.codes[:, order]))
+    operations = _Blocks(supports, findings, replace(limits, memory=free), rooms, Decision(found, culprits)).decide(
+        patterns
+    )
+    if order is None:
+        return Decision(found, culprits, operations)
     # Back from the order of patterns.
     result = Decision(np.empty_like(found), np.empty_like(culprits), operations)
     result.found[order] = found
@@ -281,19 +326,19 @@ def decide(supports: words.Supports, findings: words.Findings, limits: Limits, a
     return result
 
 
-def _by_pattern(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64]) -> tuple[Rows, Rows]:
-    """Return the cases in an order in which equal patterns are neighbours, and where each pattern begins and ends."""
-    seen = codes != sizes[:, None]
-    cases = seen.shape[1]
-    differs = seen.any(axis=1) & ~seen.all(axis=1)
-    if not differs.any():
-        return np.arange(cases), np.array([0, cases])
-    packed = np.ascontiguousarray(np.packbits(seen[differs], axis=0).T)
-    keys = packed.view(f"V{packed.shape[1]}").ravel()
-    _, numbers = np.unique(keys, return_inverse=True)
-    order = np.argsort(numbers.ravel(), kind="stable")
-    numbers = numbers.ravel()[order]
-    return order, np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1], [True]]))
+def _by_pattern(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64]) -> tuple[Rows | None, Rows]:
+    """Return the cases in an order in which equal patterns are neighbours, and where each pattern begins and ends.
+
+    None for the order that they are in, where there is one pattern.
+    """
+    patterns = np.empty((-(-len(codes) // words.BITS), codes.shape[1]), dtype=np.uint64)
+    possible.write_patterns(codes, sizes, patterns)
+    if (patterns == patterns[:, :1]).all():
+        return None, np.array([0, codes.shape[1]])
+    order = np.lexsort(patterns[::-1])
+    arranged = patterns[:, order]
+    is_new = (arranged[:, 1:] != arranged[:, :-1]).any(axis=0)
+    return order, np.flatnonzero(np.concatenate([[True], is_new, [True]]))
 
 
 @dataclass(slots=True)
@@ -309,22 +354,22 @@ class _Blocks:
     """Cases, arranged by patterns, on their way through the kernel in blocks.
 
     supports, findings, limits: as of `decide`.
-    fixed: bytes of a thread without messages.
+    rooms: memory of threads.
     decision: written.
     """
 
     def __init__(
-        self, supports: words.Supports, findings: words.Findings, limits: Limits, fixed: int, decision: Decision
+        self, supports: words.Supports, findings: words.Findings, limits: Limits, rooms: Rooms, decision: Decision
     ) -> None:
         self._supports = supports
         self._findings = findings
         self._limits = limits
-        self._fixed = fixed
+        self._rooms = rooms
         self._decision = decision
-        self._rooms: dict[int, words.Room] = {}
 
     def decide(self, patterns: Rows) -> int:
         """Decide all cases in the cheapest blocks, and return the word operations; patterns: begins and end of each."""
+        self._rooms.forget()
         cuts = self._cuts(patterns)
         # A single block has no choice.
         best, starts = _Price() if len(cuts) == 1 else _Price(math.inf), cuts[-1]
@@ -336,81 +381,66 @@ class _Blocks:
         if (math.inf if math.isinf(best.seconds) else best.operations) > self._limits.operations:
             return 0
         worth = 1 + int(min(best.seconds, 1.0) / THREAD_SECONDS)
-        threads = min(self._limits.threads, worth, self._limits.memory // (self._fixed + 8 * best.words))
-        most = (self._limits.memory // max(1, threads) - self._fixed) // 8
+        fixed, memory = self._rooms.fixed, self._limits.memory
+        threads = min(self._limits.threads, worth, memory // (fixed + 8 * best.words))
+        if len(self._rooms) * (fixed + 8 * best.words) > memory:
+            self._rooms.clear()
+        most = (memory // max(1, threads, len(self._rooms)) - fixed) // 8
+        self._rooms.limit(most)
         # Small blocks go several in a task.
         edges = [0, *(np.flatnonzero(np.diff(starts[:-1] // words.BITS)) + 1).tolist(), len(starts) - 1]
         tasks = [starts[first : end + 1] for first, end in pairwise(edges)]
-        large = in_threads(lambda task, place: self._run(task, most, place), tasks, threads)
-        operations = sum(int(room.spent[0]) for room in self._rooms.values())
-        if threads > 1 and any(large):
+        found = in_threads(lambda task, place: self._run(task, place, most), tasks, threads)
+        large = [block for some in found for block in some]
+        operations = self._rooms.operations
+        if large and most < (memory - fixed) // 8:
             # Blocks too large for the share of one thread may fit where one thread has all memory.
             self._rooms.clear()
-            most = (self._limits.memory - self._fixed) // 8
-            for begin, end in (block for blocks in large for block in blocks):
-                self._run(np.array([begin, end]), most, 0)
-            operations += int(self._room(0).spent[0])
+            for begin, end in large:
+                self._run(np.array([begin, end]), 0, (memory - fixed) // 8)
+            operations += self._rooms.operations
         return operations
 
     def _cuts(self, patterns: Rows) -> list[Rows]:
         """Return ways to cut the cases into blocks: where these begin, and the end."""
-        cases, sizes = len(self._decision.found), (words.MOST_CASES, words.BITS)
+        cases = len(self._decision.found)
+        sizes = (words.MOST_CASES, words.BITS) if cases > words.BITS else (words.BITS,)
         # Blocks of several patterns: what only some of their cases observe enters as a likelihood.
         cuts = [_cut(np.array([0, cases]), size) for size in sizes]
-        cuts += [_cut(patterns, size) for size in sizes]
+        if len(patterns) > 2:
+            cuts += [_cut(patterns, size) for size in sizes]
         return list({len(starts): starts for starts in cuts}.values())
 
-    def _run(self, starts: Rows, most: int, place: int) -> list[tuple[int, int]]:
+    def _run(self, starts: Rows, place: int, most: int) -> list[tuple[int, int]]:
         """Decide some blocks in a thread whose messages may take `most` words; return those that take more."""
         found, culprits = self._decision.found, self._decision.culprits
         # A float in any case: compiled code is of one kind.
         operations, block = float(self._limits.operations), 0
         large: list[tuple[int, int]] = []
         while True:
-            room = self._room(place)
-            block = words.decide(self._supports, self._findings, starts, block, operations, room, found, culprits)
+            room = self._rooms.of(place)
+            block = possible.decide(self._supports, self._findings, starts, block, operations, room, found, culprits)
             if block == len(starts) - 1:
                 return large
             begin, end = int(starts[block]), int(starts[block + 1])
-            needed = self._needed(room, begin, end)
+            needed = int(room.tree.nodes.counts[rowplan.ARENA]) * int(words.words_for(end - begin))
             if needed > most:
                 large.append((begin, end))
                 block += 1
             else:
                 # A quarter more than needed, so that not every following block reallocates.
-                self._rooms[place] = room._replace(arena=np.zeros(min(most, needed + needed // 4), dtype=np.uint64))
+                self._rooms.enlarge(place, min(most, needed + needed // 4))
 
     def _price(self, starts: Rows, patterns: int, bound: float) -> _Price:
         """Return the price of all blocks by some of them, infinite seconds where it exceeds a bound."""
-        blocks, price = len(starts) - 1, _Price()
         # Blocks of one pattern are alike.
-        count = min(patterns, 1 + blocks // SAMPLED_SHARE, MOST_SAMPLES)
-        for sample in range(count):
-            block, room = sample * blocks // count, self._room(0)
-            begin, end = starts[block], starts[block + 1]
-            is_planned = words.plan_block(self._supports.factors, self._findings, begin, end, room)
-            needed = self._needed(room, begin, end)
-            if not is_planned or self._fixed + 8 * needed > self._limits.memory:
-                return _Price(math.inf)
-            operations = int(room.tree.nodes.counts[rowplan.OPERATIONS]) * int(words.words_for(end - begin))
-            tables = int(room.tree.nodes.counts[rowplan.TABLES])
-            price.seconds += (operations * CPU.word_operation + tables * CPU.tree_table) * blocks / count
-            price.operations += operations * blocks // count
-            price.words = max(price.words, needed)
-            if price.seconds > bound:
-                return _Price(math.inf)
-        return price
-
-    def _needed(self, room: words.Room, begin: int, end: int) -> int:
-        return int(room.tree.nodes.counts[rowplan.ARENA]) * int(words.words_for(end - begin))
-
-    def _room(self, place: int) -> words.Room:
-        """Return the memory of a thread."""
-        if place not in self._rooms:
-            factors = self._supports.factors
-            columns = len(self._findings.variables)
-            self._rooms[place] = words.room(factors.graph, len(factors.starts) - 1, columns, 1)
-        return self._rooms[place]
+        count = min(patterns, 1 + (len(starts) - 1) // SAMPLED_SHARE, MOST_SAMPLES)
+        prices = np.array([CPU.word_operation, CPU.tree_table, 0.0, 0.0])
+        room = self._rooms.of(0)
+        most = possible.price(self._supports.factors, self._findings, starts, count, prices, float(bound), room)
+        if most < 0 or self._rooms.fixed + 8 * most > self._limits.memory:
+            return _Price(math.inf)
+        return _Price(float(prices[2]), int(prices[3]), most)
 
 
 def _cut(patterns: Rows, most: int) -> Rows:
