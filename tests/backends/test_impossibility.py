@@ -82,7 +82,8 @@ def test_blocks_of_any_cut_find_the_same(question: tuple[Network, EvidenceBatch]
     states = int(zeros.supports.factors.cards[findings.variables].sum())
     room = words.room(zeros.supports.factors.graph, len(network.factors), columns, states, 1 << 14)
     culprits = np.zeros((0, columns), dtype=np.uint8)
-    assert possible.decide(zeros.supports, findings, starts, 0, np.inf, room, found, culprits) == len(starts) - 1
+    begun, asked = np.zeros(1, dtype=np.int64), (zeros.supports, findings, starts)
+    assert possible.decide(*asked, begun.ctypes.data, -1, np.inf, room, found, culprits) == -1
     np.testing.assert_array_equal(found == words.IMPOSSIBLE, expected(network, batch)[rows])
 
 
@@ -129,15 +130,14 @@ def test_any_number_of_rows(rows: int) -> None:
 @pytest.mark.parametrize("starts", [3, 12, None])
 def test_any_way_to_cut_rows_into_blocks(starts: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = zeros_and_gaps(SPARSE, 700, seed=6)
-    price, seen = impossibility._Blocks._price, set[int]()
+    seen = set[int]()
 
-    def cheap(blocks: impossibility._Blocks, cut: Rows, patterns: int, bound: float) -> object:
-        result = price(blocks, cut, patterns, np.inf)
-        seen.add(len(cut))
-        result.seconds = 0.0 if len(cut) == starts or (starts is None and len(cut) > 12) else 1.0
-        return result
+    def choose(_: object, cuts: list[Rows], __: int) -> tuple[int, list[float]]:
+        counts = [len(cut) for cut in cuts]
+        seen.update(counts)
+        return next(n for n, count in enumerate(counts) if count == (starts or max(counts))), [0.0, 0.0, 0.0]
 
-    monkeypatch.setattr(impossibility._Blocks, "_price", cheap)
+    monkeypatch.setattr(impossibility._Blocks, "_choose", choose)
     found = impossible_rows(SPARSE, batch, np.arange(700), LIMITS)
     np.testing.assert_array_equal(found, expected(SPARSE, batch))
     assert {3, 12} < seen

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inlined, loops, lowest_bit, part
+from junctor_kernels.cpu.jit import inlined, loops, next_number, part
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.row_trees.case_words import (
     ALL,
@@ -31,6 +31,7 @@ from junctor_kernels.row_trees.case_words import (
     TOO_LARGE,
     words_for,
 )
+from junctor_kernels.row_trees.culprits import accuse
 from junctor_kernels.row_trees.plan import (
     ARENA,
     ENTRIES,
@@ -48,41 +49,48 @@ from junctor_kernels.row_trees.plan import (
     plan_row,
 )
 
+# Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
+SAMPLED_SHARE, MOST_SAMPLES = 8, 16
 # Neighbours of a message of one word that are computed together.
 LEAST_RUN = 4
 
 
 @loops
 def decide(
-    supports: Any, findings: Any, starts: Any, first: int, most: float, room: Any, found: Any, culprits: Any
+    supports: Any, findings: Any, starts: Any, begun: int, first: int, most: float, room: Any, found: Any, culprits: Any
 ) -> int:
-    """Decide blocks of cases from `first` on; return the one that the arena is too small for, or their number.
+    """Decide blocks of cases until all are begun, and return -1, or the block that the arena is too small for.
+
+    Calls with the same blocks, each with memory of its own, share them.
 
     supports: of the network.
     findings: of all cases.
     starts: int64 [blocks + 1], first case of each block; a block has at most MOST_CASES.
-    first: block to begin with.
+    begun: address of an int64, the number of blocks that were begun by all calls that share them.
+    first: a block to begin with that was begun before, or -1.
     most: word operations of a block.
     room: memory of the thread.
     found: uint8 [cases], written: IMPOSSIBLE, POSSIBLE or TOO_LARGE.
     culprits: uint8 [cases, columns], written for impossible cases: 1 for findings that are impossible together; no rows
         where nobody asks.
     """
-    for block in range(first, starts.size - 1):
+    block = first if first >= 0 else next_number(begun)
+    while block < starts.size - 1:
         begin, end = starts[block], starts[block + 1]
         is_planned = plan_block(supports.factors, findings, begin, end, room)
         operations = room.tree.nodes.counts[OPERATIONS] * words_for(end - begin)
         if not is_planned or operations > most:
             found[begin:end] = TOO_LARGE
-            continue
-        if room.tree.nodes.counts[ARENA] * words_for(end - begin) > room.arena.size:
+        elif room.tree.nodes.counts[ARENA] * words_for(end - begin) > room.arena.size:
             # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
-            return block
-        room.counts[SPENT] += operations
-        _collect(supports, findings, begin, end, room, found[begin:end])
-        if culprits.shape[0]:
-            _accuse(supports.factors, findings, begin, end, room, found, culprits)
-    return int(starts.size - 1)
+            return int(block)
+        else:
+            room.counts[SPENT] += operations
+            _collect(supports, findings, begin, end, room, found[begin:end])
+            if culprits.shape[0]:
+                accuse(supports.factors, findings, begin, end, room, found, culprits)
+        block = next_number(begun)
+    return -1
 
 
 @loops
@@ -101,34 +109,41 @@ def write_patterns(codes: Any, sizes: Any, patterns: Any) -> None:
 
 
 @loops
-def price(factors: Any, findings: Any, starts: Any, samples: int, prices: Any, bound: float, room: Any) -> int:
-    """Plan some blocks, evenly spread, and write what all of them take; return the words of the largest one.
-
-    It ends early, and returns -1, where a tree is too large, or the seconds exceed a bound.
+def choose(
+    factors: Any, findings: Any, starts: Any, edges: Any, patterns: int, most: int, seconds: Any, best: Any, room: Any
+) -> int:
+    """Return the cheapest way to cut cases into blocks, by the plans of some blocks of each; -1 where none is possible.
 
     factors: of the network.
     findings: of all cases.
-    starts: int64 [blocks + 1], as of `decide`.
-    samples: number of blocks that are planned.
-    prices: float64 [4], seconds of a word operation and of a table; seconds and word operations of all blocks, written.
-    bound: seconds.
+    starts: int64, as of `decide`, of one way after the other.
+    edges: int64 [ways + 1], where the starts of each begin.
+    patterns: number of different sets of columns.
+    most: words of the messages of a block.
+    seconds: float64 [2], of a word operation and of a table.
+    best: float64 [3], written: seconds and word operations of all blocks, words of the largest.
     room: memory of the thread.
     """
-    blocks, largest = starts.size - 1, 0
-    prices[2:] = 0.0
-    for sample in range(samples):
-        block = sample * blocks // samples
-        begin, end = starts[block], starts[block + 1]
-        if not plan_block(factors, findings, begin, end, room):
-            return -1
-        counts, words = room.tree.nodes.counts, words_for(end - begin)
-        operations = counts[OPERATIONS] * words
-        prices[2] += (operations * prices[0] + counts[TABLES] * prices[1]) * blocks / samples
-        prices[3] += operations * blocks // samples
-        if prices[2] > bound:
-            return -1
-        largest = max(largest, counts[ARENA] * words)
-    return int(largest)
+    chosen, best[0] = -1, np.inf
+    for way in range(edges.size - 1):
+        cut = starts[edges[way] : edges[way + 1]]
+        blocks, price, operations, largest = cut.size - 1, 0.0, 0, 0
+        # Blocks of one pattern are alike.
+        samples = min(patterns, 1 + blocks // SAMPLED_SHARE, MOST_SAMPLES)
+        for sample in range(samples):
+            block = sample * blocks // samples
+            begin, end = cut[block], cut[block + 1]
+            is_planned = plan_block(factors, findings, begin, end, room)
+            counts, words = room.tree.nodes.counts, words_for(end - begin)
+            largest = max(largest, counts[ARENA] * words)
+            price += (counts[OPERATIONS] * words * seconds[0] + counts[TABLES] * seconds[1]) * blocks / samples
+            operations += counts[OPERATIONS] * words * blocks // samples
+            if not is_planned or largest > most or price > best[0]:
+                price = np.inf
+                break
+        if price < best[0]:
+            chosen, best[0], best[1], best[2] = way, price, operations, largest
+    return chosen
 
 
 @part
@@ -513,88 +528,3 @@ def _innermost(axes: Any, length: int) -> Any:
     if length == 0:
         return np.int64(1), NOTHING
     return np.int64(axes[SIZE, 0]), axes[ONE, 0]
-
-
-@part
-def _accuse(factors: Any, findings: Any, begin: int, end: int, room: Any, found: Any, culprits: Any) -> None:
-    """Mark the findings of each impossible case below a table whose message is all zeros, the one with the fewest."""
-    tables, count, words = room.tree.nodes.tables, room.tree.nodes.counts[TABLES], words_for(end - begin)
-    alive, weights, best = room.alive, room.weights, room.bases
-    best[: end - begin] = ALL
-    for number in range(count):
-        _weigh(factors, room, number)
-    for number in range(count - 1, -1, -1):
-        _look(tables, room, words, number)
-    # Few messages are all zeros in any case.
-    for number in range(count):
-        for w in range(words):
-            dead = ~(alive[number, w] | room.beyond[w])
-            while dead:
-                case = w * BITS + lowest_bit(dead)
-                dead &= dead - BIT
-                if best[case] == ALL or weights[number] < weights[np.int64(best[case])]:
-                    best[case] = number
-    for case in range(begin, end):
-        if found[case] == IMPOSSIBLE:
-            _mark(factors, findings, case, np.int64(best[case - begin]), room, culprits[case])
-
-
-@part
-def _look(tables: Any, room: Any, words: int, number: int) -> None:
-    """Write in which cases a message is not all zeros: in all in which that of its parent is not, and maybe more."""
-    alive, arena, parent = room.alive, room.arena, tables[number, PARENT]
-    for w in range(words):
-        alive[number, w] = NOTHING if parent < 0 else alive[parent, w]
-    place = tables[number, UP] * words
-    for _ in range(tables[number, ENTRIES]):
-        together = ALL
-        for w in range(words):
-            together &= alive[number, w]
-        if together == ALL:
-            return
-        for w in range(words):
-            alive[number, w] |= arena[place + w]
-        place += words
-
-
-@part
-def _weigh(factors: Any, room: Any, number: int) -> None:
-    """Count the columns of findings below a table; children have theirs."""
-    tables, weights = room.tree.nodes.tables, room.weights
-    factor, given = tables[number, FACTOR], factors.starts.size - 1
-    weights[number] = 0
-    if tables[number, LEFT] >= 0:
-        weights[number] = weights[tables[number, LEFT]]
-        if tables[number, RIGHT] >= 0:
-            weights[number] += weights[tables[number, RIGHT]]
-    elif factor >= given:
-        weights[number] = 1
-    elif factor != ONES:
-        for at in range(factors.starts[factor], factors.starts[factor + 1]):
-            weights[number] += room.tree.position[factors.scopes[at]] < 0
-
-
-@part
-def _mark(factors: Any, findings: Any, case: int, root: int, room: Any, culprits: Any) -> None:
-    """Mark the findings of a case below a table."""
-    # The bucket is the stack: it has room for all tables, and is empty after planning.
-    tables, stack, given = room.tree.nodes.tables, room.tree.bucket, factors.starts.size - 1
-    stack[0], count = root, 1
-    while count:
-        count -= 1
-        number = stack[count]
-        factor = tables[number, FACTOR]
-        if tables[number, LEFT] >= 0:
-            for child in (tables[number, LEFT], tables[number, RIGHT]):
-                if child >= 0:
-                    stack[count] = child
-                    count += 1
-        elif factor >= given:
-            column = factor - given
-            # A likelihood of the block, of which this case may have none.
-            if findings.codes[column, case] != factors.cards[findings.variables[column]]:
-                culprits[column] = 1
-        elif factor != ONES:
-            for at in range(factors.starts[factor], factors.starts[factor + 1]):
-                if room.tree.position[factors.scopes[at]] < 0:
-                    culprits[findings.column[factors.scopes[at]]] = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,8 +33,6 @@ Bytes = npt.NDArray[np.uint8]
 
 # Rows whose evidence is in memory as codes at a time: blocks for many threads.
 MOST_ROWS = 1 << 14
-# Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
-SAMPLED_SHARE, MOST_SAMPLES = 8, 16
 # Work that is worth a thread, by prices, which are a fourth of the time where trees are small; a thread begins, and
 # its memory is made, in a tenth of that time.
 THREAD_SECONDS = 0.001
@@ -341,15 +339,6 @@ def _by_pattern(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64]) -> t
     return order, np.flatnonzero(np.concatenate([[True], is_new, [True]]))
 
 
-@dataclass(slots=True)
-class _Price:
-    """Approximate seconds and word operations of some blocks, and the most words of messages of one of them."""
-
-    seconds: float = 0.0
-    operations: int = 0
-    words: int = 0
-
-
 class _Blocks:
     """Cases, arranged by patterns, on their way through the kernel in blocks.
 
@@ -372,32 +361,30 @@ class _Blocks:
         self._rooms.forget()
         cuts = self._cuts(patterns)
         # A single block has no choice.
-        best, starts = _Price() if len(cuts) == 1 else _Price(math.inf), cuts[-1]
-        for cut in cuts if len(cuts) > 1 else []:
-            price = self._price(cut, len(patterns) - 1, best.seconds)
-            if price.seconds < best.seconds:
-                best, starts = price, cut
-        # Without a price nothing is begun that has a limit.
-        if (math.inf if math.isinf(best.seconds) else best.operations) > self._limits.operations:
-            return 0
-        worth = 1 + int(min(best.seconds, 1.0) / THREAD_SECONDS)
+        starts, seconds, largest = cuts[0], 0.0, 0
+        if len(cuts) > 1:
+            chosen, best = self._choose(cuts, len(patterns) - 1)
+            # Without a price nothing is begun that has a limit.
+            if (best[1] if chosen >= 0 else math.inf) > self._limits.operations:
+                return 0
+            if chosen >= 0:
+                starts, seconds, largest = cuts[chosen], best[0], int(best[2])
+            else:
+                starts, seconds = cuts[-1], 1.0
         fixed, memory = self._rooms.fixed, self._limits.memory
-        threads = min(self._limits.threads, worth, memory // (fixed + 8 * best.words))
-        if len(self._rooms) * (fixed + 8 * best.words) > memory:
+        worth = 1 + int(min(seconds, 1.0) / THREAD_SECONDS)
+        threads = max(1, min(self._limits.threads, worth, len(starts) - 1, memory // (fixed + 8 * largest)))
+        if len(self._rooms) * (fixed + 8 * largest) > memory:
             self._rooms.clear()
-        most = (memory // max(1, threads, len(self._rooms)) - fixed) // 8
+        most = (memory // max(threads, len(self._rooms)) - fixed) // 8
         self._rooms.limit(most)
-        # Small blocks go several in a task.
-        edges = [0, *(np.flatnonzero(np.diff(starts[:-1] // words.BITS)) + 1).tolist(), len(starts) - 1]
-        tasks = [starts[first : end + 1] for first, end in pairwise(edges)]
-        found = in_threads(lambda task, place: self._run(task, place, most), tasks, threads)
-        large = [block for some in found for block in some]
+        large = self._run(starts, threads, most)
         operations = self._rooms.operations
         if large and most < (memory - fixed) // 8:
             # Blocks too large for the share of one thread may fit where one thread has all memory.
             self._rooms.clear()
-            for begin, end in large:
-                self._run(np.array([begin, end]), 0, (memory - fixed) // 8)
+            for block in large:
+                self._run(starts[block : block + 2], 1, (memory - fixed) // 8)
             operations += self._rooms.operations
         return operations
 
@@ -411,41 +398,51 @@ class _Blocks:
             cuts += [_cut(patterns, size) for size in sizes]
         return list({len(starts): starts for starts in cuts}.values())
 
-    def _run(self, starts: Rows, place: int, most: int) -> list[tuple[int, int]]:
-        """Decide some blocks in a thread whose messages may take `most` words; return those that take more."""
-        found, culprits = self._decision.found, self._decision.culprits
+    def _choose(self, cuts: Sequence[Rows], patterns: int) -> tuple[int, list[float]]:
+        """Return the cheapest of some cuts, -1 where none is possible, its seconds, word operations and words."""
+        edges, best = np.cumsum([0, *map(len, cuts)]), np.zeros(3)
+        most = (self._limits.memory - self._rooms.fixed) // 8
+        seconds, factors = np.array([CPU.word_operation, CPU.tree_table]), self._supports.factors
+        asked = (np.concatenate(cuts), edges, patterns, most, seconds, best, self._rooms.of(0))
+        return int(possible.choose(factors, self._findings, *asked)), best.tolist()
+
+    def _run(self, starts: Rows, threads: int, most: int) -> list[int]:
+        """Decide some blocks in threads whose messages may take `most` words each; return those that take more."""
+        begun, blocks = np.zeros(1, dtype=np.int64), len(starts) - 1
+        # As if all blocks had been begun, so that a thread ends after the one that it is at.
+        stop = partial(begun.fill, blocks)
+        found = in_threads(lambda _, place: self._share(starts, begun, place, most), range(threads), threads, stop)
+        return sorted(block for some in found for block in some)
+
+    def _share(self, starts: Rows, begun: Rows, place: int, most: int) -> list[int]:
+        """Decide blocks in a thread until all are begun; return those that are too large for it."""
         # A float in any case: compiled code is of one kind.
-        operations, block = float(self._limits.operations), 0
-        large: list[tuple[int, int]] = []
+        operations, block = float(self._limits.operations), -1
+        large: list[int] = []
+        asked = self._supports, self._findings, starts, begun.ctypes.data
         while True:
             room = self._rooms.of(place)
-            block = possible.decide(self._supports, self._findings, starts, block, operations, room, found, culprits)
-            if block == len(starts) - 1:
+            written = self._decision.found, self._decision.culprits
+            block = possible.decide(*asked, block, operations, room, *written)
+            if block < 0:
                 return large
-            begin, end = int(starts[block]), int(starts[block + 1])
-            needed = int(room.tree.nodes.counts[rowplan.ARENA]) * int(words.words_for(end - begin))
+            needed = int(room.tree.nodes.counts[rowplan.ARENA]) * int(
+                words.words_for(starts[block + 1] - starts[block])
+            )
             if needed > most:
-                large.append((begin, end))
-                block += 1
+                large.append(block)
+                block = -1
             else:
                 # A quarter more than needed, so that not every following block reallocates.
                 self._rooms.enlarge(place, min(most, needed + needed // 4))
 
-    def _price(self, starts: Rows, patterns: int, bound: float) -> _Price:
-        """Return the price of all blocks by some of them, infinite seconds where it exceeds a bound."""
-        # Blocks of one pattern are alike.
-        count = min(patterns, 1 + (len(starts) - 1) // SAMPLED_SHARE, MOST_SAMPLES)
-        prices = np.array([CPU.word_operation, CPU.tree_table, 0.0, 0.0])
-        room = self._rooms.of(0)
-        most = possible.price(self._supports.factors, self._findings, starts, count, prices, float(bound), room)
-        if most < 0 or self._rooms.fixed + 8 * most > self._limits.memory:
-            return _Price(math.inf)
-        return _Price(float(prices[2]), int(prices[3]), most)
-
 
 def _cut(patterns: Rows, most: int) -> Rows:
     """Return where blocks of at most so many cases begin that keep within one pattern, and the end."""
-    counts = -(-np.diff(patterns) // most)
+    sizes = np.diff(patterns)
+    if sizes.max(initial=0) <= most:
+        return patterns
+    counts = -(-sizes // most)
     # Number of each block within its pattern.
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.append(np.repeat(patterns[:-1], counts) + most * numbers, patterns[-1])
