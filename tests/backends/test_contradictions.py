@@ -217,6 +217,18 @@ def test_a_network_that_is_impossible_itself() -> None:
     assert reasons_of(network, EvidenceBatch(2, {0: np.array([0, -1], np.int32)})) == {0: GENERAL, 1: GENERAL}
 
 
+def test_a_network_that_is_impossible_itself_beside_findings() -> None:
+    """Rows with findings in the impossible part, and rows without, whose suspicions are empty."""
+    variables = [DraftVariable(name, ("0", "1"), Place()) for name in "abc"]
+    tables = [DraftTable((name,), values, Place()) for name, values in (("a", [1.0, 0.0]), ("a", [0.0, 1.0]))]
+    tables.append(DraftTable(("b", "c"), np.eye(2), Place()))
+    network = build_network("never", "markov", variables, tables)
+    columns = {0: [0, -1, 1, -1, 0], 1: [0, 0, 1, -1, 1], 2: [1, 0, 0, 1, -1]}
+    batch = EvidenceBatch(5, {v: np.array(states, np.int32) for v, states in columns.items()})
+    for row, reason in reasons_of(network, batch).items():
+        check(network, batch, row, reason)
+
+
 def test_each_contradiction_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     search = contradictions.ContradictionSearch.contradictions

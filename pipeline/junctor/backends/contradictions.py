@@ -37,7 +37,7 @@ SIDE_BY_SIDE = 1024
 ROWS_AT_A_TIME = 2048
 # Possible rows that are witnesses: what they have is possible, and no question.
 MOST_WITNESSES = 4096
-# Rows that a thread looks up for contradictions at a time: some of a millisecond.
+# Rows that a thread looks up for contradictions at a time, in half a millisecond.
 LOOKED_UP = 2048
 # Places for answers at first, a power of two.
 LEAST_PLACES = 1 << 10
@@ -126,7 +126,7 @@ class ContradictionSearch:
             searching.enter_nothing(self._known)
 
     def suspicions(self, rows: Rows) -> tuple[FindingSets, Rows]:
-        """Return impossible sets of findings in some rows, the most frequent first, and the number of each row's.
+        """Return impossible sets of findings in some rows, the most frequent first, and which one each row has.
 
         A row that is not decided has -1.
         """
@@ -153,11 +153,12 @@ class ContradictionSearch:
         while questions:
             self._ask(searches, questions)
             questions = searching.advance(searches, self._known, searching.known(places))
-        found = np.flatnonzero(searches.stage == searching.FOUND)
-        sets = np.repeat(searches.stage == searching.FOUND, np.diff(suspicions.starts)) & searches.needed
-        sizes = np.add.reduceat(np.append(sets, False), suspicions.starts[:-1])[found] if found.size else found
-        needed = FindingSets(suspicions.columns[sets], suspicions.codes[sets], np.append(0, np.cumsum(sizes)))
-        return list(dict.fromkeys(needed.lists()))
+        is_found = searches.stage == searching.FOUND
+        needed = searches.needed & np.repeat(is_found, np.diff(suspicions.starts))
+        # A set may be empty, where the network itself is impossible.
+        sizes = np.diff(np.append(0, np.cumsum(needed))[suspicions.starts])[is_found]
+        found = FindingSets(suspicions.columns[needed], suspicions.codes[needed], np.append(0, np.cumsum(sizes)))
+        return list(dict.fromkeys(found.lists()))
 
     def _begun(self, sets: FindingSets) -> Searches:
         """Return the searches in impossible sets."""
