@@ -19,9 +19,10 @@ from junctor.backends.blocks import block_of
 from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.constants import GPU
 from junctor.engine.patterns import patterns_of
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
 from junctor.generate import grid
-from junctor.model.network import Network
+from junctor.model.network import Factor, Network, Variable
 from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import launches as chunk_launches
 from junctor.out_of_core.gpu import run as chunked_gpu
@@ -154,6 +155,22 @@ def test_networks_with_anything_in_them(devices: Devices, algebra: Algebra, data
     """Mixed cardinalities, zeros, ties, evidence and likelihoods, in the smallest chunks."""
     network = data.draw(strategies.networks(max_variables=6, max_joint=256))
     batch = data.draw(strategies.evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
+    check_row(network, batch, algebra, devices, working)
+
+
+@ALL
+def test_a_first_task_far_below_the_others(devices: Devices, algebra: Algebra) -> None:
+    """Its power of two takes the others beyond any format."""
+    variables = Variable("a", ("0", "1")), Variable("b", ("0", "1", "2"))
+    network = Network("far", variables, (Factor((0, 1), np.array([[1, 1, 1e-300], [1, 1, 1e20]])),), "markov")
+    for working in (0, 3):
+        for row in ([0.0, 0.0, 1.0], [1e-40, 7.0, 0.2]):
+            batch = EvidenceBatch(1, {}, {1: SoftEvidence(np.array([0]), np.array([row]))})
+            check_row(network, batch, algebra, devices, working)
+
+
+def check_row(network: Network, batch: EvidenceBatch, algebra: Algebra, devices: Devices, working: int) -> None:
+    """Compare a row with the CPU; working: entries beyond the smallest chunks."""
     (group,) = patterns_of(batch).exact(np.arange(1))
     plan = compile_plan(shape_of(network), group.pattern, rows=1)
     chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)

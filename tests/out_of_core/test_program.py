@@ -29,7 +29,7 @@ from junctor.formats import read_network
 from junctor.generate import grid, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import BudgetError, DiskError
-from junctor.model.network import Network
+from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked
 from junctor.out_of_core import store as chunk_store
@@ -281,6 +281,20 @@ def test_chunks_of_very_different_sizes(precision: Precision, exponent: int) -> 
     with cut_for(0):
         answers = Engine(network, Query(precision=precision)).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("variable", range(3))
+def test_a_first_chunk_far_below_the_others_goes_to_a_wider_format_without_a_warning(variable: int) -> None:
+    """Its power of two takes the others beyond single precision."""
+    variables = tuple(Variable(name, ("0", "1", "2", "3")) for name in "abc")
+    factors = tuple(Factor(scope, np.ones((4, 4))) for scope in ((0, 1), (1, 2), (0, 2)))
+    network = Network("pairs", variables, factors, "markov")
+    batch = EvidenceBatch(1, {}, {variable: SoftEvidence(np.array([0]), np.array([[1e-40, 7, 0.2, 1]]))})
+    for working in (0, 3, 50):
+        with cut_for(working):
+            answers = Engine(network, Query(precision="single")).answer(batch)
+        check_posteriors(network, batch, answers, 1e-5)
+        assert answers.climbed == {"double": 1}
 
 
 def test_what_a_power_of_two_takes_below_the_format_is_seen() -> None:

@@ -68,9 +68,9 @@ class TableStats(NamedTuple):
             return self._replace(shift=0) if self.shift else self
         if logs:
             return self._replace(log_scale=self.log_scale - shift, largest=self.largest + shift, shift=0)
-        by = 2.0**shift
         scale = self.log_scale - shift * math.log(2)
-        return TableStats(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
+        numbers = self.lost, self.open, self.least, self.largest
+        return TableStats(scale, *(_times_power(number, int(shift)) for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,14 @@ class BoundPlan:
         difference = logs[total] - one.log_scale - other.log_scale
         # exp(700) is near the end of double precision.
         return _ratio(moved, math.exp(difference) if difference < 700 else math.inf)
+
+
+def _times_power(number: float, exponent: int) -> float:
+    """Return a number times two to a power, infinite beyond the format."""
+    try:
+        return math.ldexp(number, exponent)
+    except OverflowError:
+        return math.inf
 
 
 def _stats_of(value: ScaledTable) -> TableStats:

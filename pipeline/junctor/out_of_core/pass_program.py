@@ -76,7 +76,8 @@ class PassProgram:
                 if table not in alive:
                     alive[table] = load(table)
             operands = [alive[table] for table in step.operands]
-            made = contract(step.what, operands)
+            with beyond_the_format():
+                made = contract(step.what, operands)
             yield step.out, made, self._scale(step.out, made, factors)
             alive[step.out] = made
             # Or they would be alive beside the next load, beyond the working memory of the plan.
@@ -101,7 +102,8 @@ class PassProgram:
         # Before scaling: an entry that scaling flushes below the format would pass for a zero.
         least = float(reference.least_above_zero(made)[0]) * factor if made.any() else 1.0
         if factor != 1:
-            made *= self.algebra.dtype.type(factor)
+            with beyond_the_format():
+                made *= self.algebra.dtype.type(factor)
         return least
 
 
@@ -115,14 +117,22 @@ def shifted(part: Array, shift: float, algebra: Algebra) -> Array:
     if shift and algebra.logs:
         return np.add(part, shift, order="C").reshape(-1, 1)
     if shift:
-        return np.ldexp(part, int(shift), order="C").reshape(-1, 1)
+        with beyond_the_format():
+            return np.ldexp(part, int(shift), order="C").reshape(-1, 1)
     # Arrays out of network buffers need not be aligned.
     return np.require(part, requirements=["C", "A"]).reshape(-1, 1)
 
 
 def add_to(total: Array, made: Array, algebra: Algebra) -> None:
     """Add what a further task made to what others did, in place."""
-    algebra.join(total, made, out=total)
+    with beyond_the_format():
+        algebra.join(total, made, out=total)
+
+
+def beyond_the_format() -> np.errstate:
+    """Context manager: numbers may exceed the format; the row is in doubt then, and goes to a wider one."""
+    # The pilot task scales by its own largest entry, and those of other tasks may be far larger.
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 def largest_of(made: Array) -> float:
