@@ -11,7 +11,7 @@ from helpers import strategies
 from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends import row_trees
+from junctor.backends import row_trees, row_work
 from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
@@ -256,16 +256,16 @@ def test_rows_whose_numbers_underflow_are_left() -> None:
 
 @given(st.floats(1, 1e12), st.floats(1, 1e6), st.booleans())
 def test_rows_of_a_block_fill_vectors_and_lie_apart_in_the_cache(entries: float, tables: float, mixed: bool) -> None:
-    rows = row_trees.block_rows(entries, tables, mixed)
+    rows = row_work.block_rows(entries, tables, mixed)
     assert 0 <= rows <= MOST_TOGETHER
     # No more bytes than planned, but for rows with few numbers in each table, which may be more.
-    assert 8 * entries * rows <= row_trees.BLOCK_BYTES or rows <= row_trees.FEW_NUMBERS_ROWS
+    assert 8 * entries * rows <= row_work.BLOCK_BYTES or rows <= row_work.FEW_NUMBERS_ROWS
     if not mixed and rows >= WIDTH:
         assert rows % WIDTH == 0
-        assert 8 * rows % row_trees.ALIASED_BYTES
+        assert 8 * rows % row_work.ALIASED_BYTES
 
 
 def test_rows_of_larger_tables_are_fewer_in_a_block() -> None:
-    rows = [row_trees.block_rows(1000 * size, 1000, mixed=False) for size in (1, 10, 100, 1000)]
+    rows = [row_work.block_rows(1000 * size, 1000, mixed=False) for size in (1, 10, 100, 1000)]
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > 4 * rows[-1]

@@ -11,7 +11,7 @@ from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.backends import row_trees as rowwise
+from junctor.backends import row_work
 from junctor.engine import grouping
 from junctor.engine import pattern_prices as pricing
 from junctor.engine.engine import Engine
@@ -86,7 +86,7 @@ def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "COMPILED_SECONDS", -1)
         # A table of its own takes so long: from everything row by row to plans for all.
-        patch.setattr(rowwise, "TABLE_SECONDS", alone)
+        patch.setattr(row_work, "TABLE_SECONDS", alone)
         patch.setattr(pricing, "ONCE_TABLE_SECONDS", 1e-11)
         patch.setattr(pricing, "ONCE_ENTRY_SECONDS", 0)
         answers = Engine(network, Query()).answer(batch)

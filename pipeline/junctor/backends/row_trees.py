@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
 from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
-from junctor.cost.constants import CPU
+from junctor.backends.row_calls import RowCall, RowCalls, SharedTree, calls_of
+from junctor.backends.row_work import RowWork, alone_seconds, block_rows, unaliased
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
@@ -32,32 +33,16 @@ from junctor.runtime.threads import in_threads
 Rows = npt.NDArray[np.int64]
 Arrays = tuple[npt.NDArray[Any], ...]
 
-# Bytes of answers of one call of compiled code: enough that the overhead of Python does not matter on small networks,
-# few enough that Ctrl-C does not wait on large ones. USUAL_ROWS may have more of them, because a call takes half a
-# millisecond of Python's lock. The number of rows stays within the other bounds.
-CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
-LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
 # Rows of a group that are one call, which plans their tree: it is not kept for others.
 ONE_CALL_ROWS = 64
 # Fewer rows are not divided among threads: the start of each table would outweigh its rows.
 FEWEST_TOGETHER = 32
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
-# Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
-BLOCK_BYTES = 1 << 27
-# Rows with equal tables that are computed together, times the root of the numbers of a table: the start of a table is
-# shared by all of them, and its numbers leave the cache sooner. Measured on thirteen networks; 2026-11-24.
-BALANCED_ROWS = 1400
-# Tables whose rows are so many bytes apart, or a multiple, share few places of the cache.
-ALIASED_BYTES = 512
-# Rows of tables that have fewer numbers, with which they are together nevertheless.
-FEW_NUMBERS, FEW_NUMBERS_ROWS = 512, 32
 # Bytes of trees that are kept for the next batch, and their share of all memory at the most.
 KEPT_BYTES, KEPT_SHARE = 1 << 24, 1 / 64
 # Status of a row that no kernel has seen.
 UNTOUCHED = -1
-# Seconds a table with its messages, to choose what is answered here; tests replace it.
-TABLE_SECONDS = CPU.tree_table
 
 
 @dataclass
@@ -77,20 +62,7 @@ class _Room:
     work: rowwise.RowWorkspace
     most: int
     lanes: layout.Lanes | None = None
-    planned: _SharedTree | None = None
-
-
-class RowWork(NamedTuple):
-    """Work of one row: multiply-adds, entries of its messages, number of its tables."""
-
-    operations: float
-    entries: float
-    tables: float
-
-    @property
-    def room(self) -> float:
-        """Entries that its messages take in memory at most, with what vectors reach behind each."""
-        return self.entries + 2 * rowplan.BEHIND * self.tables
+    planned: SharedTree | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,36 +71,6 @@ class TreeRows:
 
     rows: Rows
     shared: bool = False
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _SharedTree:
-    """A tree of some rows: factors with their mean numbers of states, the plan, entries of a row's messages, tables."""
-
-    factors: rowplan.Factors
-    arrays: Arrays
-    entries: float
-    tables: int
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether its rows differ in what they observe."""
-        means = self.factors.means
-        return bool(((means != 1) & (means != self.factors.cards)).any())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the plan and of what is the tree's own of its factors."""
-        return sum(array.nbytes for array in (*self.arrays, self.factors.means, self.factors.weights))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Task:
-    """Rows of one call: they share a tree, planned before or by the call, or each has its own."""
-
-    rows: Rows
-    shared: bool = False
-    tree: _SharedTree | None = None
 
 
 class RowEngine:
@@ -163,7 +105,7 @@ class RowEngine:
         ]
         self._lock = Lock()
         # The longest unused first, and the bytes of all.
-        self._trees: dict[tuple[bytes, bytes, int], _SharedTree] = {}
+        self._trees: dict[tuple[bytes, bytes, int], SharedTree] = {}
         self._tree_bytes = 0
         self.allow(allowed)
 
@@ -335,30 +277,35 @@ class RowEngine:
         cells = evidence_cells(batch)
         trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
-        tasks = [_Task(rows) for group in groups if not group.shared for rows in self._calls(group.rows)]
+        alone = [group.rows for group in groups if not group.shared]
+        calls = [call for rows in alone for call in calls_of(rows, 8 * self._width)]
         for rows, tree in zip(large, trees, strict=True):
-            tasks.extend(self._blocks(rows, tree, block))
-        tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
-        return np.sort(self._in_threads(cells, tasks, answers)) if tasks else np.zeros(0, dtype=np.int64)
+            calls.extend(self._blocks(rows, tree, block))
+        calls.extend(RowCall(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
+        return np.sort(self._in_threads(cells, calls, answers)) if calls else np.zeros(0, dtype=np.int64)
 
     def _block(self, rows: int) -> int:
         """Return how many rows of so many that share trees are one call at most, so that all threads have some."""
         # Two calls for each thread: blocks are not all of the same work.
         return rows if len(self._rooms) == 1 else max(FEWEST_TOGETHER, -(-rows // (2 * len(self._rooms))))
 
-    def _in_threads(self, cells: EvidenceCells, tasks: Sequence[_Task], answers: Answers) -> Rows:
-        """Answer the rows of some tasks and return those that are left."""
-        shared = self._rooms[0].most
-        parts = in_threads(lambda task, thread: self._answer(cells, task, answers, thread), tasks, len(self._rooms))
-        rows = np.concatenate([task.rows for task in tasks])
-        status = np.concatenate(parts)
+    def _in_threads(self, cells: EvidenceCells, calls: Sequence[RowCall], answers: Answers) -> Rows:
+        """Answer the rows of some calls and return those that are left."""
+        shared, waiting = self._rooms[0].most, RowCalls(calls)
+        parts = in_threads(
+            lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, thread)),
+            range(min(len(self._rooms), len(calls))),
+            len(self._rooms),
+            waiting.clear,
+        )
+        rows, status = (np.concatenate([each[n] for part in parts for each in part]) for n in range(2))
         large = rows[status == rowwise.TOO_LARGE]
         if large.size and len(self._rooms) > 1:
             # Rows too large for the share of one thread may fit where one thread has all memory.
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
-            alone = [_Task(part) for part in self._calls(np.sort(large))]
-            again = [self._answer(cells, task, answers, 0) for task in alone]
+            alone = calls_of(np.sort(large), 8 * self._width)
+            again = [self._answer(cells, call, answers, 0) for call in alone]
             status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
             for room in self._rooms:
                 self._resize(room, shared)
@@ -367,7 +314,7 @@ class RowEngine:
 
     def _plan(
         self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int, kept: bool = False
-    ) -> _SharedTree | None:
+    ) -> SharedTree | None:
         """Return the tree of some rows; None where they are better off with trees of their own.
 
         share: [variables], of these rows that observe each.
@@ -382,32 +329,32 @@ class RowEngine:
         if not rowplan.plan_rows(factors, common, kinds, self._wanted, rows, room.tree):
             return None
         entries, tables = room.tree.nodes.work[rowplan.MEAN_ENTRIES], room.tree.nodes.counts[rowplan.TABLES]
-        tree = _SharedTree(factors, rowplan.stored(room.tree) if kept else (), float(entries), int(tables))
+        tree = SharedTree(factors, rowplan.stored(room.tree) if kept else (), float(entries), int(tables))
         if not self._is_worth_it(tree, rows, room):
             return None
         room.planned = tree
         return tree
 
-    def _step(self, tree: _SharedTree, room: _Room) -> int:
+    def _step(self, tree: SharedTree, room: _Room) -> int:
         """Return how many rows on a tree are a block at most."""
         return int(min(block_rows(tree.entries, tree.tables, tree.is_mixed), room.most // 2 // tree.entries))
 
-    def _is_worth_it(self, tree: _SharedTree, rows: int, room: _Room) -> bool:
+    def _is_worth_it(self, tree: SharedTree, rows: int, room: _Room) -> bool:
         """Return True if so many rows are better off with a common tree."""
         # Fewer rows than a vector has lanes are faster one by one.
         return rows > 1 and self._step(tree, room) >= min(rows, layout.WIDTH)
 
-    def _blocks(self, rows: Rows, tree: _SharedTree | None, most: int) -> list[_Task]:
+    def _blocks(self, rows: Rows, tree: SharedTree | None, most: int) -> list[RowCall]:
         """Return calls of rows that share a tree, blocks of much the same size, about `most` rows or fewer."""
         if tree is None:
-            return [_Task(part) for part in self._calls(rows)]
+            return calls_of(rows, 8 * self._width)
         step = min(len(rows), self._step(tree, self._rooms[0]))
         count = -(-len(rows) // min(step, most))
         size = min(step, -(-len(rows) // count // layout.WIDTH) * layout.WIDTH)
         size = size if tree.is_mixed else unaliased(size)
-        return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
+        return [RowCall(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
-    def _plan_before(self, cells: EvidenceCells, rows: Rows, thread: int) -> _SharedTree | None:
+    def _plan_before(self, cells: EvidenceCells, rows: Rows, thread: int) -> SharedTree | None:
         """Return the tree of rows of several calls, as `_plan`."""
         share, soft = cells.share(rows, len(self._sizes)), cells.soft(rows)
         # All that a tree depends on: the next batch of the pattern finds it.
@@ -422,7 +369,7 @@ class RowEngine:
             self._keep(key, tree)
         return tree
 
-    def _keep(self, key: tuple[bytes, bytes, int], tree: _SharedTree) -> None:
+    def _keep(self, key: tuple[bytes, bytes, int], tree: SharedTree) -> None:
         """Keep a tree for the next batch, and drop the longest unused ones that there is no room for."""
         allowed = min(KEPT_BYTES, KEPT_SHARE * 8 * self.entries)
         with self._lock:
@@ -433,33 +380,26 @@ class RowEngine:
             while self._tree_bytes > allowed:
                 self._taken(next(iter(self._trees)))
 
-    def _taken(self, key: tuple[bytes, bytes, int]) -> _SharedTree | None:
+    def _taken(self, key: tuple[bytes, bytes, int]) -> SharedTree | None:
         """Return a tree that was kept, and keep it no longer; the lock is held."""
         tree = self._trees.pop(key, None)
         if tree is not None:
             self._tree_bytes -= tree.nbytes
         return tree
 
-    def _calls(self, rows: Rows) -> list[Rows]:
-        """Return the rows of each call."""
-        # By bytes of answers, because rows of many targets take longer.
-        row = 8 * max(1, self._width)
-        count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // row, min(USUAL_ROWS, MOST_CALL_BYTES // row)))
-        return [rows[start : start + count] for start in range(0, len(rows), count)]
-
-    def _answer(self, cells: EvidenceCells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
+    def _answer(self, cells: EvidenceCells, call: RowCall, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
         """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
-        rows, room = task.rows, self._rooms[thread]
+        rows, room = call.rows, self._rooms[thread]
         # Of all rows for each entry where rows go together, of all entries for each row where they do not: as written.
-        shape = (self._width, len(rows)) if task.shared else (len(rows), self._width)
+        shape = (self._width, len(rows)) if call.shared else (len(rows), self._width)
         posteriors = np.zeros(shape)
         log_values = np.zeros(len(rows))
         status = np.full(len(rows), UNTOUCHED, dtype=np.int64)
         states, soft = cells.evidence(rows, self._sizes)
-        if not task.shared:
+        if not call.shared:
             self._each(room, states, soft, (posteriors, log_values, status))
         else:
-            tree = task.tree
+            tree = call.tree
             if tree is None:
                 share = np.count_nonzero(states != UNOBSERVED, axis=1) / len(rows)
                 tree = self._plan(share, soft[0].max(axis=0), len(rows), thread)
@@ -499,7 +439,7 @@ class RowEngine:
             for v in self._targets:
                 answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
 
-    def _together(self, room: _Room, tree: _SharedTree, states: Rows, soft: Arrays, results: Arrays) -> None:
+    def _together(self, room: _Room, tree: SharedTree, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer rows on one tree, in blocks that fit the memory; rows without an answer keep their status."""
         if room.planned is not tree:
             rowplan.restore(tree.arrays, room.tree)
@@ -554,38 +494,9 @@ class RowEngine:
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
 
-def alone_seconds(work: RowWork) -> float:
-    """Return the seconds of a row with a tree of its own; infinite where it is too large."""
-    numbers = work.operations * CPU.tree_operation + work.entries * CPU.tree_entry
-    seconds = numbers + work.tables * (TABLE_SECONDS + CPU.tree_plan)
-    return seconds if math.isfinite(seconds) else math.inf
-
-
-def block_rows(entries: float, tables: float, mixed: bool) -> int:
-    """Return how many rows are computed together at most.
-
-    entries, tables: of the messages of a row.
-    mixed: whether the rows differ in what they observe; then tables have rows of their own.
-    """
-    entries, tables = max(1.0, entries), max(1.0, tables)
-    cached = BLOCK_BYTES // (8 * entries)
-    # The start of a table takes as long as some numbers of it, whether they are in the cache or not.
-    worthy = min(FEW_NUMBERS_ROWS, FEW_NUMBERS * tables // entries)
-    rows = int(min(rowplan.MOST_TOGETHER, max(cached, worthy)))
-    if mixed or rows < layout.WIDTH:
-        return rows
-    balanced = int(BALANCED_ROWS / math.sqrt(entries / tables))
-    return unaliased(max(layout.WIDTH, min(rows, balanced) // layout.WIDTH * layout.WIDTH))
-
-
-def unaliased(rows: int) -> int:
-    """Return so many rows, or one vector fewer where these would share few places of the cache."""
-    return rows - layout.WIDTH if 8 * rows % ALIASED_BYTES == 0 else rows
-
-
-def _in_order(rows: Rows, tasks: Sequence[_Task], status: Sequence[Rows]) -> Rows:
-    """Return the status of `rows` from that of the rows of some tasks, which are the same, ascending."""
-    ordered = np.concatenate([task.rows for task in tasks])
+def _in_order(rows: Rows, calls: Sequence[RowCall], status: Sequence[Rows]) -> Rows:
+    """Return the status of `rows` from that of the rows of some calls, which are the same, ascending."""
+    ordered = np.concatenate([call.rows for call in calls])
     result: Rows = np.concatenate(status)[np.searchsorted(ordered, rows)]
     return result
 

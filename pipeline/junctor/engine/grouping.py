@@ -15,7 +15,7 @@ import numpy as np
 from junctor_kernels.tables import reference
 
 from junctor.backends.evidence_cells import evidence_cells
-from junctor.backends.row_trees import alone_seconds
+from junctor.backends.row_work import BLOCK_BYTES, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
@@ -156,8 +156,6 @@ class Grouping(Planner):
         of_one = len(patterns.counts) == 1
         if not self._is_heavy(rows) and (planning < LOADING_SECONDS if of_one else rows <= FEW_ROWS):
             return False
-        from junctor.backends.row_trees import BLOCK_BYTES
-
         answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
         needed = 2 * self.threads * (BLOCK_BYTES + self._room)

@@ -14,7 +14,8 @@ from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 
 if TYPE_CHECKING:
-    from junctor.backends.row_trees import RowEngine, RowWork
+    from junctor.backends.row_trees import RowEngine
+    from junctor.backends.row_work import RowWork
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

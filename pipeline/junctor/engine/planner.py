@@ -40,7 +40,8 @@ from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
-    from junctor.backends.row_trees import RowEngine, RowWork
+    from junctor.backends.row_trees import RowEngine
+    from junctor.backends.row_work import RowWork
     from junctor.out_of_core.cluster.workers import WorkerPool
 
 # Plans, and works of patterns with trees, that are kept for the next batch, which asks for some hundreds of the latter.

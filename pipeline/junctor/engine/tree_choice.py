@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.backends.evidence_cells import evidence_cells
-from junctor.backends.row_trees import RowEngine, RowWork, alone_seconds, block_rows
+from junctor.backends.row_trees import RowEngine
+from junctor.backends.row_work import RowWork, alone_seconds, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import (
     EvidenceCounts,

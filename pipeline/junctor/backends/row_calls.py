@@ -1,0 +1,114 @@
+"""Calls of the compiled code for rows with trees, which threads take from a queue.
+
+Main class: RowCalls, set up by `RowEngine` for the rows of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.row_trees import plan as rowplan
+
+Rows = npt.NDArray[np.int64]
+
+# Bytes of answers of one call of compiled code: enough that the overhead of Python does not matter on small networks,
+# few enough that Ctrl-C does not wait on large ones. USUAL_ROWS may have more of them, because a call takes half a
+# millisecond of Python's lock. The number of rows stays within the other bounds.
+CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
+LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
+# What a call takes at least, where rows take less than was to be expected and others wait.
+CALL_SECONDS = 0.008
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SharedTree:
+    """A tree of some rows: factors with their mean numbers of states, the plan, entries of a row's messages, tables."""
+
+    factors: rowplan.Factors
+    arrays: tuple[npt.NDArray[Any], ...]
+    entries: float
+    tables: int
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its rows differ in what they observe."""
+        means = self.factors.means
+        return bool(((means != 1) & (means != self.factors.cards)).any())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the plan and of what is the tree's own of its factors."""
+        return sum(array.nbytes for array in (*self.arrays, self.factors.means, self.factors.weights))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowCall:
+    """Rows of one call: they share a tree, planned before or by the call, or each has its own."""
+
+    rows: Rows
+    shared: bool = False
+    tree: SharedTree | None = None
+
+
+class RowCalls:
+    """Calls that wait for threads.
+
+    calls: in the order in which they are begun.
+    """
+
+    def __init__(self, calls: Iterable[RowCall]) -> None:
+        self._waiting = deque(calls)
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def answer(self, answer: Callable[[RowCall], Rows]) -> list[tuple[Rows, Rows]]:
+        """Answer calls in a thread until none waits; returns the rows of each, and the status of each row.
+
+        answer: answers the rows of a call and returns their status.
+        """
+        done, seconds = [], math.inf
+        while (call := self._next(CALL_SECONDS / seconds)) is not None:
+            started = time.perf_counter()
+            done.append((call.rows, answer(call)))
+            # Of a row with a tree of its own: impossible ones take a tenth of others.
+            seconds = math.inf if call.shared else (time.perf_counter() - started) / len(call.rows)
+        return done
+
+    def clear(self) -> None:
+        """Let no other call begin."""
+        self._waiting.clear()
+
+    def _next(self, rows: float) -> RowCall | None:
+        """Return the next call, of rows with trees of their own so many that they are at most `rows`."""
+        with self._lock:
+            call = self._waiting.popleft() if self._waiting else None
+            if call is None or call.shared:
+                return call
+            parts, count = [call.rows], len(call.rows)
+            while self._waiting and self._is_next(parts[-1], count, min(rows, MOST_ROWS)):
+                parts.append(self._waiting.popleft().rows)
+                count += len(parts[-1])
+        return call if len(parts) == 1 else RowCall(np.concatenate(parts))
+
+    def _is_next(self, before: Rows, count: int, most: float) -> bool:
+        """Return True if the rows of the call that waits may follow those of others; rows of a call ascend."""
+        waiting = self._waiting[0]
+        return not waiting.shared and count + len(waiting.rows) <= most and waiting.rows[0] > before[-1]
+
+
+def calls_of(rows: Rows, row_bytes: int) -> list[RowCall]:
+    """Return calls of rows with trees of their own, whose answers take so many bytes a row."""
+    # By bytes of answers, because rows of many targets take longer.
+    row = max(1, row_bytes)
+    count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // row, min(USUAL_ROWS, MOST_CALL_BYTES // row)))
+    return [RowCall(rows[start : start + count]) for start in range(0, len(rows), count)]

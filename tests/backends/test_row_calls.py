@@ -1,0 +1,67 @@
+"""Calls for rows with trees: all rows once, whoever takes them."""
+
+from __future__ import annotations
+
+import time
+from threading import Thread
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.backends.row_calls import MOST_ROWS, RowCall, RowCalls, Rows, calls_of
+
+calls = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=12)
+
+
+@given(calls, st.integers(1, 3), st.sampled_from([0.0, 1e-4]))
+def test_threads_answer_every_row_once_and_rows_of_a_call_ascend(
+    sizes: list[tuple[int, bool]], threads: int, seconds: float
+) -> None:
+    # Groups of rows that alternate: those of the next call may come before.
+    asked = [RowCall(np.arange(size) * 7 + n % 3, shared) for n, (size, shared) in enumerate(sizes)]
+    waiting = RowCalls(asked)
+    taken: list[RowCall] = []
+    found: list[tuple[Rows, Rows]] = []
+
+    def answer(call: RowCall) -> Rows:
+        taken.append(call)
+        time.sleep(seconds * len(call.rows))
+        return 2 * call.rows
+
+    workers = [Thread(target=lambda: found.extend(waiting.answer(answer))) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not len(waiting)
+    given_rows = np.concatenate([np.zeros(0, dtype=np.int64), *(call.rows for call in asked)])
+    found_rows = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for rows, _ in found)])
+    assert sorted(found_rows.tolist()) == sorted(given_rows.tolist())
+    assert all((status == 2 * rows).all() for rows, status in found)
+    assert all((np.diff(call.rows) > 0).all() and len(call.rows) <= MOST_ROWS for call in taken)
+    shared = [call.rows.tolist() for call in asked if call.shared]
+    assert sorted(call.rows.tolist() for call in taken if call.shared) == sorted(shared)
+
+
+def test_quick_rows_go_in_fewer_calls() -> None:
+    taken: list[int] = []
+
+    def answer(call: RowCall) -> Rows:
+        taken.append(len(call.rows))
+        return call.rows
+
+    # Four kilobytes of answers a row.
+    RowCalls(calls_of(np.arange(2048), 4096)).answer(answer)
+    assert sum(taken) == 2048
+    assert taken[0] == 64
+    assert len(taken) <= 4
+
+
+def test_no_call_begins_once_they_are_cleared() -> None:
+    waiting = RowCalls(calls_of(np.arange(100), 1 << 20))
+
+    def answer(call: RowCall) -> Rows:
+        waiting.clear()
+        return call.rows
+
+    assert len(waiting.answer(answer)) == 1
