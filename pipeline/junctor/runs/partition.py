@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 # Partitions written at a time, one thread each: layout and compression of answers take about as long as their
 # computation, and far longer for repeated rows or on a GPU. More than two only within a share of the memory above two
-# GiB, and as many as there are cores beside those of the caller and the reader, which would wait for them. What is
-# reserved for them does not depend on cores, because it limits the memory of plans.
-WRITERS, MOST_WRITERS, OTHER_CORES = 2, 64, 2
+# GiB, and as many as there are cores. What is reserved for them does not depend on cores, because it limits the memory
+# of plans.
+WRITERS, MOST_WRITERS = 2, 64
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 
@@ -281,7 +281,7 @@ def propagate_here(
     partitions = [_Partition(task, workers is None, workers) for task in tasks]
     writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
-    at_once = max(WRITERS, min(writers, usable_cores() - OTHER_CORES))
+    at_once = max(WRITERS, min(writers, usable_cores()))
     with ThreadPoolExecutor(1 + at_once, thread_name_prefix="junctor-files") as threads:
         reading = threads.submit(partitions[0].read)
         for i, partition in enumerate(partitions):
