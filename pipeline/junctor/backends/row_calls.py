@@ -5,7 +5,6 @@ Main class: RowCalls, set up by `RowEngine` for the rows of a batch.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ Rows = npt.NDArray[np.int64]
 # millisecond of Python's lock. The number of rows stays within the other bounds.
 CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
 LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
-# What a call takes at least, where rows take less than was to be expected and others wait.
+# What a call takes, about, where its rows turn out to be quick and others wait.
 CALL_SECONDS = 0.008
 
 
@@ -76,20 +75,22 @@ class RowCalls:
 
         answer: answers the rows of a call and returns their status.
         """
-        done, seconds = [], math.inf
-        while (call := self._next(CALL_SECONDS / seconds)) is not None:
+        done, quick = [], 0.0
+        while (call := self._next(quick)) is not None:
             started = time.perf_counter()
             done.append((call.rows, answer(call)))
-            # Of a row with a tree of its own: impossible ones take a tenth of others.
-            seconds = math.inf if call.shared else (time.perf_counter() - started) / len(call.rows)
+            seconds = max(1e-9, time.perf_counter() - started)
+            # Impossible rows take a tenth of others.
+            quick = 0.0 if call.shared else CALL_SECONDS * len(call.rows) / seconds
         return done
 
     def clear(self) -> None:
         """Let no other call begin."""
-        self._waiting.clear()
+        with self._lock:
+            self._waiting.clear()
 
     def _next(self, rows: float) -> RowCall | None:
-        """Return the next call, of rows with trees of their own so many that they are at most `rows`."""
+        """Return the next call, or several in one if these are of at most `rows` rows with trees of their own."""
         with self._lock:
             call = self._waiting.popleft() if self._waiting else None
             if call is None or call.shared:
