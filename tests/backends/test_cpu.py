@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.blocks import TOLERANCE, blocks_of, compare, questions
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.backends import cpu, lowering
 from junctor.backends import register_tiles as tiles
@@ -231,7 +231,18 @@ def far_apart(draw: st.DrawFn) -> tuple[Network, EvidenceBlock]:
     return network, EvidenceBlock(4, {}, {v: np.stack([table(states) for _ in range(4)], axis=1) for v in seen})
 
 
+def lift_beyond_the_format() -> tuple[Network, EvidenceBlock]:
+    """A message so small that its lift ends at the largest factor, and a loss a little above the tolerance."""
+    names = [f"v{i}" for i in range(3)]
+    one, other = np.zeros((3, 3)), np.array([[1, 1e-16, 1e-38], [0, 0, 0], [0, 1e-12, 0]])
+    one[0, 0] = 1
+    tables = [DraftTable(("v0", "v1"), one, Place()), DraftTable(("v0", "v2"), other, Place())]
+    network = build_network("lift", "markov", [DraftVariable(name, ("a", "b", "c"), Place()) for name in names], tables)
+    return network, EvidenceBlock(4, {}, {2: np.eye(3)[[1, 0, 0, 0]].T})
+
+
 @pytest.mark.parametrize("algebra", [DOUBLE, SINGLE], ids=lambda algebra: algebra.name)
+@example(question=lift_beyond_the_format())
 @given(question=far_apart())
 def test_what_is_not_doubted_equals_log_space(algebra: Algebra, question: tuple[Network, EvidenceBlock]) -> None:
     network, block = question

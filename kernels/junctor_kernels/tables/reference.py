@@ -62,8 +62,9 @@ class Algebra:
 
 # Looked up by type: NumPy's own record takes longer to find than a small table to scale.
 TINY = {np.dtype(kind): float(np.finfo(kind).tiny) for kind in (np.float32, np.float64)}
-# The largest power of two by which a table is divided or multiplied.
-MOST_POWER = {np.dtype(kind): -int(np.finfo(kind).minexp) for kind in (np.float32, np.float64)}
+# The largest power of two by which a table is multiplied, which is that for the smallest normal numbers: compiled code
+# reads it off the bits of the largest entry, and both have to doubt the same rows.
+MOST_POWER = {np.dtype(kind): -int(np.finfo(kind).minexp) - 1 for kind in (np.float32, np.float64)}
 
 
 def _sum(block: Array, into: Array | None) -> Array:

@@ -24,7 +24,7 @@ from junctor.runtime.cache import user_cache
 
 KIND = "bound"
 # Part of the key: other numbers, another one.
-BINDING = 1
+BINDING = 2
 # Plans of fewer steps are bound in a few hundredths of a second, and more bytes take too much of the cache.
 KEPT_STEPS, MOST_BYTES = 500, 1 << 25
 # Of a shared table, one number each.
