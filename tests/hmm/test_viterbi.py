@@ -16,7 +16,7 @@ import pytest
 from baselines import viterbi_versions
 from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
 from helpers.options import on_cpu
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.hmm import build_model, posteriors, viterbi
 from junctor.hmm.blocks import TrellisMemory, fitting, plan_blocks
@@ -138,6 +138,7 @@ def test_threads_that_share_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(max_examples=200)
+@example([1, 1], 1, 0, 0)
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(1, 400), st.integers(0, 99), st.integers(0, 99)
 )

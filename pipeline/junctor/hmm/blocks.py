@@ -65,9 +65,12 @@ def plan_blocks(starts: Integers, row_bytes: int, room: TrellisMemory) -> tuple[
     places = _places(starts, parts, row_bytes, room)
     blocks = tuple(TickBlock(first, last, place) for (first, last), place in zip(parts, places, strict=True))
     firsts = sum(int(starts[block.first + 1] - starts[block.first]) for block in blocks if block.place == "again")
-    if parts[-1][1] != len(starts) - 2 or firsts > allowed - allowed // 2:
+    # One tick alone is where the cuts ended: a trellis of one tick that fits has returned above.
+    if parts[-1][0] == parts[-1][1] or firsts > allowed - allowed // 2:
         # Blocks of B of all N rows have N / B first ticks of S rows: together at least 2 sqrt(N S), with a margin of 2.
-        least = 4 * int(np.ceil(np.sqrt(float(starts[-1]) * float(starts[1])))) * row_bytes
+        rows = 4 * int(np.ceil(np.sqrt(float(starts[-1]) * float(starts[1]))))
+        # All of them, if these are fewer, need no blocks.
+        least = min(rows, int(starts[-1])) * row_bytes
         raise BudgetError(
             f"a trellis of {len(starts) - 1:,} steps for {starts[1]:,} sequences needs about {format_bytes(least)}, "
             f"allowed are {format_bytes(room.here)}: raise --memory (on a GPU, --device-memory)"
