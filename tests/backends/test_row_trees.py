@@ -59,6 +59,14 @@ def test_rows_on_one_tree_equal_enumeration(data: st.DataObject) -> None:
     check_posteriors(network, batch, answers, 1e-12, left)
 
 
+def test_rows_of_a_network_without_tables() -> None:
+    network = build_network("empty", "markov", [DraftVariable("v", ("s",), Place())], [])
+    batch = EvidenceBatch(2, {0: np.zeros(2, np.int32)})
+    answers = blank(network, batch, [0])
+    left = RowEngine(network, [0], ROOM).answer_groups(batch, [TreeRows(np.arange(2), shared=True)], answers)
+    check_posteriors(network, batch, answers, 1e-12, left)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 300])
 def test_rows_on_one_tree_equal_rows_one_by_one(rows: int) -> None:
     network = chain(length=60, states=3, seed=3)

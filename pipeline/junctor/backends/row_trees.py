@@ -337,7 +337,9 @@ class RowEngine:
 
     def _step(self, tree: SharedTree, room: _Room) -> int:
         """Return how many rows on a tree are a block at most."""
-        return int(min(block_rows(tree.entries, tree.tables, tree.is_mixed), room.most // 2 // tree.entries))
+        # A network may have no table at all.
+        most = room.most // 2 // max(1.0, tree.entries)
+        return int(min(block_rows(tree.entries, tree.tables, tree.is_mixed), most))
 
     def _is_worth_it(self, tree: SharedTree, rows: int, room: _Room) -> bool:
         """Return True if so many rows are better off with a common tree."""
