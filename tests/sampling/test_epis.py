@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import oracle
 from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of, rows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
@@ -59,9 +59,10 @@ def loopy(network: Network, layout: CaseLayout, hard: Hard, soft: Soft, sweeps: 
             prior = into(v, v, np.ones(cards[v]))
             for p, c in links:
                 if p == v:
-                    down[p, c] = normal(prior * heard(v, c))
+                    # What is observed stays so, also where it is impossible and products are zero.
+                    down[p, c] = own[v] if v in hard else normal(prior * heard(v, c))
         for v in reversed(done):
-            mine = normal(heard(v))
+            mine = own[v] if v in hard else normal(heard(v))
             for p in network.factors[v].scope[:-1]:
                 up[p, v] = into(v, p, mine)
     return {v: normal(heard(v)) for v in layout.weighed}
@@ -110,6 +111,14 @@ def test_what_is_said_below_is_the_probability_of_evidence_there() -> None:
         np.testing.assert_allclose(below[v] / below[v].sum(), expected, rtol=2e-6)
 
 
+def impossible() -> tuple[Network, Hard, Soft]:
+    """A finding that has no probability beside one below it."""
+    below = [[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [1.0, 0.0]]]
+    tables = [((0,), [0.5, 0.5]), ((0, 2, 1), below), ((0, 2), [[1.0, 0.0], [1.0, 0.0]])]
+    return network_of(tables, (2, 2, 2)), {1: 0, 2: 1}, {}
+
+
+@example(impossible())
 @given(rows())
 @settings(max_examples=60)
 def test_messages_are_those_over_whole_tables(row: tuple[Network, Hard, Soft]) -> None:
