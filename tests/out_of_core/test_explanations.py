@@ -14,7 +14,7 @@ from helpers import oracle, strategies
 from helpers.chunk_plans import cut_for
 from helpers.engine_cases import check_explanations, markov
 from helpers.options import on_cpu
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
 from junctor.engine import explanations as engine_explanations
@@ -147,6 +147,7 @@ def test_ties_beside_zeros() -> None:
 
 
 @settings(max_examples=10)
+@example(693)
 @given(st.integers(0, 999))
 def test_nearly_ties_are_left_to_logarithms(seed: int) -> None:
     """Less apart than single precision tells."""
@@ -155,8 +156,10 @@ def test_nearly_ties_are_left_to_logarithms(seed: int) -> None:
     network = markov(*near)
     with in_chunks(4) as algebras:
         answers = Engine(network, MPE).answer(EvidenceBatch(1))
-    assert "max" in algebras
     best, explained = oracle.enumerate_mpe(network, {}, {})
+    # Single precision tells numbers apart that differ by 5e-7 and more, and some seeds have no others near the largest.
+    numbers = np.sort(np.ldexp(*oracle.joint_table(network, {}, {})), axis=None)
+    assert "max" in algebras or numbers[-1] - numbers[-2] > 4.5e-7
     assert answers.log_value[0] == pytest.approx(best, abs=1e-13)
     assert tuple(int(column[0]) for column in answers.states.values()) in explained
 
