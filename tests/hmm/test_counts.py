@@ -42,7 +42,8 @@ def only_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(max_examples=40)
-@given(small_cases(), st.lists(st.floats(0, 5), min_size=5, max_size=5))
+# Products with weights below the normal numbers are rounded to nothing in any order but one.
+@given(small_cases(), st.lists(st.floats(0, 5, allow_subnormal=False), min_size=5, max_size=5))
 def test_counts_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]], weights: list[float]) -> None:
     model, sequences = case
     found = counted(model, batch_of(sequences), weights[: len(sequences)])
