@@ -33,7 +33,7 @@ def test_threads_answer_every_row_once_and_rows_of_a_call_ascend(
         worker.start()
     for worker in workers:
         worker.join()
-    assert not len(waiting)
+    assert waiting.answer(answer) == []
     given_rows = np.concatenate([np.zeros(0, dtype=np.int64), *(call.rows for call in asked)])
     found_rows = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for rows, _ in found)])
     assert sorted(found_rows.tolist()) == sorted(given_rows.tolist())

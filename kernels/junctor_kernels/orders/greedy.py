@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import loops, lowest_bit, part
+from junctor_kernels.cpu.mixing import STEP, mixed
 
 # Criteria of `greedy`, and their number.
 MIN_FILL, WEIGHTED_MIN_FILL, MIN_WEIGHT, MIN_NEIGHBOURS, CRITERIA = 0, 1, 2, 3, 4
@@ -57,12 +58,9 @@ def work_for(variables: int) -> tuple[Words, npt.NDArray[np.int64]]:
 
 @part
 def random(state: Any) -> Any:
-    """Return 31 random bits; `state`: uint64 [1], any initial value (splitmix64; Steele, Lea and Flood 2014)."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64((z ^ (z >> np.uint64(31))) >> np.uint64(33))
+    """Return 31 random bits; `state`: uint64 [1], any initial value (SplitMix64)."""
+    state[0] += STEP
+    return np.int64(mixed(state[0]) >> np.uint64(33))
 
 
 @part

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.columns import STATE, state_at
 from junctor_kernels.cpu.jit import loops, part
+from junctor_kernels.cpu.mixing import STEP, mixed
 from junctor_kernels.row_trees.case_words import BIT, IMPOSSIBLE, NOTHING, POSSIBLE, TOO_LARGE
 
 Ints = npt.NDArray[np.int64]
@@ -123,17 +124,9 @@ def known(places: int) -> Known:
 
 
 @part
-def _mixed(number: Any) -> Any:
-    """Return a random number for a number (the finaliser of SplitMix64, Steele et al. 2014)."""
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))
-
-
-@part
 def _word(column: Any, code: Any) -> Any:
     """Return the random number of a finding."""
-    return _mixed((np.uint64(column) << np.uint64(32)) + np.uint64(code) + np.uint64(0x9E3779B97F4A7C15))
+    return mixed((np.uint64(column) << np.uint64(32)) + np.uint64(code) + STEP)
 
 
 @part
@@ -158,7 +151,7 @@ def _key_of_needed(searches: Any, s: int) -> Any:
     for at in range(sets.starts[s] + searches.ends[s], sets.starts[s + 1]):
         if searches.needed[at]:
             word = _word(sets.columns[at], sets.codes[at])
-            one, two = one + word, two + _mixed(word)
+            one, two = one + word, two + mixed(word)
     return one, two
 
 
@@ -215,7 +208,7 @@ def ask(searches: Any, known: Any, questions: Any) -> int:
                     questions.places[count] = place
                     count += 1
             word = _word(sets.columns[at], sets.codes[at])
-            one, two = one + word, two + _mixed(word)
+            one, two = one + word, two + mixed(word)
             is_witnessed = is_witnessed and _keep_having(searches, at)
     return count
 
@@ -239,7 +232,7 @@ def advance(searches: Any, known: Any, met: Any) -> int:
         one, two = np.uint64(3) * one, np.uint64(3) * two
         for at in range(begin, begin + searches.ends[s]):
             word = _word(sets.columns[at], sets.codes[at])
-            one, two = one + word, two + _mixed(word)
+            one, two = one + word, two + mixed(word)
         place = _place(met, one, two)
         if met.answers[place] == EMPTY:
             _enter(met, place, one, two, POSSIBLE)
@@ -262,7 +255,7 @@ def _take_answers(searches: Any, known: Any, s: int) -> None:
         if answer == IMPOSSIBLE and added == rest:
             added = prefix
         word = _word(sets.columns[begin + prefix], sets.codes[begin + prefix])
-        one, two = one + word, two + _mixed(word)
+        one, two = one + word, two + mixed(word)
     if not is_known:
         searches.stage[s] = GIVEN_UP
         return

@@ -223,7 +223,7 @@ class ContradictionSearch:
             count //= 2
 
     def _reserve(self, answers: int) -> None:
-        """Have places for so many more answers."""
+        """Make room for so many more answers."""
         places = _places_for(answers + int((self._known.answers != searching.EMPTY).sum()))
         if places > len(self._known.answers):
             before, self._known = self._known, searching.known(places)

@@ -67,9 +67,6 @@ class RowCalls:
         self._waiting = deque(calls)
         self._lock = Lock()
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def answer(self, answer: Callable[[RowCall], Rows]) -> list[tuple[Rows, Rows]]:
         """Answer calls in a thread until none waits; returns the rows of each, and the status of each row.
 
