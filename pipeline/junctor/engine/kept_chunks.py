@@ -18,7 +18,7 @@ from junctor.runtime.cache import Cache
 
 KIND = "chunks"
 # Part of the key: another way to search, another number.
-SEARCH = 1
+SEARCH = 2
 
 
 class KeptChunks:

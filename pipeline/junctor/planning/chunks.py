@@ -28,6 +28,9 @@ Where = Literal["working", "memory", "disk"]
 
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
+# A step joins a pass of more than so many entries only if that spares a share of them: it gets all of the pass's chunk
+# variables and no others, and may have to be dealt anew over several GPUs for the sake of next to nothing.
+LARGE_PASS, SPARED_SHARE = 1 << 24, 1 / 1024
 # Passes that further steps may join: those of the branches of a tree that are open.
 MOST_OPEN = 16
 
@@ -151,6 +154,7 @@ def _passes(plan: Plan, working: int) -> list[ChunkPass]:
     def close(number: int) -> None:
         pass_, _ = opened.pop(number)
         preferred.update(pass_.fixed)
+        cutting.held.update(dict.fromkeys(pass_.stores, pass_.fixed))
         passes.append(pass_)
 
     for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
@@ -165,7 +169,7 @@ def _passes(plan: Plan, working: int) -> list[ChunkPass]:
             if len(pass_.steps) < MOST_STEPS:
                 joined = cutting.fixed_pass([*pass_.steps, step], preferred)
                 spared = moved + alone[1] - joined[1] if joined else 0
-                if joined and spared > gain:
+                if joined and spared > gain and (moved <= LARGE_PASS or spared >= SPARED_SHARE * moved):
                     best, into, gain = joined, other, spared
         for other in before:
             if other != into:
@@ -186,18 +190,25 @@ def _reads(plan: Plan) -> Counter[int]:
 
 
 class _Cutting:
-    """Chooses the chunk variables of passes. working: entries that a task may hold."""
+    """Chooses the chunk variables of passes.
+
+    working: entries that a task may hold.
+    held: stored table -> chunk variables of the pass that makes it.
+    """
 
     def __init__(self, plan: Plan, working: int) -> None:
         self._plan, self._working, self._reads = plan, working, _reads(plan)
+        self.held: dict[int, tuple[int, ...]] = {}
         # By the table that a step makes.
         self._variables = {step.out: _variables(plan, step) for step in plan.steps if isinstance(step, Reduce)}
 
     def fixed_pass(self, steps: Sequence[Reduce], preferred: AbstractSet[int]) -> tuple[ChunkPass, int] | None:
         """Return the pass of some steps that fits, and the entries that it moves; None where nothing fits.
 
-        Its chunk variables are those that move the least.
-        preferred: variables that others hold constant; between equals they go first, so that pieces stay large.
+        Its chunk variables are those that move the least. Between equals those go first that others hold constant, so
+        that pieces stay large, and of these the ones that most of what it reads was made with, so that this stays on
+        its GPU.
+        preferred: variables that others hold constant.
         """
         plan, reads = self._plan, self._reads
         made = {step.out for step in steps}
@@ -207,6 +218,9 @@ class _Cutting:
         # What a step does not depend on would make it be done more than once.
         allowed = set.intersection(*(self._variables[step.out] for step in steps))
         allowed -= {v for step in steps[:-1] for v in step.eliminated}
+        made_with = Counter[int]()
+        for table in loads:
+            made_with.update(dict.fromkeys(self.held.get(table, ()), plan.tables[table].entries))
         chosen: list[int] = []
         parts = _Parts(plan, steps)
         while True:
@@ -223,7 +237,7 @@ class _Cutting:
                 if lower < peak:
                     fixed, _ = _ordered([*chosen, v], steps[-1])
                     loaded = _loaded(plan, fixed, {table: entries[table] for table in loads})
-                    key = (loaded, v not in preferred, lower, v)
+                    key = (loaded, v not in preferred, -made_with[v], lower, v)
                     best = min(best, key) if best else key
             if best is None:
                 return None
