@@ -45,6 +45,7 @@ from junctor.model.query import Query
 from junctor.out_of_core.cluster.workers import open_workers
 from junctor.out_of_core.explanations import log_probability, read_max_marginals, rounding_of
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.in_flight import PassInFlight
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram, GpuRun
 from junctor.out_of_core.gpu.slots import StreamMark
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits, SideBySide
@@ -342,14 +343,14 @@ def watched_cpu() -> Iterator[list[float]]:
 @contextmanager
 def watched_gpu(gpu: DeviceGroup) -> Iterator[list[float]]:
     """The same by events of the devices."""
-    event, ends, saved = CudaDevice.event, list[float](), list[list[StreamMark]]()
+    event, ends, saved = CudaDevice.event, list[float](), dict[int, list[StreamMark]]()
     clocks = {device: DeviceClock(device.cuda) for device in gpu.devices}
     owners = {slot.number: slot.device for slot in gpu.slots}
 
     class Watched(GpuRun):
-        def _close(self) -> None:
-            saved.append(list(self._pending[0].saved.values()))
-            super()._close()
+        def _close(self, work: PassInFlight) -> None:
+            saved[work.number] = list(work.saved.values())
+            super()._close(work)
 
     with (
         patch("junctor.out_of_core.gpu.run.GpuRun", Watched),
@@ -357,7 +358,9 @@ def watched_gpu(gpu: DeviceGroup) -> Iterator[list[float]]:
     ):
         began = time.perf_counter()
         yield ends
-    ends += [max(clocks[owners[mark.slot]].at(mark.event) for mark in marks) - began for marks in saved]
+    ends += [
+        max(clocks[owners[mark.slot]].at(mark.event) for mark in marks) - began for _, marks in sorted(saved.items())
+    ]
 
 
 def main() -> None:

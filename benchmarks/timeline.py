@@ -342,14 +342,19 @@ def recorded(gpu: DeviceGroup) -> Iterator[list[Bar]]:
     wait = PassInFlight.wait
 
     class Recorded(GpuRun):
-        def _submit(self, n: int) -> None:
+        def _begin(self, n: int, *span: float) -> None:
             recording.pass_ = n
             with recording.busy(ENQUEUES, n):
-                super()._submit(n)
+                super()._begin(n, *span)
 
-        def _close(self) -> None:
-            with recording.busy(ADDS_UP, self._pending[0].number):
-                super()._close()
+        def _group(self, work: PassInFlight, *of: Any) -> None:
+            recording.pass_ = work.number
+            with recording.busy(ENQUEUES, work.number):
+                super()._group(work, *of)
+
+        def _close(self, work: PassInFlight) -> None:
+            with recording.busy(ADDS_UP, work.number):
+                super()._close(work)
 
     def waited(work: PassInFlight) -> None:
         with recording.busy(WAITS_FOR_DEVICES, work.number):

@@ -1,4 +1,4 @@
-"""The least memory that a plan can be cut for, and routes that cut every plan."""
+"""Cut plans of grids, the least memory that a plan can be cut for, and routes that cut every plan."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from contextlib import contextmanager
 
 import pytest
 from junctor.engine.router import Router
+from junctor.generate import grid
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
 
 ENDLESS = 1 << 60
+
+
+def cut_grid(rows: int, columns: int, working: int) -> ChunkPlan:
+    """Cut the plan of a grid of mixed cardinalities."""
+    network = grid(rows, columns, states=(2, 3), seed=rows)
+    return chunk_plan(compile_plan(shape_of(network), Pattern(frozenset(), frozenset()), rows=1), working, 1 << 40, 0)
 
 
 def least_working(plan: Plan) -> int:

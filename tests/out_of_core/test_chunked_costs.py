@@ -287,7 +287,7 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
     chunking = rooms.chunking(chunks, rooms.splits(chunks.plan)[0])
     assert chunking.slots == slots
     assert chunking.working <= room
-    assert chunking.seconds == rooms.seconds_with(chunks, slots)
+    assert chunking.seconds == rooms.seconds_with(chunking.chunks, slots)
     assert rooms.most_slots(chunks) == 6
 
 

@@ -36,6 +36,7 @@ from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement import fusion as groups
 from junctor.placement import placement as chunk_places
 from junctor.placement import residency as residents
+from junctor.placement.pass_spans import side_by_side
 from junctor.placement.placement import outer_variables, pinned_offsets, reuse_barriers, slot_bytes
 from junctor.placement.residency import choose_residency
 from junctor.placement.sharding import Sharding, agreement, shard_passes
@@ -253,6 +254,46 @@ def test_where_tables_lie_changes_no_number(
             np.testing.assert_array_equal(posterior, found[0].posteriors[variable])
 
 
+@BOTH
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("room", [0, 1 << 12, 1 << 20])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_passes_side_by_side_change_no_number(
+    devices: Devices, seed: int, room: int, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", seed << 4)
+    network, block = steep(grid(4, 5, seed=seed)), EvidenceBlock(1, {}, {})
+    chunks = cut(network, 16)
+    beside = side_by_side(chunks, np.random.default_rng(seed).uniform(0.1, 9, len(chunks.passes)).tolist())
+    assert beside.beside != tuple(range(len(chunks.passes)))
+    found = []
+    for each in (chunks, beside):
+        gpu = check(network, each, algebra, devices(count), room)
+        assert bool(gpu.resident) == bool(room)
+        found.append(ChunkedGpuProgram(each, network, algebra, gpu).run(block))
+    assert found[0].log_value == found[1].log_value
+    for variable, posterior in found[0].posteriors.items():
+        np.testing.assert_array_equal(posterior, found[1].posteriors[variable])
+
+
+def test_offsets_that_fill_their_room_end_passes_that_have_begun(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, block = grid(4, 5, seed=3), EvidenceBlock(1, {}, {})
+    chunks = cut(network, 16)
+    beside = side_by_side(chunks, [1.0] * len(chunks.passes))
+    wanted = ChunkedProgram(chunks, network, reference.DOUBLE).run(block)
+    gpu = DeviceGroup(beside, reference.DOUBLE, *devices(2))
+    # So little that offsets are released all the time.
+    monkeypatch.setattr(chunk_slots, "OFFSET_BYTES", 1 << 12)
+    program = ChunkedGpuProgram(beside, network, reference.DOUBLE, gpu)
+    found = program.run(block)
+    assert min(device.generation for device in gpu.devices) > 1
+    for variable, posterior in wanted.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[variable], posterior, atol=1e-12)
+
+
 def test_rows_of_pieces_from_where_they_are(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1)
     network = grid(3, 4, seed=4)
@@ -390,12 +431,15 @@ def test_tables_come_back_for_several_readers(
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 @pytest.mark.parametrize("room", [0, 1 << 10, 1 << 12, 1 << 20])
+@pytest.mark.parametrize("beside", [False, True])
 def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
-    room: int, gpus: int, monkeypatch: pytest.MonkeyPatch
+    beside: bool, room: int, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 0)
     chunks = cut(grid(6, 6, seed=1), 64)
+    if beside:
+        chunks = side_by_side(chunks, np.random.default_rng(0).uniform(0.1, 9, len(chunks.passes)).tolist())
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
     dealt = shard_passes(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
@@ -413,7 +457,8 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
         for table, stay in resident.items()
     }
     stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
-    on_host = {table: (lives[table][0], stays[table][0] if table in brought else lives[table][1]) for table in pinned}
+    until = {table: chunks.beside[stays[table][0]] if table in brought else lives[table][1] for table in pinned}
+    on_host = {table: (lives[table][0], last) for table, last in until.items()}
     sizes = {table: chunks.plan.tables[table].entries * 8 for table in pinned}
     memories = [(pinned, sizes, on_host, before.pinned, size)]
     for gpu in range(gpus):

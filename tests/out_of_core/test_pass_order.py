@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import random
 
+from helpers.chunk_plans import cut_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.generate import grid
 from junctor.placement.pass_order import PassOrder
-from junctor.planning.chunks import ChunkPlan, chunk_plan
-from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern, shape_of
-
-
-def cut(rows: int, columns: int, working: int) -> ChunkPlan:
-    network = grid(rows, columns, states=(2, 3), seed=rows)
-    return chunk_plan(compile_plan(shape_of(network), Pattern(frozenset(), frozenset()), rows=1), working, 1 << 40, 0)
+from junctor.planning.chunks import ChunkPlan
 
 
 def follow(chunks: ChunkPlan, most_open: int, seed: int) -> tuple[list[int], int, int]:
@@ -48,7 +41,7 @@ def follow(chunks: ChunkPlan, most_open: int, seed: int) -> tuple[list[int], int
 def test_every_pass_once_and_no_more_than_in_the_plan(
     rows: int, columns: int, working: int, most_open: int, seed: int
 ) -> None:
-    chunks = cut(rows, columns, working)
+    chunks = cut_grid(rows, columns, working)
     begun, together, most = follow(chunks, most_open, seed)
     assert sorted(begun) == list(range(len(chunks.passes)))
     assert together <= most_open
@@ -58,12 +51,12 @@ def test_every_pass_once_and_no_more_than_in_the_plan(
 
 
 def test_passes_overlap() -> None:
-    begun, together, _ = follow(cut(6, 6, 60), 2, 0)
+    begun, together, _ = follow(cut_grid(6, 6, 60), 2, 0)
     assert together == 2
     assert begun != sorted(begun)
 
 
 def test_a_pass_that_may_not_begin_waits() -> None:
-    order = PassOrder(cut(6, 6, 60))
+    order = PassOrder(cut_grid(6, 6, 60))
     assert order.begin(lambda n: n > 0) == 1
     assert order.begin(lambda n: True) == 0

@@ -22,10 +22,11 @@ from junctor.backends.plan_memory import STEP_BYTES
 from junctor.cost.constants import CPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
-from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
+from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work, pass_seconds
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
+from junctor.placement.pass_spans import side_by_side
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import MemorySplit
 from junctor.planning.chunks import ChunkPlan
@@ -36,8 +37,8 @@ from junctor.planning.plan import Likelihood, Plan, Potential, Slice
 # task, the sooner copies and kernels overlap.
 SHARES, CACHED_BYTES = (3 / 4, 1 / 2, 1 / 4, 1 / 8), 1 << 25
 GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
-# Groups of tasks in flight at once on a GPU, of which the number is chosen.
-SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
+# Groups of tasks in flight at once on a GPU, of which the number is chosen: more where that takes so much less.
+SLOTS, USUAL_SLOTS, SLOT_GAIN = (1, 2, 3, 4, 6), 3, 0.995
 # Most that sums of terms take on a GPU.
 PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 # Share of a task's memory that scratch may take: of NumPy, and of compiled contractions for more than one thread.
@@ -204,18 +205,39 @@ class GpuSplits:
         return self._counts(chunks, slots)["host"]
 
     def _counts(self, chunks: ChunkPlan, slots: int) -> Mapping[str, float]:
+        return gpu_counts(chunks, self._itemsize, slots, self._left(chunks, slots), self._gpus)
+
+    def _left(self, chunks: ChunkPlan, slots: int) -> int:
         # What slots leave keeps resident tables, so more slots mean more traffic over the bus.
-        left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
-        return gpu_counts(chunks, self._itemsize, slots, left, self._gpus)
+        return max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
 
     def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
-        """Return the route of a plan that was cut for a split, with the number of slots that takes least."""
-        most = self.most_slots(chunks)
-        # Of equals the fewest slots.
-        seconds, slots = min((self.seconds_with(chunks, slots), slots) for slots in SLOTS if slots <= most)
+        """Return the route of a plan that was cut for a split, with the slots and the order that take least."""
+        seconds, slots = self._best_slots(chunks)
+        beside = self._side_by_side(chunks, slots)
+        if beside.peak(on_disk=False) * self._itemsize <= split.memory and not chunks.on_disk:
+            # Two passes have as many slots at the least.
+            less, more = self._best_slots(beside, slots)
+            if less < seconds:
+                seconds, slots, chunks = less, more, beside
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
         overhead = launch_bytes(chunks.plan)
         return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
+
+    def _best_slots(self, chunks: ChunkPlan, least: int = 1) -> tuple[float, int]:
+        """Return the seconds of a case with the number of slots that takes least, and that number; least: of slots."""
+        most, seconds, best = self.most_slots(chunks), math.inf, least
+        for slots in SLOTS:
+            if least <= slots <= most:
+                # Of about equals the fewest slots.
+                this = self.seconds_with(chunks, slots)
+                if this < SLOT_GAIN * seconds:
+                    seconds, best = this, slots
+        return seconds, best
+
+    def _side_by_side(self, chunks: ChunkPlan, slots: int) -> ChunkPlan:
+        """Return a plan with passes side by side."""
+        return side_by_side(chunks, pass_seconds(chunks, self._itemsize, slots, self._left(chunks, slots), self._gpus))
 
 
 def gpu_room(device: MeasuredDevice, allowed: int | None) -> int:

@@ -122,7 +122,8 @@ def pinned_offsets(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tupl
 
 def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
     others = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
-    return others | {t: (lives[t][0], residency.since) for t, residency in resident.items() if residency.brought}
+    brought = {t: residency.since for t, residency in resident.items() if residency.brought}
+    return others | {t: (lives[t][0], chunks.beside[since]) for t, since in brought.items()}
 
 
 @dataclass(frozen=True, slots=True)

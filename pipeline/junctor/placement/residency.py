@@ -116,8 +116,9 @@ def _candidates(
     reads = [crossing for crossing in crossings if crossing[0] > first]
     if len(reads) > 1:
         (reader, _), *later = reads
-        if set(chunks.passes[reader].fixed) <= set(chunks.plan.tables[table].scope):
-            # No two tasks of the reader bring the same part.
+        fixed = set(chunks.passes[reader].fixed)
+        # No two tasks of the reader bring the same part, and it has brought all of them before another pass reads one.
+        if fixed <= set(chunks.plan.tables[table].scope) and later[0][0] > chunks.beside[reader]:
             yield candidate(reader, shardings.passes[reader], later)
 
 

@@ -62,9 +62,12 @@ class ChunkPass:
 class ChunkPlan:
     """Passes, and how the tables between them are cut; all counts are of one case.
 
+    passes: in the order in which they begin.
     cuts: stored table -> its chunk variables, outermost first.
     on_disk: tables kept in files.
     working: the most entries that a task holds at once.
+    spans: for each pass when it begins and ends, in any unit, where some go side by side on GPUs; none where each
+        begins when the one before ends.
     """
 
     plan: Plan
@@ -72,6 +75,7 @@ class ChunkPlan:
     cuts: Mapping[int, tuple[int, ...]]
     on_disk: frozenset[int]
     working: int
+    spans: tuple[tuple[float, float], ...] = ()
 
     @property
     def tasks(self) -> int:
@@ -88,9 +92,26 @@ class ChunkPlan:
         """Entries that are taken out of the working memory."""
         return sum(self.plan.tables[table].entries for pass_ in self.passes for table in pass_.stores)
 
+    @cached_property
+    def beside(self) -> tuple[int, ...]:
+        """For each pass the last one that begins before it ends, itself where no other does."""
+        begins = [begin for begin, _ in self.spans]
+        # Passes come in the order in which they begin.
+        return tuple(bisect.bisect_left(begins, end) - 1 for _, end in self.spans) or tuple(range(len(self.passes)))
+
     def lifetimes(self) -> dict[int, tuple[int, int]]:
-        """Return the first and the last pass of every stored table; -1 for those that are there at the beginning."""
-        return _lifetimes(self.plan, self.passes)
+        """Return the first and the last pass of every stored table; -1 for those that are there at the beginning.
+
+        The last one is that before which all that read the table have ended, where passes go side by side.
+        """
+        lives = _lifetimes(self.plan, self.passes)
+        if not self.spans:
+            return lives
+        last = {table: self.beside[n] for n, pass_ in enumerate(self.passes) for table in pass_.stores}
+        for n, pass_ in enumerate(self.passes):
+            # A pass that begins later may end before.
+            last |= {table: max(last.get(table, -1), self.beside[n]) for table in pass_.loads}
+        return {table: (first, last[table]) for table, (first, _) in lives.items()}
 
     def peak(self, on_disk: bool) -> int:
         """Return the most entries of stored tables at once, of those in memory or of those on disk."""

@@ -7,8 +7,10 @@ only the seconds that it takes longer than everything else count. Rates say whic
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections import defaultdict, deque
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
@@ -42,28 +44,84 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     room: bytes of the device in addition to the slots, where stored tables may stay.
     gpus: devices that share the tasks.
     """
+    counts = defaultdict[str, float](float, cases=1.0)
+    passes = _pass_work(chunks, itemsize, slots, room, gpus)
+    for work in passes:
+        for name, count in work.task.items():
+            counts[name] += work.tasks * count
+        counts["host"] += work.host
+    counts["busiest"] = sum(_overlapped(works) for works in _at_once(chunks, passes))
+    counts["behind"] = max(0.0, counts["host"] - counts["busiest"])
+    return counts
+
+
+def pass_seconds(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> list[float]:
+    """Return about what the devices, or the host, take for each pass alone; arguments as of `gpu_counts`."""
+    return [max(_overlapped([work]), work.host) for work in _pass_work(chunks, itemsize, slots, room, gpus)]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _PassWork:
+    """What the busiest device does for a pass, or for a part of it.
+
+    tasks: number of its tasks.
+    task: what one of them takes.
+    slots: that its tasks are spread over.
+    host: seconds of the host for the tasks of all devices.
+    share: of the pass.
+    """
+
+    tasks: float
+    task: Mapping[str, float]
+    slots: float
+    host: float
+    share: float = 1.0
+
+    @property
+    def ways(self) -> tuple[float, ...]:
+        """Seconds of a task: into the device, out of it, and there."""
+        task = self.task
+        loads = task["quads"] + task["entries"] + task["terms"]
+        there = max(task["touched"] / GPU.kernel_rate, loads / GPU.load_rate)
+        return task["loaded"] / GPU.bus_rate, task["stored"] / GPU.bus_rate, there
+
+    def part(self, share: float) -> _PassWork:
+        """Return a part of the pass."""
+        return replace(self, tasks=self.tasks * share, share=share)
+
+
+def _pass_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int) -> list[_PassWork]:
     plan, (leaves, size) = chunks.plan, leaf_offsets(chunks, itemsize, room)
     dealt = shard_passes(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
     resident = choose_residency(chunks, itemsize, room - size, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
-    counts = defaultdict[str, float](float, cases=1.0)
-    host = 0.0
+    found = list[_PassWork]()
     for n, (pass_, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
         there = leaves.keys() | {table for table in resident if not crosses_bus(resident, table, n)}
         whole = plan.shape.entries(pass_.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, pass_, itemsize, there)
-        host += whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
+        host = whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
         # As much as the bus would bring while others send that.
         exchanged = _exchanged(chunks, n, deal, resident)
         task["loaded"] += exchanged * itemsize / whole * GPU.bus_rate / GPU.link_rate
-        for name, count in task.items():
-            counts[name] += tasks * count
         groups = tasks if sums_on_host(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
         # Kernels copy what others send, so two slots do both at the same time: one more keeps the links busy.
-        counts["busiest"] += _overlapped(task, tasks, max(1, min(slots - (exchanged > 0), groups)))
-    counts["host"] = host
-    counts["behind"] = max(0.0, host - counts["busiest"])
-    return counts
+        found.append(_PassWork(tasks, task, max(1, min(slots - (exchanged > 0), groups)), host))
+    return found
+
+
+def _at_once(chunks: ChunkPlan, passes: Sequence[_PassWork]) -> Iterator[list[_PassWork]]:
+    """Yield what is done at once, one after the other: a pass, or parts of those that go side by side."""
+    if not chunks.spans:
+        yield from ([work] for work in passes)
+        return
+    moments = sorted({moment for span in chunks.spans for moment in span})
+    under_way, coming = dict[_PassWork, tuple[float, float]](), deque(zip(passes, chunks.spans, strict=True))
+    for begin, end in pairwise(moments):
+        while coming and coming[0][1][0] <= begin:
+            under_way.update([coming.popleft()])
+        under_way = {work: span for work, span in under_way.items() if span[1] > begin}
+        yield [work.part((end - begin) / (span[1] - span[0])) for work, span in under_way.items()]
 
 
 def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Resident) -> float:
@@ -76,17 +134,14 @@ def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Residen
     )
 
 
-def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
-    """Return the seconds of a pass whose tasks overlap in so many slots."""
-    loads = task["quads"] + task["entries"] + task["terms"]
-    ways = (
-        task["loaded"] / GPU.bus_rate,
-        task["stored"] / GPU.bus_rate,
-        max(task["touched"] / GPU.kernel_rate, loads / GPU.load_rate),
-    )
-    busiest, one = max(ways), sum(ways)
+def _overlapped(works: Sequence[_PassWork]) -> float:
+    """Return the seconds of passes, or parts of them, whose tasks overlap."""
+    ways = [(work, work.ways) for work in works]
+    in_slots = sum(work.tasks * sum(way) / work.slots for work, way in ways)
+    busiest = max(sum(work.tasks * way[n] for work, way in ways) for n in range(3))
     # The first task comes in and the last one goes out alone.
-    return max(tasks * busiest, tasks * one / slots) + one - busiest
+    alone = sum(work.share * (sum(way) - max(way)) for work, way in ways)
+    return max(busiest, in_slots) + alone
 
 
 def _task_work(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, there: Container[int]) -> dict[str, float]:

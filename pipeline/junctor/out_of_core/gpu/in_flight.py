@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ States = Mapping[int, int]
 
 @dataclass(eq=False, slots=True)
 class PassInFlight:
-    """A pass that has been enqueued, until its report.
+    """A pass that has begun, until its report.
 
     number, facts: of the pass.
     launches: device -> launches of the pass.
@@ -64,3 +65,17 @@ class PassInFlight:
         """Wait until the devices are through with it."""
         for event in (*(mark.event for mark in self.saved.values()), *self.reported):
             event.synchronize()
+
+
+@dataclass(eq=False, slots=True)
+class BegunPass:
+    """A pass of whose tasks some are to be enqueued.
+
+    work: the pass.
+    waits: table -> what tasks wait for before they read it.
+    groups: turn, device and states of each group that is left.
+    """
+
+    work: PassInFlight
+    waits: Mapping[int, Any]
+    groups: deque[tuple[float, tuple[int, States]]]

@@ -7,10 +7,13 @@ the number of slots). So `GpuRun` has a loop of its own beside `pass_runner.prop
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from junctor.model.network import Network
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport, TableStats
 from junctor.out_of_core.gpu.copies import device_view, enqueue
 from junctor.out_of_core.gpu.devices import CARRIED_BYTES, DeviceGroup
-from junctor.out_of_core.gpu.in_flight import PassInFlight, States
+from junctor.out_of_core.gpu.in_flight import BegunPass, PassInFlight, States
 from junctor.out_of_core.gpu.launches import Launches, PassFacts, PassLaunches
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
 from junctor.out_of_core.pass_program import add_to, largest_of
@@ -118,11 +121,13 @@ class GpuRun:
         self._stats = stats
         self._update = update
         self._sizes = self.chunks.plan.shape.cardinalities
-        self._pending: deque[PassInFlight] = deque()
+        # Passes that have begun, by the turn of their next group, and those whose tasks have all been enqueued.
+        self._begun: list[tuple[float, int, BegunPass]] = []
+        self._pending: dict[int, PassInFlight] = {}
         # The passes that made the tables that are there, and those that put them where they are read.
         self._origins: dict[int, PassInFlight] = {}
         self._sources: dict[int, PassInFlight] = {}
-        # For each pass the last marks of all slots when it had been enqueued.
+        # For each pass the last marks of all slots when the next one began.
         self._ends: list[list[StreamMark]] = []
         # Slots of a device take groups by turns, so that copies of one run beside kernels of another.
         self._turns = [
@@ -137,17 +142,21 @@ class GpuRun:
                 device.begin()
             with ENQUEUING:
                 self.gpu.bring_leaves(self.store)
-                for n in range(len(self.chunks.passes)):
+                spans = self.chunks.spans or tuple(pairwise(range(len(self.chunks.passes) + 1)))
+                for n, span in enumerate(spans):
                     # Nothing here waits for the devices unless the host itself has to read or write a table.
-                    self._submit(n)
+                    self._begin(n, *span)
+                    following = spans[n + 1 :]
+                    self._enqueue(following[0][0] if following else math.inf)
+                    # Streams keep their order, so the last mark of each slot stands for all that came before.
+                    self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
                     for table in dead[n]:
                         if table in self.store.tables:
                             self.store.drop(table)
                         self._origins.pop(table, None)
                         self._sources.pop(table, None)
                     # Closed as soon as that takes no wait: staging memory of the pass becomes free.
-                    while self._pending and self._pending[0].is_done():
-                        self._close()
+                    self._close_done()
                     ENQUEUING.give_way()
                 self._close_through(len(self.chunks.passes))
         finally:
@@ -155,9 +164,12 @@ class GpuRun:
             self.gpu.synchronize()
             self.gpu.staging.clear()
 
-    def _submit(self, n: int) -> None:
-        """Enqueue all tasks of a pass."""
+    def _begin(self, n: int, begin: float, end: float) -> None:
+        """Begin a pass; its groups of tasks are enqueued from `begin` to `end`, which is above."""
         facts = self.launches.facts[n]
+        if any(device.is_crowded for device in self.gpu.devices):
+            # Offsets are released: of passes whose tasks have all been enqueued.
+            self._enqueue(math.inf)
         for table in facts.pass_.stores:
             # Other tables have no array on the host: they lie where `choose_residency` put them.
             if self.gpu.crosses_bus(table, n):
@@ -167,21 +179,36 @@ class GpuRun:
             if table in self._origins and self._needs_host(n, table):
                 self._close_through(self._origins[table].number)
         work = PassInFlight(n, facts)
-        self._pending.append(work)
         for device in self.gpu.devices:
             # Before anything of the pass is built: its own offsets must not be released.
             device.make_room(self._close_through)
         # Once for the pass, not for each task: there may be many thousands.
         waits = {table: self._marks_of(facts, table) for table in facts.pass_.loads if table in self._origins}
-        for gpu, states in self._sharded(n, facts):
-            self._group(work, waits, next(self._turns[gpu]), states)
+        groups = self._sharded(n, facts)
+        # Evenly, but all of them before the end, where passes begin that need the results.
+        turns = [min(begin + k / len(groups) * (end - begin), math.nextafter(end, begin)) for k in range(len(groups))]
+        heapq.heappush(self._begun, (begin, n, BegunPass(work, waits, deque(zip(turns, groups, strict=True)))))
+
+    def _enqueue(self, until: float) -> None:
+        """Enqueue the groups of begun passes whose turn comes before a moment."""
+        while self._begun and self._begun[0][0] < until:
+            _, n, begun = heapq.heappop(self._begun)
+            _, (gpu, states) = begun.groups.popleft()
+            self._group(begun.work, begun.waits, next(self._turns[gpu]), states)
+            if begun.groups:
+                heapq.heappush(self._begun, (begun.groups[0][0], n, begun))
+            else:
+                self._end(begun.work)
+
+    def _end(self, work: PassInFlight) -> None:
+        """Let others read what a pass makes: all of its tasks have been enqueued."""
+        n, facts = work.number, work.facts
         for device in work.launches:
             work.reported.append(device.report(work.computed.values(), self.gpu.first_steps[n], len(facts.steps)))
         self._origins |= dict.fromkeys(facts.pass_.stores, work)
         brought = [table for table in facts.pass_.loads if self.gpu.brings(table, n)]
         self._sources |= dict.fromkeys((*facts.pass_.stores, *brought), work)
-        # Streams keep their order, so the last mark of each slot stands for all that came before.
-        self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
+        self._pending[n] = work
 
     def _sharded(self, n: int, facts: PassFacts) -> list[tuple[int, States]]:
         """Return the device and the states of each group: first that of the pilot task, then the devices by turns."""
@@ -404,7 +431,7 @@ class GpuRun:
         staging = self.gpu.staging
         while (staged := staging.take(size, work.number)) is None:
             oldest = staging.oldest
-            if oldest is None or oldest == work.number:
+            if oldest not in self._pending:
                 break
             # Waits for the devices: the ring is as large as it is so that this stays rare.
             self._close_through(oldest)
@@ -433,16 +460,23 @@ class GpuRun:
         enqueue(device.cuda, slot.stream, target, source)
 
     def _close_through(self, number: int) -> None:
-        """Close the passes up to a number, once the devices are through with them."""
-        while self._pending and (work := self._pending[0]).number <= number:
+        """Close the enqueued passes up to a number, once the devices are through with them."""
+        # In order, so that what a pass reads has been reported.
+        for work in [self._pending[n] for n in sorted(self._pending) if n <= number]:
             if not work.is_done():
                 with ENQUEUING.left():
                     work.wait()
-            self._close()
+            self._close(work)
 
-    def _close(self) -> None:
-        """Report the oldest pass in flight, which the devices are through with."""
-        work = self._pending[0]
+    def _close_done(self) -> None:
+        """Close the first of the enqueued passes that the devices are through with."""
+        for work in [self._pending[n] for n in sorted(self._pending)]:
+            if not work.is_done():
+                return
+            self._close(work)
+
+    def _close(self, work: PassInFlight) -> None:
+        """Report a pass that the devices are through with."""
         for source, target in work.late:
             target[...] = source
         # Of results that the host adds up the words on devices know the terms only.
@@ -460,7 +494,7 @@ class GpuRun:
         shifts = [0 if n in work.facts.inside else shift_of(entry, algebra) for n, entry in enumerate(pilot)]
         factors = dict.fromkeys(made, algebra.one)
         self._update(PassReport(work.number, max_min, factors, dict(zip(made, shifts, strict=True))))
-        self._pending.popleft()
+        del self._pending[work.number]
         self.gpu.staging.release(work.number)
         work.late.clear()
         work.kept.clear()

@@ -257,8 +257,7 @@ class DeviceSlots:
 
     def make_room(self, close_through: Callable[[int], None]) -> None:
         """Release the offsets used longest ago where all take too much; close_through: waits for passes up to one."""
-        # The rest is for the offsets of the next pass.
-        if self._offset_bytes <= OFFSET_BYTES * 3 // 4:
+        if not self.is_crowded:
             return
         # Down to half, so that this does not come with every pass.
         for layout, prepared in sorted(self._prepared.items(), key=lambda item: item[1].used):
@@ -268,6 +267,11 @@ class DeviceSlots:
                 self._offset_bytes -= prepared.memory.nbytes
                 del self._prepared[layout]
         self.generation += 1
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether offsets leave too little of their room to those of the next pass."""
+        return self._offset_bytes > OFFSET_BYTES * 3 // 4
 
     @property
     def is_full(self) -> bool:

@@ -36,6 +36,7 @@ class Staging:
         self._taken = 0
         self._free = 0
         self._parts: deque[tuple[int, int]] = deque()
+        self._released: set[int] = set()
 
     @property
     def oldest(self) -> int | None:
@@ -61,9 +62,10 @@ class Staging:
         return self._memory[begin % length : begin % length + size]
 
     def release(self, number: int) -> None:
-        """Release the parts of passes up to a number."""
-        while self._parts and self._parts[0][0] <= number:
-            # Passes are closed in order, so parts come free in the order in which they were taken.
+        """Release the parts of a pass."""
+        self._released.add(number)
+        # Parts come free in the order in which they were taken.
+        while self._parts and self._parts[0][0] in self._released:
             self._free = self._parts.popleft()[1]
 
 
