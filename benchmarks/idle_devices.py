@@ -95,6 +95,7 @@ class IdleDevice(CudaDevice):
     """A device with a room, as `CudaBlockDevice` has one."""
 
     name = "no device"
+    capability = 90
 
     def __init__(self, number: int, room: int) -> None:
         super().__init__(number)

@@ -122,13 +122,14 @@ def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> Non
     )
 
 
-def moved(chunks: ChunkPlan, n: int, gpu: DeviceGroup | None) -> tuple[float, ...]:
+def moved(chunks: ChunkPlan, n: int, itemsize: int, gpu: DeviceGroup | None) -> tuple[float, ...]:
     """Return the entries of a pass that the busiest device takes from the host, takes from others, brings out, touches.
 
     Tasks use tables that stay on a device where these are, or copy what other devices have made.
+    itemsize: bytes of an entry.
     """
     plan, each = chunks.plan, chunks.passes[n]
-    touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each)
+    touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each, itemsize)
     resident = gpu.resident if gpu else {}
     loads = {table: loaded_entries(plan, each, [table]) for table in each.loads}
     stored = sum(plan.tables[table].entries for table in each.stores if crosses_bus(resident, table, n))
@@ -306,7 +307,7 @@ def timed(
         seconds = time.perf_counter() - started
     text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
     text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
-    ways = [moved(chunks, n, gpu) for n in range(len(chunks.passes))]
+    ways = [moved(chunks, n, itemsize, gpu) for n in range(len(chunks.passes))]
     if rates:
         bounds = [sum(way) * itemsize / rate for way, rate in zip(zip(*ways, strict=True), rates, strict=True)]
         text += ", bounds: in {:.3f} s, from others {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)

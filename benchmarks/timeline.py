@@ -312,7 +312,7 @@ class _Recording:
         if kernel is device.kernel("carry"):
             ends = (int(words[place]) for place in (entries.OUT, entries.TABLES[0]))
             return self.between(*ends), int(words[ENTRIES]) * device.dtype.itemsize
-        if kernel is device.kernel("exchange"):
+        if any(kernel is device.kernel(name) for name in ("exchange", "exchange_runs")):
             kinds = {self.between(*ends) for ends in entries.exchanged_shares(words)}
             return EXCHANGED if EXCHANGED in kinds else MOVED, entries.exchanged_bytes(words)
         # Words with what pilot tasks and devices have found.
@@ -369,10 +369,10 @@ def recorded(gpu: DeviceGroup) -> Iterator[list[Bar]]:
         with stream.doing(recording.between(target, source), width * rows):
             copy_rows(device, target, *of)
 
-    def launched(device: DeviceSlots, kernel: Any, blocks: int, words: Any) -> None:
+    def launched(device: DeviceSlots, kernel: Any, blocks: int, words: Any, *threads: int) -> None:
         kind, size = recording.launch_kind(device, kernel, words)
         with recording.current[-1].doing(kind, size):
-            launch(device, kernel, blocks, words)
+            launch(device, kernel, blocks, words, *threads)
 
     clocks = {device: DeviceClock(device.cuda) for device in gpu.devices}
     with (

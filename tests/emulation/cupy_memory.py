@@ -191,6 +191,8 @@ def zeros(shape: Any, dtype: Any) -> DeviceArray:
 class Device(CudaDevice):
     """A device with a room of its own, as `CudaBlockDevice` has one."""
 
+    capability = 90
+
     def __init__(self, room: int, number: int = 0) -> None:
         super().__init__(number)
         self.room = room

@@ -14,6 +14,7 @@ from emulation.entries import ALGEBRAS, emulated, library, reduced
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
+from junctor_kernels.gpu.device import CudaDevice, address_of, as_struct
 from junctor_kernels.gpu.entries import launches_of
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, Strides, contraction
@@ -189,14 +190,15 @@ def exchanges(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
     """Sizes of axes of runs, their order in the table, vectors of a run, and shares."""
     sizes = draw(st.lists(st.integers(1, 4), max_size=4))
     order = draw(st.permutations(range(len(sizes))))
-    return sizes, list(order), draw(st.integers(1, 600)), draw(st.integers(1, 5))
+    return sizes, list(order), draw(st.integers(1, 600) | st.integers(500, 2000)), draw(st.integers(1, 5))
 
 
-@given(exchanges(), st.booleans())
+@given(exchanges(), st.booleans(), st.booleans())
 @settings(max_examples=25)
-@example(([], [], 1, 1), True)
-@example(([2, 3], [1, 0], 257, 3), False)
-def test_an_exchange_is_a_copy(drawn: tuple[list[int], list[int], int, int], to_table: bool) -> None:
+@example(([], [], 1, 1), True, True)
+@example(([2, 3], [1, 0], 257, 3), False, True)
+@example(([2, 3], [1, 0], 1025, 3), False, True)
+def test_an_exchange_is_a_copy(drawn: tuple[list[int], list[int], int, int], to_table: bool, bulk: bool) -> None:
     sizes, order, vectors, shares = drawn
     rng, bytes_ = np.random.default_rng(len(sizes)), 16 * vectors
     # Of each share a table whose axes lie in another order, in memory that is larger.
@@ -207,13 +209,32 @@ def test_an_exchange_is_a_copy(drawn: tuple[list[int], list[int], int, int], to_
     for _, source in pairs:
         source[...] = rng.integers(0, 255, source.shape)
     axes = [*zip(sizes, pairs[0][0].strides, pairs[0][1].strides, strict=False), (bytes_, 1, 1)]
-    launch = entries_gpu.exchanged(axes, [(target.ctypes.data, source.ctypes.data) for target, source in pairs])
+    launch = entries_gpu.exchanged(axes, [(target.ctypes.data, source.ctypes.data) for target, source in pairs], bulk)
     assert launch is not None
     compiled = library("single")
-    compiled.launch(b"exchange", ctypes.c_void_p(launch.words.ctypes.data), launch.blocks, entries_gpu.THREADS)
+    assert (launch.kernel == "exchange_runs") == (bulk and vectors >= entries_gpu.BULK_VECTORS)
+    compiled.launch(launch.kernel.encode(), ctypes.c_void_p(launch.words.ctypes.data), launch.blocks, launch.threads)
     for target, source in pairs:
         np.testing.assert_array_equal(target, source)
     assert all((table[..., bytes_:] == 255).all() for table in whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vectors", [1, 511, 512, 513, 2500, 5000])
+@pytest.mark.parametrize(("runs", "shares"), [(1, 1), (3, 4), (700, 2)])
+def test_an_exchange_on_a_gpu_is_a_copy(runs: int, shares: int, vectors: int) -> None:
+    device = CudaDevice(0)
+    # Of each share every other run, to places that lie together.
+    source = np.arange(shares * runs * 4 * vectors, dtype=np.float64).reshape(shares, runs, 2, 2 * vectors)
+    here, there = device.put(source), device.zeros((shares, runs, 2 * vectors), np.float64)
+    width = 16 * vectors
+    ends = [(address_of(there) + n * runs * width, address_of(here) + 2 * n * runs * width) for n in range(shares)]
+    launch = entries_gpu.exchanged([(runs, width, 2 * width), (width, 1, 1)], ends, device.copies_in_bulk)
+    assert launch is not None
+    kernel = entries_gpu.KERNELS.function(device, launch.kernel, "single")
+    with device.current():
+        device.launch_kernel(kernel, (launch.blocks,), launch.threads, (as_struct(launch.words),))
+    np.testing.assert_array_equal(device.get(there), source[:, :, 0])
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.devices import open_gpu, open_other_gpus
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import CudaBlockDevice
+from junctor_kernels.gpu.chains import MOST_STAGES
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
@@ -392,10 +393,13 @@ def test_chains_are_their_steps(
         plan for plan, order, _ in candidates(Problem(shape_of(network), nothing), 1) if order.criterion == "sweep"
     ]
     found = []
-    for stages in (groups.MOST_STAGES, 1):
-        monkeypatch.setattr(groups, "MOST_STAGES", stages)
+    itemsize = algebra.dtype.itemsize
+    for stages in (MOST_STAGES[itemsize], 1):
+        monkeypatch.setitem(MOST_STAGES, itemsize, stages)
         chunks = chunk_plan(plans[0], working, 1 << 40, 0)
-        chains = [group.steps for each in chunks.passes for group in groups.fused_steps(chunks, each) if group.chain]
+        chains = [
+            group.steps for each in chunks.passes for group in groups.fused_steps(chunks, each, itemsize) if group.chain
+        ]
         assert (len(chains) >= 20) == (stages > 1)
         slot, found_on = slot_bytes(chunks, algebra.dtype.itemsize), devices(count)
         for device in found_on:

@@ -41,8 +41,9 @@ from junctor_kernels.gpu.entries import (
 )
 from junctor_kernels.tables.axes import row_major
 
-# Eliminations of a chain: with more, a thread would need more registers than there are for enough of them.
-MOST_STAGES = 3
+# Eliminations of a chain, by the bytes of an entry: with more, a thread would need more registers than there are for
+# enough of them.
+MOST_STAGES = {4: 4, 8: 3}
 # Lines of memory that a warp may touch, as a multiple of those that its numbers fill.
 MOST_LINES = 2
 

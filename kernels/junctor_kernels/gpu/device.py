@@ -27,6 +27,9 @@ TO_DEVICE, TO_HOST, ON_DEVICE, ANYWHERE = 1, 2, 3, 4
 # Pinned for all devices of the process, not for the current one alone (cudaHostRegisterPortable).
 PORTABLE = 1
 
+# Compute capability, in tenths, from which on there are bulk copies.
+BULK_CAPABILITY = 90
+
 # Bytes of pinned memory from which on it is taken from the system: whole pages, which no other array has a part of.
 REGISTERED_BYTES = 1 << 26
 
@@ -210,6 +213,11 @@ class CudaDevice:
     def overlaps_launches(self) -> bool:
         """Whether a launch may begin before the one ahead of it has ended."""
         return self.capability >= early_launch.OVERLAP_CAPABILITY
+
+    @property
+    def copies_in_bulk(self) -> bool:
+        """Whether a thread may copy runs through shared memory without moving their bytes itself."""
+        return self.capability >= BULK_CAPABILITY
 
     def attribute(self, name: str) -> int:
         """Return an attribute of the device, by its CUDA name without `cudaDevAttr`."""

@@ -52,7 +52,7 @@ EACH_PARTIAL = 8
 # chains the states of the axes that come and go may be side by side instead, those of the first axis fastest or last.
 APART, SAME, PAIRS, RUN, TILE_RUN, TILE_LAST_FIRST = range(6)
 # Places that entries may have in a small table of a chain.
-MOST_ROWS = 64
+MOST_ROWS = 32
 # Most operands of the kernel for such entries, and most lines of memory that a warp may touch at once there.
 MOST_IN_QUADS, MOST_LINES = 3, 16
 # Entries that are loaded or stored as one where they lie side by side, from multiples of it on.
@@ -62,6 +62,8 @@ LINE, SECTOR, WARP = 32, 8, 32
 # Of an exchange: bytes of a vector, vectors that a thread takes at a time, axes of runs and shares of a part at most,
 # and blocks: one for each multiprocessor fills the links of a device, and leaves others room for two of a chain's.
 VECTOR_BYTES, EACH_VECTORS, MOST_AXES, MOST_SHARES, EXCHANGE_BLOCKS = 16, 4, 12, 16, 132
+# Vectors of a bulk copy, where runs are as long, and how many a block has in shared memory.
+BULK_VECTORS, BULK_STAGES = 512, 5
 # What its warps take, at the most: they count in 32 bits.
 MOST_WARPS = 1 << 31
 # The fields of the struct `Reduction`, in its order, and those of an operand.
@@ -89,6 +91,7 @@ def source(algebra: str) -> str:
     constants |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
     constants |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
     constants |= {"EACH_VECTORS": EACH_VECTORS, "MOST_AXES": MOST_AXES, "MOST_SHARES": MOST_SHARES}
+    constants |= {"BULK_VECTORS": BULK_VECTORS, "BULK_STAGES": BULK_STAGES}
     what = reference.ALGEBRAS[algebra]
     before = "\n".join(["#define LOGS"] * what.logs + ["#define MAXIMA"] * (what.join is np.maximum))
     double = what.dtype.itemsize == 8
@@ -462,25 +465,30 @@ def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
 
 
 class ExchangeLaunch(NamedTuple):
-    """A launch of the kernel `exchange`.
+    """A launch of a kernel that copies runs.
 
+    kernel: `exchange_runs` for long ones, or `exchange`.
     blocks: of threads.
+    threads: of a block.
     words: the struct `Exchange`.
     to, of: places of the addresses of targets and of sources in it.
     """
 
+    kernel: str
     blocks: int
+    threads: int
     words: npt.NDArray[np.int64]
     to: slice
     of: slice
 
 
-def exchanged(axes: Sequence[Axis], shares: Sequence[tuple[int, int]]) -> ExchangeLaunch | None:
+def exchanged(axes: Sequence[Axis], shares: Sequence[tuple[int, int]], bulk: bool = False) -> ExchangeLaunch | None:
     """Return the launch that copies runs; None where they are no whole vectors, or too many kinds of them.
 
     axes: (states, bytes from one to the next in the target, in the source), slowest first; the last one is a run, whose
     states are bytes.
     shares: addresses of target and source; what lies at each is alike.
+    bulk: whether the device copies long runs in bulk.
     """
     *outer, (width, _, _) = axes
     aligned = [width, *(stride for axis in outer for stride in axis[1:]), *(end for ends in shares for end in ends)]
@@ -496,8 +504,12 @@ def exchanged(axes: Sequence[Axis], shares: Sequence[tuple[int, int]]) -> Exchan
     head += itertools.chain.from_iterable(distances)
     ends = [*itertools.chain.from_iterable(shares), *[0] * (2 * (MOST_SHARES - len(shares)))]
     first, behind = len(head), len(head) + 2 * len(shares)
-    blocks = min(EXCHANGE_BLOCKS, -(-warps * WARP // THREADS))
-    return ExchangeLaunch(blocks, np.array(head + ends, np.int64), slice(first, behind, 2), slice(first + 1, behind, 2))
+    kernel, blocks, threads = "exchange", -(-warps * WARP // THREADS), THREADS
+    if bulk and vectors >= BULK_VECTORS:
+        kernel, blocks, threads = "exchange_runs", len(shares) * runs * -(-vectors // BULK_VECTORS), WARP
+    words = np.array(head + ends, np.int64)
+    blocks = min(EXCHANGE_BLOCKS, blocks)
+    return ExchangeLaunch(kernel, blocks, threads, words, slice(first, behind, 2), slice(first + 1, behind, 2))
 
 
 def exchanged_shares(words: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -37,18 +37,18 @@ class FusedSteps:
 
 
 # Fused steps of the plans that are alive, by the last table of a pass.
-_FUSED: WeakKeyDictionary[ChunkPlan, dict[int, tuple[FusedSteps, ...]]] = WeakKeyDictionary()
+_FUSED: WeakKeyDictionary[ChunkPlan, dict[tuple[int, int], tuple[FusedSteps, ...]]] = WeakKeyDictionary()
 
 
-def fused_steps(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
-    """Return the steps of a pass, in order, as they go to GPUs."""
-    of_plan = _FUSED.setdefault(chunks, {})
-    if pass_.out not in of_plan:
-        of_plan[pass_.out] = _groups(chunks, pass_)
-    return of_plan[pass_.out]
+def fused_steps(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> tuple[FusedSteps, ...]:
+    """Return the steps of a pass, in order, as they go to GPUs; itemsize: bytes of an entry."""
+    of_plan, key = _FUSED.setdefault(chunks, {}), (pass_.out, itemsize)
+    if key not in of_plan:
+        of_plan[key] = _groups(chunks, pass_, MOST_STAGES[itemsize])
+    return of_plan[key]
 
 
-def _groups(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
+def _groups(chunks: ChunkPlan, pass_: ChunkPass, most: int) -> tuple[FusedSteps, ...]:
     sizes = dict(enumerate(chunks.plan.shape.cardinalities))
     stages = [_stage(chunks, pass_, n, sizes) for n in range(len(pass_.steps))]
     uses = Counter(table for step in pass_.steps for table in step.operands)
@@ -59,20 +59,20 @@ def _groups(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
         while end < len(stages) and _follows(pass_, uses, stages, end):
             end += 1
         # The longest chain that the kernels take wins; a step without one goes alone.
-        group = next(_chains(pass_, stages, n, end, sizes), None) or _alone(chunks, pass_, n)
+        group = next(_chains(pass_, stages, range(n, end), sizes, most), None) or _alone(chunks, pass_, n)
         groups.append(group)
         n = group.steps.stop
     return tuple(groups)
 
 
-def single_steps(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
-    """Return the steps of a pass, a launch for each."""
+def single_steps(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> tuple[FusedSteps, ...]:
+    """Return the steps of a pass, a launch for each, whatever the bytes of an entry."""
     return tuple(_alone(chunks, pass_, n) for n in range(len(pass_.steps)))
 
 
-def touched_entries(chunks: ChunkPlan, pass_: ChunkPass) -> int:
-    """Return the entries that the launches of a task read and write."""
-    tables = (table for group in fused_steps(chunks, pass_) for table in (*group.operands, group.out))
+def touched_entries(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> int:
+    """Return the entries that the launches of a task read and write; itemsize: bytes of one."""
+    tables = (table for group in fused_steps(chunks, pass_, itemsize) for table in (*group.operands, group.out))
     return sum(part(chunks.plan, table, pass_.fixed) for table in tables)
 
 
@@ -115,15 +115,15 @@ def _follows(
 def _chains(
     pass_: ChunkPass,
     stages: Sequence[tuple[Elimination, int, int] | None],
-    begin: int,
-    end: int,
+    following: range,
     sizes: Mapping[int, int],
+    most: int,
 ) -> Iterator[FusedSteps]:
-    """Yield chains that begin with a step, the best one first; end: of the steps that may follow it."""
+    """Yield chains that begin with the first of some steps that follow each other, the best one first."""
     # Where one stage would be left over, two shorter chains take all.
-    most = MOST_STAGES - 1 if end - begin == MOST_STAGES + 1 else MOST_STAGES
-    for count in range(min(most, end - begin), 1, -1):
-        steps = range(begin, begin + count)
+    longest = most - 1 if len(following) == most + 1 else most
+    for count in range(min(longest, len(following)), 1, -1):
+        steps = following[:count]
         parts = [stage for n in steps if (stage := stages[n]) is not None]
         chain = chain_of([stage for stage, _, _ in parts], sizes)
         if chain is not None:

@@ -23,7 +23,7 @@ SPREAD_BYTES = 1 << 26
 LEAF_SHARE = 1 / 8
 
 # The launches of a pass.
-Grouping = Callable[[ChunkPlan, ChunkPass], Sequence[FusedSteps]]
+Grouping = Callable[[ChunkPlan, ChunkPass, int], Sequence[FusedSteps]]
 # First and last pass (or launch) of a table.
 Lives = Mapping[int, tuple[int, int]]
 
@@ -39,7 +39,7 @@ def slot_offsets(
 ) -> tuple[dict[int, int], int]:
     """Return the offset of the part of every table of a pass in a slot, and the bytes in all."""
     lives: dict[int, tuple[int, int]] = {}
-    for n, group in enumerate(groups(chunks, pass_)):
+    for n, group in enumerate(groups(chunks, pass_, itemsize)):
         for table in (*group.operands, group.out):
             # From the first launch that has the table to the last one; between them others may take gaps.
             lives[table] = (lives.get(table, (n, n))[0], n)

@@ -50,7 +50,7 @@ def choose_residency(
     free = [t for t in lives if t not in on_host | chunks.on_disk and chunks.piece(t) * itemsize >= RESIDENT_PIECE]
     # The others are small against these.
     largest = sorted(free, key=lambda table: (-sizes[table], table))[:MOST_RESIDENT] if room else []
-    traffic = _Traffic(chunks, largest, bus, device)
+    traffic = _Traffic(chunks, largest, itemsize, bus, device)
     candidates = [
         candidate
         for table in largest
@@ -181,14 +181,14 @@ class _Traffic:
     crossings: table -> the passes that transfer it over the bus, and what they transfer.
     """
 
-    def __init__(self, chunks: ChunkPlan, tables: Iterable[int], bus: float, device: float) -> None:
+    def __init__(self, chunks: ChunkPlan, tables: Iterable[int], itemsize: int, bus: float, device: float) -> None:
         plan = chunks.plan
         self._passes: list[tuple[float, ...]] = []
         self.crossings: dict[int, list[_Crossing]] = {table: [] for table in tables}
         for n, pass_ in enumerate(chunks.passes):
             loads = {table: float(loaded_entries(plan, pass_, [table])) for table in pass_.loads}
             stores = {table: float(plan.tables[table].entries) for table in pass_.stores}
-            touched = plan.shape.entries(pass_.fixed) * touched_entries(chunks, pass_)
+            touched = plan.shape.entries(pass_.fixed) * touched_entries(chunks, pass_, itemsize)
             # As long as that many entries over the bus would take.
             there = touched * bus / device
             self._passes.append((sum(loads.values()), sum(stores.values()), there))

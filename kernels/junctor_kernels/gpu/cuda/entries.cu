@@ -533,14 +533,17 @@ template <int M> __device__ __forceinline__ void over_chain(const Reduction &wha
 
 // Some registers go to memory for that in single precision, which costs less than fewer loads under way.
 #ifdef DOUBLE
-#define CHAIN_BLOCKS 2
+#define CHAIN_BLOCKS(M) 2
 #else
-#define CHAIN_BLOCKS 3
+#define CHAIN_BLOCKS(M) (M < 4 ? 3 : 2)
 #endif
 #define REDUCE_CHAIN(M) \
-    extern "C" __global__ void __launch_bounds__(THREADS, CHAIN_BLOCKS) reduce_chain_##M(const Reduction what) { over_chain<M>(what); }
+    extern "C" __global__ void __launch_bounds__(THREADS, CHAIN_BLOCKS(M)) reduce_chain_##M(const Reduction what) { over_chain<M>(what); }
 REDUCE_CHAIN(2)
 REDUCE_CHAIN(3)
+#ifndef DOUBLE
+REDUCE_CHAIN(4)
+#endif
 
 // K operands, known when compiled, or any number of them (0).
 template <int K> __device__ __forceinline__ void over_entries(const Reduction &what) {
@@ -668,33 +671,107 @@ struct Exchange {
     } share[MOST_SHARES];
 };
 
-// A warp takes so many vectors of a run at a time, its threads neighbours of each other, all loads before the first store:
-// what counts is how many bytes are on their way. Shares come in turns, so that all links are busy. Four blocks would fit a
-// multiprocessor: no more registers than leave room for other kernels.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) exchange(const Exchange what) {
-    // Divisions of 32 bits, because those of 64 would take longer than the copies; the host sees to it that they do.
-    const unsigned pieces = (unsigned)((what.width + 32 * EACH_VECTORS - 1) / (32 * EACH_VECTORS));
-    const unsigned shares = (unsigned)what.shares, all = shares * (unsigned)what.runs * pieces;
-    for (unsigned n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32; n < all; n += gridDim.x * (THREADS / 32)) {
-        const unsigned share = n % shares, piece = n / shares % pieces;
+// Where a piece of a share lies; `n`: of all pieces of all shares, which come in turns, so that all links are busy.
+// Divisions of 32 bits, because those of 64 would take longer than the copies; the host sees to it that they do.
+struct Piece {
+    Vector *to;
+    const Vector *from;
+    unsigned first;
+
+    __device__ __forceinline__ Piece(const Exchange &what, unsigned n, unsigned pieces, unsigned vectors) {
+        const unsigned shares = (unsigned)what.shares, share = n % shares;
         unsigned run = n / shares / pieces;
-        index_t to = 0, from = 0;
+        first = n / shares % pieces * vectors;
+        to = what.share[share].to + first, from = what.share[share].from + first;
         for (int k = (int)what.axes - 1; k >= 0; k--) {
             const unsigned states = (unsigned)what.axis[k].states, state = run % states;
             run /= states;
             to += state * what.axis[k].to, from += state * what.axis[k].from;
         }
-        const index_t first = (index_t)piece * (32 * EACH_VECTORS) + threadIdx.x % 32;
-        Vector *target = what.share[share].to + to + first;
-        const Vector *source = what.share[share].from + from + first;
+    }
+};
+
+// A warp takes so many vectors of a run at a time, its threads neighbours of each other, all loads before the first store:
+// what counts is how many bytes are on their way. Four blocks would fit a multiprocessor: no more registers than leave room
+// for other kernels.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) exchange(const Exchange what) {
+    const unsigned pieces = (unsigned)((what.width + 32 * EACH_VECTORS - 1) / (32 * EACH_VECTORS));
+    const unsigned all = (unsigned)what.shares * (unsigned)what.runs * pieces, lane = threadIdx.x % 32;
+    for (unsigned n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32; n < all; n += gridDim.x * (THREADS / 32)) {
+        const Piece piece(what, n, pieces, 32 * EACH_VECTORS);
         Vector vector[EACH_VECTORS];
 #pragma unroll
         for (int v = 0; v < EACH_VECTORS; v++)
-            if (first + 32 * v < what.width) vector[v] = source[32 * v];
+            if (piece.first + lane + 32 * v < what.width) vector[v] = piece.from[lane + 32 * v];
 #pragma unroll
         for (int v = 0; v < EACH_VECTORS; v++)
-            if (first + 32 * v < what.width) target[32 * v] = vector[v];
+            if (piece.first + lane + 32 * v < what.width) piece.to[lane + 32 * v] = vector[v];
     }
+}
+
+#if __CUDA_ARCH__ >= 900
+// Bulk copies of a thread, through shared memory (PTX ISA, cp.async.bulk). A barrier counts the bytes that have come.
+__device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
+
+__device__ __forceinline__ void bring(void *to, const void *from, unsigned bytes, const unsigned long long *barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(const unsigned long long *barrier, unsigned parity) {
+    asm volatile("{\n\t.reg .pred done;\n\tagain:\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}"
+                 :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void take_out(void *to, const void *from, unsigned bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+#endif
+
+// The same for long runs: the first thread of a block has BULK_STAGES pieces on their way, in shared memory. It takes a
+// warp's registers and no time of arithmetic, so that contractions go on beside it as if they were alone.
+extern "C" __global__ void __launch_bounds__(32) exchange_runs(const Exchange what) {
+    const unsigned pieces = (unsigned)((what.width + BULK_VECTORS - 1) / BULK_VECTORS);
+    const unsigned all = (unsigned)what.shares * (unsigned)what.runs * pieces;
+#if __CUDA_ARCH__ >= 900
+    __shared__ __align__(128) Vector stage[BULK_STAGES][BULK_VECTORS];
+    __shared__ unsigned long long barrier[BULK_STAGES];
+    if (threadIdx.x) return;
+    for (int s = 0; s < BULK_STAGES; s++)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier + s)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    Vector *to[BULK_STAGES];
+    unsigned bytes[BULK_STAGES];
+    // Piece `n` of this block is under way in stage `n % BULK_STAGES`.
+    const unsigned own = blockIdx.x < all ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    for (unsigned n = 0; n < own + BULK_STAGES - 2; n++) {
+        if (n < own) {
+            const unsigned s = n % BULK_STAGES;
+            const Piece piece(what, blockIdx.x + n * gridDim.x, pieces, BULK_VECTORS);
+            const index_t left = what.width - piece.first;
+            to[s] = piece.to, bytes[s] = (unsigned)(left < BULK_VECTORS ? left : BULK_VECTORS) * sizeof(Vector);
+            // The piece before has left this stage: of those that go out, all but the latest have been read.
+            asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+            bring(stage[s], piece.from, bytes[s], barrier + s);
+        }
+        if (n >= BULK_STAGES - 2) {
+            const unsigned m = n - (BULK_STAGES - 2), s = m % BULK_STAGES;
+            wait_for(barrier + s, m / BULK_STAGES & 1);
+            take_out(to[s], stage[s], bytes[s]);
+        }
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#else
+    for (unsigned n = blockIdx.x; n < all; n += gridDim.x) {
+        const Piece piece(what, n, pieces, BULK_VECTORS);
+        for (unsigned v = threadIdx.x; v < BULK_VECTORS && piece.first + v < what.width; v += 32) piece.to[v] = piece.from[v];
+    }
+#endif
 }
 
 // What several devices found of some steps, first tasks and others, as if they were one.

@@ -157,7 +157,7 @@ def _task_work(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, there: Contai
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-    for group in fused_steps(chunks, pass_):
+    for group in fused_steps(chunks, pass_, itemsize):
         task["launches"] += 1
         task["touched"] += itemsize * sum(parts[table] for table in (*group.operands, group.out))
         if group.chain is not None:

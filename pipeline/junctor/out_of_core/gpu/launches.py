@@ -178,14 +178,14 @@ class Exchange:
             return
         words = self.launch.words.copy()
         words[self.launch.to if self.to_slot else self.launch.of] += shift
-        kernel = device.kernel("exchange")
+        kernel, blocks, threads = device.kernel(self.launch.kernel), self.launch.blocks, self.launch.threads
         if self.nbytes < AHEAD_BYTES:
-            device.launch(kernel, self.launch.blocks, words)
+            device.launch(kernel, blocks, words, threads)
             return
         # Its blocks would begin when all blocks of a contraction of another slot have: links would idle meanwhile.
         slot.ahead.wait_event(device.event(slot.stream))
         with device.cuda.current(slot.ahead):
-            device.launch(kernel, self.launch.blocks, words)
+            device.launch(kernel, blocks, words, threads)
             slot.stream.wait_event(device.event(slot.ahead))
 
 
@@ -220,7 +220,7 @@ class PassFacts:
         self.inner = [v for v in pass_.fixed if v not in self.outer]
         self.is_followed = chunks.plan.shape.entries(self.outer) > 1
         # A chain makes several steps in one launch: their results stay in registers.
-        self.groups = fused_steps(chunks, pass_)
+        self.groups = fused_steps(chunks, pass_, itemsize)
         self.inside = frozenset(n for group in self.groups for n in group.inside)
         self.made = {step.out: n for n, step in enumerate(steps)}
         # For each group the last step whose result it reads.
@@ -300,7 +300,8 @@ class Launches:
         pieces = [(in_slot[index], piece) for index, piece in gpu.pieces(table, states)]
         ends = pieces if to_slot else [(piece, part_) for part_, piece in pieces]
         rows = [copy for target, source in ends for copy in copies(target, source)]
-        launch = _launch_of(ends) if is_launched(rows, in_slot.nbytes) else None
+        bulk = all(device.cuda.copies_in_bulk for device in gpu.devices)
+        launch = _launch_of(ends, bulk) if is_launched(rows, in_slot.nbytes) else None
         exchange = Exchange(in_slot.nbytes, launch, () if launch else rows, to_slot)
         # Beyond that they are worked out anew for each case.
         if len(self._exchanges) < MOST_EXCHANGES:
@@ -373,11 +374,11 @@ class Launches:
         return Scale(plain.bits, device.gathered_at(step))
 
 
-def _launch_of(ends: Sequence[tuple[Array, Array]]) -> ExchangeLaunch | None:
+def _launch_of(ends: Sequence[tuple[Array, Array]], bulk: bool) -> ExchangeLaunch | None:
     """Return the launch that copies sources to targets (target, source), all of one shape; None where there is none."""
     axes = [common_axes(target, source) for target, source in ends]
     if any(other != axes[0] for other in axes):
         return None
     (width, itemsize, _), *outer = axes[0]
     runs = [*reversed(outer), (width * itemsize, 1, 1)]
-    return exchanged(runs, [(target.ctypes.data, source.ctypes.data) for target, source in ends])
+    return exchanged(runs, [(target.ctypes.data, source.ctypes.data) for target, source in ends], bulk)

@@ -166,10 +166,10 @@ class DeviceSlots:
         event.record(stream)
         return event
 
-    def launch(self, kernel: Kernel, blocks: int, words: Array) -> None:
-        """Enqueue a kernel of `entries.cu` in the current stream."""
+    def launch(self, kernel: Kernel, blocks: int, words: Array, threads: int | None = None) -> None:
+        """Enqueue a kernel of `entries.cu` in the current stream; threads: of a block, None for those of most."""
         # Directly: the host is the bound of many small tasks.
-        kernel((blocks,), (entries_gpu.THREADS,), (as_struct(words),))
+        kernel((blocks,), (threads or entries_gpu.THREADS,), (as_struct(words),))
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel, compiled when first needed."""
