@@ -133,5 +133,8 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    # Last: it starts a process.
+    return platform.processor() or platform.machine()
