@@ -49,7 +49,7 @@ class _InTree(_Readable, InTreeCacheLocator):  # type: ignore[misc]
 
 
 class _Loaded(JITCodeLibrary):  # type: ignore[misc]
-    """Machine code from disk, with what callers are compiled from: that is parsed where one is, half of the loading."""
+    """Machine code from disk, and what callers are compiled from: that is parsed where one is, most of the loading."""
 
     _shared_module: Any
 
