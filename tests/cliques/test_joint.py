@@ -20,7 +20,7 @@ from junctor.cli import app_for
 from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
-from junctor.cost.model import StoredForecast
+from junctor.cost.stored import StoredForecast
 from junctor.generate import grid, layered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network

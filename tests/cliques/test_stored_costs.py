@@ -12,12 +12,14 @@ from junctor.cliques.host import HostExecutor, Kernels, initial_table, kernels_f
 from junctor.cliques.streamed import PipelineName
 from junctor.cliques.streaming_choice import Streaming, stream_seconds, streamings
 from junctor.cliques.tree import StoredTree
-from junctor.cost import model as cost_model
+from junctor.cost import stored as stored_costs
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.features.cliques import STORED_WORK, case_work, making_work
+from junctor.cost.features.cliques import case_work, making_work
+from junctor.cost.features.names import STORED_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
-from junctor.cost.model import CostModel, stored_forecast
+from junctor.cost.model import CostModel
+from junctor.cost.stored import stored_forecast
 from junctor.generate import grid, layered
 from junctor.planning.cliques import CliquePass, StoredClique, StoredPlan, plan_stored
 from junctor.planning.shape import shape_of
@@ -62,7 +64,7 @@ def test_forecasts_are_sums_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = CostModel(MeasuredDevice("x"), {"stored-double": Coefficients(seconds, (), (0.0, 0.0))})
     # Small tables are done by NumPy, which was not measured.
     assert stored_forecast(plan, frozenset(), DOUBLE, costs) is None
-    monkeypatch.setattr(cost_model, "COMPILED_ENTRIES", 1)
+    monkeypatch.setattr(stored_costs, "COMPILED_ENTRIES", 1)
     assert stored_forecast(plan, frozenset(), LOG, costs) is None
     found = stored_forecast(plan, frozenset({1}), DOUBLE, costs)
     assert found is not None

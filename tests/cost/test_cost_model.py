@@ -20,6 +20,7 @@ from junctor.calibration import cliques as stored_tuning
 from junctor.calibration import harness
 from junctor.cli import app_for
 from junctor.cost import dataset
+from junctor.cost import fit as fit_module
 from junctor.cost import model as cost_model
 from junctor.cost.dataset import (
     Measured,
@@ -193,6 +194,45 @@ def test_the_nearest_device_stands_for_others(caplog: pytest.LogCaptureFixture) 
         assert known.gpu(MeasuredDevice("unheard of", {"multiprocessors": 100.0})).device.name == "large"
     assert "no measurements of unheard of" in caplog.text
     assert known.cpu("another CPU").device.name == "some CPU"
+
+
+def test_fits_are_kept_for_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUNCTOR_CACHE")
+    path = tmp_path / "x.parquet"
+    rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
+    dataset.write(MeasuredDevice("x"), "2026-11-26", rows, path)
+    _, base, _ = SHIPPED[0]
+    expected = [FittedCoefficients(rows)["cpu"], FittedCoefficients(rows, FittedCoefficients(base))["cpu"]]
+
+    def found() -> list[Coefficients]:
+        return [FittedCoefficients(path)["cpu"], FittedCoefficients(path, FittedCoefficients(base))["cpu"]]
+
+    assert found() == expected
+    monkeypatch.setattr("junctor.cost.fit.coefficients_of", None)
+    assert found() == expected
+    with pytest.raises(KeyError):
+        FittedCoefficients(path)["few-double"]
+    monkeypatch.undo()
+    # Another file is another key.
+    dataset.write(MeasuredDevice("x"), "2026-11-26", rows[1:], path)
+    assert found()[0] == FittedCoefficients(rows[1:])["cpu"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[[], [], []]", b"[1, 2, 3]", b"\xff", b"nan"],
+)
+def test_bytes_that_are_no_coefficients_are_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        fit_module._parsed(content, "cpu")
+
+
+def test_coefficients_that_are_no_seconds_are_refused() -> None:
+    fitted = FittedCoefficients([measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)])["cpu"]
+    assert fit_module._parsed(fit_module._to_bytes(fitted), "cpu") == fitted
+    for seconds in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError):
+            fit_module._parsed(fit_module._to_bytes(replace(fitted, row=(seconds, 0.0))), "cpu")
 
 
 def test_cost_models_survive_json() -> None:

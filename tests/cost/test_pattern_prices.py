@@ -107,7 +107,7 @@ def test_no_plan_is_made_twice(network: Network, monkeypatch: pytest.MonkeyPatch
         made.append(pattern)
         return planning.compile_plan(shape, pattern, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("junctor.engine.planner.compile_plan", counted)
+    monkeypatch.setattr("junctor.planning.compile.compile_plan", counted)
     monkeypatch.setattr("junctor.engine.grouping.COMPILED_SECONDS", 0)
     engine, batch = Engine(network, Query()), holes(3000, 8)
     engine.answer(batch)

@@ -15,7 +15,7 @@ from junctor import generate
 from junctor.engine.engine import Engine
 from junctor.engine.kept_orders import KIND, KeptOrders
 from junctor.evidence.encode import encode_table
-from junctor.formats import read_network, write_network
+from junctor.formats import read_network, store, write_network
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -130,6 +130,9 @@ def test_networks_are_equal(format: str, cache: Cache, tmp_path: Path, monkeypat
     assert [entry.kind for entry in cache.entries()] == ["network"]
     monkeypatch.setattr("junctor.formats._read", None)
     assert _same(read_network(path), expected)
+    again = read_network(path)
+    # At once, and then made anew.
+    assert store.to_bytes(again) == store.to_bytes(again) == store.to_bytes(expected)
     monkeypatch.undo()
 
 

@@ -12,7 +12,7 @@ from helpers.strategies import networks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import generate
-from junctor.engine import kept_plans, planner
+from junctor.engine import kept_plans
 from junctor.engine.engine import Engine
 from junctor.engine.kept_plans import KeptPlans
 from junctor.evidence.encode import encode_table
@@ -59,7 +59,7 @@ def test_the_same_bytes_with_and_without(cache: Cache, monkeypatch: pytest.Monke
         made.append(pattern)
         return compile_plan(shape, pattern, *rest)
 
-    monkeypatch.setattr(planner, "compile_plan", counted)
+    monkeypatch.setattr("junctor.planning.compile.compile_plan", counted)
 
     def answers(query: Query) -> bytes:
         table = generate.evidence_table(

@@ -62,6 +62,22 @@ def test_code_of_another_process_is_loaded_without_the_compiler(compiled: Path) 
     assert run(compiled, COUNTED) == ["10.0", "1", "False", "10.0", "2", "0", "False"]
 
 
+def test_loaded_code_is_compiled_into_its_callers(compiled: Path) -> None:
+    code = """
+import numpy as np
+from junctor_kernels.cpu.jit import jit
+from module import inner, outer
+
+@jit
+def caller(values):
+    return outer(values, (1, 2)) + inner(values)
+
+print(outer(np.array([1.0, 8.0]), (1, 2)), caller(np.array([1.0, 8.0])))
+print([sum(each.stats.cache_hits.values()) for each in (outer, inner, caller)])
+"""
+    assert run(compiled, code) == ["10.0", "19.0", "[1,", "1,", "0]"]
+
+
 def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:
     for _ in range(2):
         assert run(tmp_path, MODULE + CALLS) == ["10.0", "0", "True", "10.0", "0"]

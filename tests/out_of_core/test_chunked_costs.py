@@ -21,7 +21,8 @@ from junctor.cost.features import chunked_cpu as chunk_work
 from junctor.cost.features import chunked_gpu as chunk_gpu_work
 from junctor.cost.features import contraction as contraction_work
 from junctor.cost.features.chunked_cpu import Arithmetic, least_work
-from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
+from junctor.cost.features.chunked_gpu import gpu_counts, least_gpu_work
+from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients

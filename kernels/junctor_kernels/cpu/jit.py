@@ -10,6 +10,7 @@ from typing import Any
 
 import numba
 from llvmlite import ir
+from llvmlite.binding import parse_bitcode
 from numba import types
 from numba.core import cgutils, environment, errors
 from numba.core.caching import (
@@ -47,7 +48,41 @@ class _InTree(_Readable, InTreeCacheLocator):  # type: ignore[misc]
     """The folder beside the module."""
 
 
-class _ReadOnlyFiles(CompileResultCacheImpl):  # type: ignore[misc]
+class _Loaded(JITCodeLibrary):  # type: ignore[misc]
+    """Machine code from disk, and what callers are compiled from: that is parsed where one is, most of the loading."""
+
+    _shared_module: Any
+
+    def __init__(self, codegen: Any, state: tuple[str, str, tuple[bytes, bytes]], wrapper: str) -> None:
+        name, _, (code, self._bitcode) = state
+        super().__init__(codegen, name)
+        self.enable_object_caching()
+        self._set_compiled_object(code)
+        self._finalize_final_module()
+        if wrapper.encode() in code:
+            # What Python calls is all that is asked for by name; Numba would list the names in the bitcode.
+            codegen._engine._defined_symbols.add(wrapper)
+        else:
+            self._get_module_for_linking()
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None:
+            self._shared_module = parse_bitcode(self._bitcode)
+            self._codegen._engine._load_defined_symbols(self._shared_module)
+        return self._shared_module
+
+
+class _Files(CompileResultCacheImpl):  # type: ignore[misc]
+    def rebuild(self, context: Any, payload: Any) -> Any:
+        codegen, wrapper = context.codegen(), payload[1].llvm_cpython_wrapper_name
+        codegen.unserialize_library = lambda state: _Loaded(codegen, state, wrapper)
+        try:
+            return super().rebuild(context, payload)
+        finally:
+            del codegen.unserialize_library
+
+
+class _ReadOnlyFiles(_Files):
     _locator_classes = (_Named, _InTree)
 
 
@@ -65,6 +100,8 @@ def _environment(module: str, constants: list[Any], name: str) -> Any:
 
 class _Loader(FunctionCache):  # type: ignore[misc]
     """Compiled code of a function on disk, loaded without the compiler."""
+
+    _impl_class = _Files
 
     # Numba first loads the rules by which it types and compiles each built-in, a third of a second. Code that is linked
     # needs none of them, only the functions that count references, where it makes arrays.

@@ -14,7 +14,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     json: cli.AsJson = False,
 ) -> None:
-    """Show or clear what is kept for the next run: networks, elimination orders, plans, their cuts and bytecode.
+    """Show or clear what is kept for the next run: networks, elimination orders, plans, their cuts, bytecode, prices.
 
     It lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`). No answer depends on it. `JUNCTOR_CACHE`, or
     `cache` in `junctor.toml`, is its bound, such as 2GiB; `off` is no cache.

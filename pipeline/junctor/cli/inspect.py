@@ -161,7 +161,7 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
 
 def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     """Return what `junctor calibrate` takes on a CPU, without evidence: bytes of all tables, and seconds of a core."""
-    from junctor.cost.model import stored_forecast
+    from junctor.cost.stored import stored_forecast
     from junctor.planning.cliques import stored_plan
 
     plan, algebra = stored_plan(tree, engine.router.shape), engine.router.ladder[0]

@@ -7,12 +7,10 @@ import hashlib
 import os
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 import tomllib
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
 from pathlib import Path
 
@@ -113,6 +111,9 @@ class EmbeddedServer:
 
     def wait(self) -> None:
         """Wait until it answers; raises RunError where it ended instead."""
+        # Imported where a server is embedded, as SQLite is: each run asks whether one is configured.
+        from http.client import HTTPConnection, HTTPException
+
         # The socket listens already: the request waits in its queue until the server is there, without polling.
         connection = HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)
         try:
@@ -150,6 +151,8 @@ class EmbeddedServer:
                     shutil.copyfile(_empty_database(), temporary)
 
     def _keep(self) -> None:
+        import sqlite3
+
         with suppress(OSError, RunError, sqlite3.Error):
             if self._database.exists() and not _empty_database().exists():
                 # SQLite's own backup: a copy of the file could miss what is still in its journal.

@@ -21,7 +21,7 @@ from junctor.backends.number_formats import LADDERS
 from junctor.cliques.host import projected_bytes
 from junctor.cliques.tree import Evidence, StoredTree, likelihoods_of
 from junctor.cost.features.cliques import asking_work
-from junctor.cost.model import stored_forecast
+from junctor.cost.stored import stored_forecast
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS

@@ -20,11 +20,9 @@ import numpy as np
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.cost.dataset import Measured, MeasuredDevice, own_files, shipped_files
-from junctor.cost.features.cliques import case_work, making_work
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, LaunchTuner
 from junctor.cost.features.registry import BACKENDS, ordered
 from junctor.cost.fit import Coefficients, FittedCoefficients
-from junctor.planning.cliques import COMPILED_ENTRIES, StoredPlan
 
 logger = logging.getLogger("junctor")
 
@@ -135,29 +133,8 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
-
-
-@dataclass(frozen=True, slots=True)
-class StoredForecast:
-    """Seconds of a core: to make all tables, and for each case."""
-
-    making: float
-    case: float
-
-
-def stored_forecast(
-    plan: StoredPlan, observed: frozenset[int], algebra: Algebra, costs: CostModel
-) -> StoredForecast | None:
-    """Return the forecast of stored clique tables on a CPU; None for small ones, and where nothing was measured.
-
-    plan: the tables.
-    observed: variables with evidence in a case.
-    algebra: number format; in log space nothing was measured.
-    costs: of the CPU.
-    """
-    backend = f"stored-{algebra.name}"
-    if plan.total_entries() < COMPILED_ENTRIES or backend not in costs.coefficients:
-        return None
-    return StoredForecast(costs.seconds(backend, making_work(plan)), costs.seconds(backend, case_work(plan, observed)))
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    # Last: it starts a process.
+    return platform.processor() or platform.machine()

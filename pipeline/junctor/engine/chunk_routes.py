@@ -1,12 +1,14 @@
 """How rows whose plan exceeds the memory go through in chunks: on the CPU, on GPUs, or over workers.
 
-Main class: ChunkRouting, a part of `Router`. The cuts themselves are those of `junctor.out_of_core.programs`.
+Main class: ChunkRouting, a part of `Router`. The cuts themselves are those of `junctor.out_of_core.programs`, imported
+where rows go in chunks: few do, and it loads much.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
 
 from junctor_kernels.tables.reference import Algebra
 
@@ -19,15 +21,15 @@ from junctor.engine.plan_store import PlanKey, cached, rounded
 from junctor.engine.planner import Planner
 from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
 from junctor.model.errors import BudgetError
-from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuGroup, MemoryLimits
-from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.budget import Budget
-from junctor.planning.chunk_search import operations_of
-from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.runtime.devices import count_gpus
 from junctor.runtime.machine import allowed_disk
+
+if TYPE_CHECKING:
+    from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+    from junctor.planning.compile import Problem
 
 KEPT_CHUNK_ROUTES = 16
 
@@ -50,6 +52,8 @@ class ChunkRouting(Planner):
         self, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None, kept: MutableMapping[PlanKey, int]
     ) -> Route:
         """Return how rows go through in chunks, with all memory to themselves; raises BudgetError."""
+        from junctor.planning.chunk_search import operations_of
+
         if budget.passing:
             # In one piece, once that memory is free again, or in larger chunks.
             where = "propagation beside earlier answers"
@@ -102,6 +106,8 @@ class ChunkRouting(Planner):
             on_gpu = self.chunk_route(pattern, uses, algebra, free, gpu)
         except BudgetError:
             return self.chunk_route(pattern, uses, algebra, free)
+        from junctor.out_of_core.memory_splits import CpuSplits
+
         # Cutting takes seconds, so not where the operations take longer in any case.
         least = CpuSplits(on_gpu.limits, algebra, self.cpu_costs, uses).least(on_gpu.chunks.plan)
         if uses * least >= on_gpu_seconds(on_gpu, uses):
@@ -151,6 +157,10 @@ class ChunkRouting(Planner):
         return route
 
     def _cut(self, pattern: Pattern, rows: int, algebra: Algebra, free: int, gpu: GpuRoom | None) -> ChunkRoute:
+        from junctor.out_of_core.memory_splits import GpuGroup, MemoryLimits
+        from junctor.out_of_core.programs import cut_for_gpus
+        from junctor.planning.compile import Problem
+
         targets = None if self.query.targets is None else frozenset(self.targets)
         # An explanation needs the states of all variables: those of the targets depend on them.
         problem = Problem(self.shape, pattern, None if self.query.kind == "mpe" else targets)
@@ -178,6 +188,8 @@ class ChunkRouting(Planner):
         """Return how rows go over workers, if there are any; None where these have too little memory for it."""
         if self.workers is None:
             return None
+        from junctor.out_of_core.memory_splits import MemoryLimits
+
         # On GPUs as those of this process, so that a plan is searched once for either.
         threads = self.threads if on_gpu else 1
         limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, threads, on_gpu, self.allowed)
@@ -196,6 +208,7 @@ class ChunkRouting(Planner):
         self, problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
     ) -> ChunkRoute:
         """Return what `cut` finds, which takes up to half a minute; kept for GPUs of this process and of workers."""
+        from junctor.out_of_core.programs import cut
 
         def found() -> ChunkRoute:
             kept = self.kept_chunks.of(problem, algebra, limits, costs, rows, gpus)

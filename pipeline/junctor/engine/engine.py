@@ -17,7 +17,6 @@ from junctor.backends.blocks import answer_rows, write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.row_trees import TreeRows
-from junctor.engine.explanations import ChunkExplainer
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.plan_store import PlanKey, PlanStore
 from junctor.engine.router import Router
@@ -36,15 +35,6 @@ from junctor.model.answers import (
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
-from junctor.out_of_core.explanations import as_outcome
-from junctor.out_of_core.memory_splits import ChunkRoute
-from junctor.out_of_core.programs import (
-    SingleCaseProgram,
-    answer_case_by_case,
-    case_by_case,
-    program_of,
-    rounds_of,
-)
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh
@@ -55,7 +45,10 @@ if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.cost.model import CostModels
+    from junctor.engine.explanations import ChunkExplainer
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.out_of_core.memory_splits import ChunkRoute
+    from junctor.out_of_core.programs import SingleCaseProgram
 
 # Bytes of a step of a plan, with its tables.
 PLAN_STEP_BYTES = 300
@@ -412,6 +405,9 @@ class Engine:
         self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
+        # Imported where rows go in chunks, here as below: few do, and it loads much.
+        from junctor.out_of_core.programs import answer_case_by_case
+
         for row_engine in self.router.store.row_engines.values():
             row_engine.allow(0)
         chunks, free = route.chunks, budget.free
@@ -436,6 +432,9 @@ class Engine:
         self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         """Write the explanations of rows whose plan exceeds the memory."""
+        from junctor.out_of_core.explanations import as_outcome
+        from junctor.out_of_core.programs import case_by_case
+
         explainer = self._chunk_explainer(budget, resources)
         chunks = route.chunks
         for algebra in self.router.chunk_ladder:
@@ -468,6 +467,8 @@ class Engine:
 
     def _chunk_explainer(self, budget: Budget, resources: _Resources) -> ChunkExplainer:
         """Return what finds explanations of rows in chunks."""
+        from junctor.engine.explanations import ChunkExplainer
+        from junctor.out_of_core.programs import case_by_case
 
         def route_of(batch: EvidenceBatch) -> Route:
             (group,) = patterns_of(batch).exact(np.arange(1))
@@ -520,6 +521,8 @@ class Engine:
 
         Whoever takes them clears the list, so that the memory is free for the next ones.
         """
+        from junctor.out_of_core.programs import program_of, rounds_of
+
         router = self.router
         if router.workers is not None and chunks.workers:
             yield from router.workers.rounds_of(chunks, router.network, algebra, rows)

@@ -23,13 +23,13 @@ from junctor.engine.routes import Backend, Route
 from junctor.engine.tree_choice import shared_seconds
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.elimination import best_order, moral_graph
-from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
 
 if TYPE_CHECKING:
     from junctor.cost.model import CostModel
+    from junctor.planning.junction_tree import JunctionTree
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
 MOST_OPERATIONS = 10**30
@@ -252,6 +252,9 @@ def _share(batch: EvidenceBatch, group: PatternGroup, variable: int) -> float:
 
 def tree_of(shape: Shape) -> JunctionTree:
     """Return the junction tree of all variables, as it is without evidence."""
+    # Imported where a tree is shown.
+    from junctor.planning.junction_tree import junction_tree
+
     # Without targets nothing is left out: the tree that is shown is that of the whole network.
     everything = frozenset(range(len(shape.cardinalities)))
     graph = moral_graph(len(everything), shape.scopes)

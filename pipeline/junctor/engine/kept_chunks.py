@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.cost.model import CostModel
-from junctor.out_of_core.memory_splits import MemoryLimits, priced_backends
-from junctor.planning.chunk_search import ChunkChoice
-from junctor.planning.compile import Problem
 from junctor.runtime.cache import Cache
+
+if TYPE_CHECKING:
+    from junctor.out_of_core.memory_splits import MemoryLimits
+    from junctor.planning.chunk_search import ChunkChoice
+    from junctor.planning.compile import Problem
 
 KIND = "chunks"
 # Part of the key: another way to search, another number.
@@ -45,6 +48,9 @@ class KeptChunks:
         shared_by: how many GPUs share a row, or the workers that do.
         All others: as of `junctor.out_of_core.programs.cut`.
         """
+        # Imported where rows go in chunks, here as below.
+        from junctor.out_of_core.memory_splits import priced_backends
+
         pattern = problem.pattern
         targets = None if problem.targets is None else sorted(problem.targets)
         task = sorted(pattern.sliced), sorted(pattern.weighted), targets, problem.explain, problem.drops_barren
@@ -75,6 +81,8 @@ class CachedChoice:
 
 def _parsed(content: bytes, members: frozenset[int]) -> ChunkChoice:
     """Return a choice; raises ValueError for other bytes."""
+    from junctor.planning.chunk_search import ChunkChoice
+
     record = json.loads(content)
     if not isinstance(record, dict) or record.keys() != set(ChunkChoice._fields):
         raise ValueError("not a choice")

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any
 
 from junctor.model.network import Network
-from junctor.planning.chunk_search import operations_of
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, shape_of
 from junctor.runtime.cache import Cache
@@ -60,7 +59,7 @@ class KeptPlans:
             return _parsed(content, shape_of(network), pattern)
 
         def is_worth(plan: Plan) -> bool:
-            return rows >= LEAST_ROWS or operations_of(plan) >= LEAST_OPERATIONS
+            return rows >= LEAST_ROWS or plan.shared_operations + plan.case_operations >= LEAST_OPERATIONS
 
         return self._cache.kept(KIND, repr(key), parse, make, _to_bytes, is_worth)
 

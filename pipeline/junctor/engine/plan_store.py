@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.smaller_plans import SmallerPlan
 from junctor.model.errors import BudgetError
-from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 
 if TYPE_CHECKING:
     from junctor.backends.row_trees import RowEngine
     from junctor.backends.row_work import RowWork
+    from junctor.out_of_core.memory_splits import ChunkRoute
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -28,7 +28,6 @@ from junctor.model.answers import answer_bytes
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
-from junctor.planning.compile import compile_plan
 from junctor.planning.elimination import keep_orders_in
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
@@ -106,7 +105,7 @@ class Planner:
             # A search makes millions of small objects, none of which is garbage before its end.
             what = pattern, targets, self.query.kind == "mpe", key[1]
             with collector_paused():
-                return self._kept_plans.plan(self.network, *what, lambda: compile_plan(self.shape, *what))
+                return self._kept_plans.plan(self.network, *what, lambda: _made(self.shape, *what))
 
         return cached(self.store.plans, key, KEPT_PLANS, compiled)
 
@@ -222,3 +221,10 @@ class Planner:
         """Return the work of a pattern's row tree; kept, because forecast, run and next batch ask for much the same."""
         works = self.store.works
         return cached(works, pattern, KEPT_WORK, lambda: self.row_engine.work(pattern.sliced, pattern.weighted))
+
+
+def _made(shape: Shape, pattern: Pattern, targets: tuple[int, ...] | None, explain: bool, rows: int) -> Plan:
+    # Imported here: plans that are kept, and rows without a plan, do not need it.
+    from junctor.planning.compile import compile_plan
+
+    return compile_plan(shape, pattern, targets, explain, rows)

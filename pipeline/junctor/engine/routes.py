@@ -17,11 +17,12 @@ from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor.backends.plan_memory import BlockSizes
 from junctor.engine.patterns import PatternGroup
 from junctor.model.errors import BudgetError
-from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
+
+    from junctor.out_of_core.memory_splits import ChunkRoute
 
 
 class Backend(Enum):

@@ -109,8 +109,8 @@ def _kept_or_read(format: str, data: bytes, path: AnyPath, reading: Reading) -> 
 
     # The name: that of a network without one is its file's.
     options = "normalize " if reading.normalize else ""
-    key = f"{format} {options}{path.name} {hashlib.sha256(data).hexdigest()}"
-    network = cache.read("network", key, lambda content: store.read(content, str(path)))
+    key = f"{store.WRITER} {format} {options}{path.name} {hashlib.sha256(data).hexdigest()}"
+    network = cache.read("network", key, lambda content: store.read_kept(content, str(path)))
     if network is None:
         network = _read(format, data, path, reading)
         # What was noted is to be told every time; a name that no file can hold, for instance, cannot be kept.

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +58,12 @@ _MAX_METADATA = 2**26
 _SPARE_BYTES = 2**26
 _MAX_EXPANSION = 1000
 
+# The version of Arrow decides on the bytes of a file.
+WRITER = f"arrow {pa.__version__}"
+# Contents that networks were read from by `read_kept`, of at most so many bytes, until they are asked for.
+_MOST_HELD = 2**22
+_held: WeakKeyDictionary[Network, bytes] = WeakKeyDictionary()
+
 
 def write(network: Network, path: str | AnyPath) -> None:
     """Write `network` to `path`, whole or not at all; raises ModelError if it cannot be written."""
@@ -65,6 +72,8 @@ def write(network: Network, path: str | AnyPath) -> None:
 
 def to_bytes(network: Network) -> bytes:
     """Return the content of the file; equal networks under one version of Arrow give equal bytes."""
+    if (held := _held.pop(network, None)) is not None:
+        return held
     about = {
         "format": FORMAT,
         "format_version": str(FORMAT_VERSION) if network.hidden else "1",
@@ -181,6 +190,17 @@ def read(source: str | AnyPath | bytes, file: str | None = None) -> Network:
     except Exception as error:
         # Arrow has no common type of error for unreadable files: ArrowInvalid, OSError, ValueError and more occur.
         raise ModelError(f"the file cannot be read as Parquet ({' '.join(str(error).split())[:200]})", place) from None
+
+
+def read_kept(content: bytes, file: str) -> Network:
+    """Read a network as `read` does from what `to_bytes` returned for it under the same `WRITER`.
+
+    `to_bytes` returns that again: a run writes the network that it has read to its directory.
+    """
+    network = read(content, file)
+    if len(content) <= _MOST_HELD:
+        _held[network] = content
+    return network
 
 
 def _check_seal(data: bytes, place: Place) -> None:

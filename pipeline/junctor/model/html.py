@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 # Longest text of a cell.
 _LONGEST = 120
@@ -28,5 +27,8 @@ def _row(tag: str, cells: Sequence[object]) -> str:
 
 
 def _text(cell: object) -> str:
+    # Imported where a notebook shows something: with it come all entities of HTML.
+    from html import escape
+
     text = str(cell)
     return escape(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")

@@ -22,7 +22,8 @@ from junctor.backends.plan_memory import STEP_BYTES
 from junctor.cost.constants import CPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
-from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work, pass_seconds
+from junctor.cost.features.chunked_gpu import gpu_counts, least_gpu_work, pass_seconds
+from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel

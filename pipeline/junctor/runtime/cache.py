@@ -207,7 +207,9 @@ def _cache(folder: Path, limit: str) -> Cache:
 @lru_cache(maxsize=1)
 def _here() -> str:
     """The version of Junctor and the platform, whose libraries decide on last bits."""
-    return f"{version('junctor')} {platform.platform()}"
+    # Not `platform.platform`, which starts a process to ask for the name of the processor.
+    system = platform.uname()
+    return " ".join((version("junctor"), system.system, system.release, system.machine, *platform.libc_ver()))
 
 
 def _digest(name: str, content: bytes) -> bytes:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from junctor_kernels.tables.axes import Contraction, contraction
 
-from junctor.cost.features.contraction import COMPILED_WORK, NUMPY_WORK, compiled_work, numpy_work
+from junctor.cost.features.contraction import compiled_work, numpy_work
+from junctor.cost.features.names import CHUNK_WORK
 from junctor.planning.chunks import ChunkPass, ChunkPlan, part
 from junctor.planning.plan import Plan, Reduce
 
@@ -16,16 +17,6 @@ from junctor.planning.plan import Plan, Reduce
 CACHE = 1_000_000
 # Operations that are worth compiled code, as in `junctor_kernels.entries`, which loads a compiler.
 PREPARED = 1 << 13
-CHUNK_WORK = (
-    # Of the case: one; entries of factors and evidence; passes, and the steps of all of them.
-    *("cases", "leaf_entries", "passes", "steps"),
-    # Of each task: one, and its contractions, in NumPy and in compiled code.
-    *("tasks", "contractions", *NUMPY_WORK, *COMPILED_WORK),
-    # Entries that are made and looked through, added to others, taken out; tables on disk, and their entries.
-    *("entries", "added", "stored", "files", "spilled"),
-    # Entries of steps whose tables exceed the cache.
-    "far",
-)
 # What is prepared once for contractions that lie alike.
 ONCE = ("prepared", "tabulated")
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
 from junctor.cost.constants import GPU
+from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.placement.fusion import fused_steps
 from junctor.placement.placement import Resident, crosses_bus, leaf_offsets, outer_variables, sums_on_host
 from junctor.placement.residency import choose_residency
@@ -24,9 +25,6 @@ from junctor.planning.plan import Plan, Reduce
 
 # Loads for an entry of what a chain of eliminations makes.
 CHAIN_LOADS = 4
-# A case, seconds of the busiest way of each pass, and by how much the host takes longer. More features forecast what
-# was measured no better, and other plans worse.
-GPU_CHUNK_WORK = ("cases", "busiest", "behind")
 
 
 def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:

@@ -6,15 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
+from junctor.cost.features.names import STORED_WORK
 from junctor.planning.cliques import CHUNK, StoredPlan, passes
-
-STORED_WORK = (
-    # Making tables: cliques, their entries, those times factors, those brought into another order, and times its swaps.
-    *("cliques", "made", "multiplied", "permuted", "swapped"),
-    # A case: one, passes, kernels; entries that are copied, times what they are multiplied by and times the separators
-    # that they are summed for; entries of those separators.
-    *("cases", "passes", "kernels", "copied", "scattered", "reduced", "separators"),
-)
 
 
 def making_work(plan: StoredPlan) -> dict[str, float]:

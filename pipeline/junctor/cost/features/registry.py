@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from junctor.cost.features.chunked_cpu import CHUNK_WORK
-from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK
-from junctor.cost.features.cliques import STORED_WORK
 from junctor.cost.features.cpu_blocks import CPU_WORK
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK
+from junctor.cost.features.names import CHUNK_WORK, GPU_CHUNK_WORK, STORED_WORK
 from junctor.cost.features.plans import PLAN_WORK, TREE_WORK
 
 
