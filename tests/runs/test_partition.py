@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -332,6 +333,15 @@ def test_threads_of_a_worker_share_the_memory_in_the_same_way(
             list(pool.map(lambda task, memory=memory: propagate_partition(task, memory), tasks_of(job)))
         assert what in beside
         assert parts_of(job) == expected
+
+
+def test_threads_of_a_worker_give_way_soon(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = list[float]()
+    for stage in ("read", "write"):
+        on(monkeypatch, stage, lambda task: turns.append(sys.getswitchinterval()), lambda task: None)
+    propagate_partition(tasks_of(job)[0], MEMORY)
+    assert len(turns) == 2
+    assert max(turns) < sys.getswitchinterval()
 
 
 def test_more_are_written_at_a_time_where_there_is_plenty_of_memory(

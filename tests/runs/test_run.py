@@ -356,11 +356,11 @@ def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytes
 def test_few_partitions_of_rows_in_chunks_take_all_gpus_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "count_gpus", lambda: 4)
     here = Resources(compute=ComputeOptions(10**9, device="gpu"))
-    whole, chunked = RunEstimate(seconds=9.0), RunEstimate(seconds=9.0, in_chunks=8.0)
-    # What takes a second on one GPU is done before others are open.
-    assert [steps.workers_for(here, RunEstimate(seconds=seconds), 9) for seconds in (1.0, 5.0)] == [0, 2]
+    whole, chunked = RunEstimate(seconds=22.0), RunEstimate(seconds=22.0, in_chunks=20.0)
+    # What takes seconds on one GPU is done before others are open.
+    assert [steps.workers_for(here, RunEstimate(seconds=seconds), 9) for seconds in (4.0, 12.0)] == [0, 2]
     # Where the device was chosen, seconds are those of a core; without a choice there are none of a GPU.
-    ways = [RunEstimate(seconds=500.0, gpu_seconds=seconds) for seconds in (1.0, 5.0, math.inf)]
+    ways = [RunEstimate(seconds=500.0, gpu_seconds=seconds) for seconds in (4.0, 12.0, math.inf)]
     assert [steps.workers_for(here, way, 9) for way in ways] == [0, 2, 4]
     assert [steps.workers_for(here, chunked, partitions) for partitions in (1, 3, 4, 9)] == [1, 1, 4, 4]
     assert [steps.workers_for(here, whole, partitions) for partitions in (3, 9)] == [4, 4]

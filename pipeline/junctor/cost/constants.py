@@ -188,9 +188,9 @@ class GpuConstants(DeviceConstants):
     # Choice of the device.
     # Seconds until a GPU is ready: CUDA, CuPy, a process. Estimate; 2026-11-21.
     start: float = 4.0
-    # Seconds of a GPU that are worth one more process. 400,000 rows of munin2 with scores, 0.4 of them, took 4.7 s with
-    # one H200 and 8.3 with a process for each of two; 2026-11-24.
-    process: float = 2.0
+    # Seconds of a GPU and of what goes with it that are worth one more process. 1,600,000 rows of munin2 with scores, 9
+    # of them by forecast, took 8.7 s with one of four H200, 11 with a process for each of two and of four; 2026-11-26.
+    process: float = 5.0
     # Seconds a cell, to bring a state to the device and make a likelihood of it. munin2, 16,384 rows on an H200;
     # 2026-11-22.
     likelihood: float = 1.5e-9

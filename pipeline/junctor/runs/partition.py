@@ -27,6 +27,7 @@ from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
+from junctor.runtime.threads import short_turns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,6 +244,7 @@ class StageTimings:
             setattr(self, stage, getattr(self, stage) + time.perf_counter() - started)
 
 
+@short_turns()
 def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, StageTimings]:
     """Answer one partition with at most `memory` bytes for propagation; the part is whole or does not exist.
 
