@@ -143,11 +143,11 @@ class GpuRun:
             with ENQUEUING:
                 self.gpu.bring_leaves(self.store)
                 spans = self.chunks.spans or tuple(pairwise(range(len(self.chunks.passes) + 1)))
-                for n, span in enumerate(spans):
+                untils = [*(begin for begin, _ in spans[1:]), math.inf]
+                for n, (span, until) in enumerate(zip(spans, untils, strict=False)):
                     # Nothing here waits for the devices unless the host itself has to read or write a table.
                     self._begin(n, *span)
-                    following = spans[n + 1 :]
-                    self._enqueue(following[0][0] if following else math.inf)
+                    self._enqueue(until)
                     # Streams keep their order, so the last mark of each slot stands for all that came before.
                     self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
                     for table in dead[n]:
