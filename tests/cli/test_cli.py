@@ -294,6 +294,14 @@ def test_demo_without_prefect() -> None:
     assert parquet.read_table("demo-run/answers/posteriors").num_rows == 300
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["inspect", str(ASIA)]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (6, "error: No space left on device\n")
+
+
 def test_version_and_help() -> None:
     assert junctor_cli("--version").stdout == f"junctor {junctor.__version__}\n"
     text = junctor_cli("--help").stdout

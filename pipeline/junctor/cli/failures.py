@@ -34,23 +34,34 @@ ALL_INVALID = 4
 class Commands(TyperGroup):
     """Commands whose expected errors are printed in one line, without a traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Understand the command line; the version and help are printed here."""
+        with _in_one_line():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
-        try:
-            # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
-            with told_if_interrupted():
-                return super().invoke(ctx)
-        except JunctorError as error:
-            raise _exit(str(error), error.exit_code) from error
-        except typer.BadParameter as error:
-            # What checks a choice says which type of exception it raised.
-            error.message = error.message.removeprefix("Value error, ")
-            raise
-        except BrokenPipeError:
-            raise  # whoever read our output has seen enough; Typer ends quietly
-        except OSError as error:
-            ours = of_system(error)
-            raise _exit(str(ours), ours.exit_code) from error
+        # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
+        with _in_one_line(), told_if_interrupted():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Context manager: expected errors are printed, and the exit is raised in their place."""
+    try:
+        yield
+    except JunctorError as error:
+        raise _exit(str(error), error.exit_code) from error
+    except typer.BadParameter as error:
+        # What checks a choice says which type of exception it raised.
+        error.message = error.message.removeprefix("Value error, ")
+        raise
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough; Typer ends quietly
+    except OSError as error:
+        ours = of_system(error)
+        raise _exit(str(ours), ours.exit_code) from error
 
 
 def all_invalid(rows: int) -> typer.Exit:

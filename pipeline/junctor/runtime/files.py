@@ -28,6 +28,8 @@ _PUT = "junctor-put-"
 # No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
 MAX_BYTES = 2**30
 _BLOCK = 2**20
+# Bytes of a file that its checksum is made of at a time, without Python's lock, which has to be waited for each time.
+CHECKED_BYTES = 2**22
 
 
 @contextmanager
@@ -111,9 +113,12 @@ class Checksum:
 def checksum_of(path: AnyPath) -> Checksum:
     """Return the checksum of a file; raises RunError if it cannot be read."""
     # By measurement: 1.8 GB/s on a core, twice as fast as BLAKE2b; CRC-32, at 2.9, would not tell forgeries.
+    sha256, block, size = hashlib.sha256(), memoryview(bytearray(CHECKED_BYTES)), 0
     with explained(path), path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return Checksum(file.tell(), sha256)
+        while count := file.readinto(block):
+            sha256.update(block[:count])
+            size += count
+    return Checksum(size, sha256.hexdigest())
 
 
 def read_whole(file: IO[bytes], limit: int | None = None) -> bytes:
