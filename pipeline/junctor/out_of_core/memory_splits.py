@@ -214,26 +214,26 @@ class GpuSplits:
 
     def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
         """Return the route of a plan that was cut for a split, with the slots and the order that take least."""
-        seconds, slots = self._best_slots(chunks)
+        fitting = [slots for slots in SLOTS if slots <= self.most_slots(chunks)]
+        seconds, slots = self._best_slots(chunks, fitting)
         beside = self._side_by_side(chunks, slots)
         if beside.peak(on_disk=False) * self._itemsize <= split.memory and not chunks.on_disk:
-            # Two passes have as many slots at the least.
-            less, more = self._best_slots(beside, slots)
+            # Two passes have as many slots, or some more.
+            first = fitting.index(slots)
+            less, more = self._best_slots(beside, fitting[first : first + 2])
             if less < seconds:
                 seconds, slots, chunks = less, more, beside
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
         overhead = launch_bytes(chunks.plan)
         return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
 
-    def _best_slots(self, chunks: ChunkPlan, least: int = 1) -> tuple[float, int]:
-        """Return the seconds of a case with the number of slots that takes least, and that number; least: of slots."""
-        most, seconds, best = self.most_slots(chunks), math.inf, least
-        for slots in SLOTS:
-            if least <= slots <= most:
-                # Of about equals the fewest slots.
-                this = self.seconds_with(chunks, slots)
-                if this < SLOT_GAIN * seconds:
-                    seconds, best = this, slots
+    def _best_slots(self, chunks: ChunkPlan, numbers: Sequence[int]) -> tuple[float, int]:
+        """Return the seconds of a case with the best number of slots, of some in ascending order, and that number."""
+        seconds, best = math.inf, numbers[0]
+        for slots in numbers:
+            # Of about equals the fewest slots.
+            if (this := self.seconds_with(chunks, slots)) < SLOT_GAIN * seconds:
+                seconds, best = this, slots
         return seconds, best
 
     def _side_by_side(self, chunks: ChunkPlan, slots: int) -> ChunkPlan:

@@ -48,6 +48,11 @@ def fused_steps(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> tuple[Fus
     return of_plan[key]
 
 
+def share_fused(chunks: ChunkPlan, other: ChunkPlan) -> None:
+    """Let a plan with the same passes in another order have the fused steps of the first: to find them takes long."""
+    _FUSED[other] = _FUSED.setdefault(chunks, {})
+
+
 def _groups(chunks: ChunkPlan, pass_: ChunkPass, most: int) -> tuple[FusedSteps, ...]:
     sizes = dict(enumerate(chunks.plan.shape.cardinalities))
     stages = [_stage(chunks, pass_, n, sizes) for n in range(len(pass_.steps))]

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
+from junctor.placement.fusion import share_fused
 from junctor.planning.chunks import ChunkPlan
 
 # Passes at a time. More of them gain little, and keep more tables.
@@ -48,4 +49,6 @@ def side_by_side(chunks: ChunkPlan, seconds: Sequence[float]) -> ChunkPlan:
             if not waiting[n]:
                 heapq.heappush(ready, (-left[n], n))
     # A dict keeps the order in which passes begin.
-    return replace(chunks, passes=tuple(chunks.passes[n] for n in spans), spans=tuple(spans.values()))
+    found = replace(chunks, passes=tuple(chunks.passes[n] for n in spans), spans=tuple(spans.values()))
+    share_fused(chunks, found)
+    return found
