@@ -12,6 +12,7 @@
 //     carry              a copy that need not wait for those that are under way.
 //     relay              brings what was found about a table to another device, through memory that both reach.
 //     exchange           brings a part of a table from wherever its pieces lie, on any device, or takes it there.
+//     exchange_runs      the same for long runs, by bulk copies where devices have them.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
 // the first task of a pass, the same for all tasks, and whoever reads the table multiplies; of logarithms (LOGS) that entry
