@@ -14,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 import typer
-from helpers.signals import COMMAND, children_of, lines_until
+from helpers.signals import COMMAND, children_of, hear_ctrl_c, lines_until
 from junctor.cli.failures import told_if_interrupted
 from junctor.cli.signals import Terminated
 from junctor.generate import evidence_batches, random_network
@@ -132,7 +132,9 @@ try:
 except KeyboardInterrupt as error:
     print(type(error).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, preexec_fn=hear_ctrl_c
+    )
     assert done.stdout.strip() == ("Terminated" if name == "SIGTERM" else "KeyboardInterrupt")
     assert not done.stderr
     assert not done.returncode
