@@ -37,7 +37,6 @@ from junctor.out_of_core.programs import SingleCaseProgram
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
@@ -86,7 +85,7 @@ def repeats(function: Callable[[], Any]) -> float:
 def bound(chunks: ChunkPlan, itemsize: int, measured: list[tuple[float, float]]) -> float:
     """Return the seconds that operations or bytes take, whichever takes longer, on all processes together."""
     operations, copied = (sum(column) for column in zip(*measured, strict=True))
-    return max(operations_of(chunks.plan) / operations, (chunks.loaded + chunks.stored) * itemsize / copied)
+    return max(chunks.plan.operations / operations, (chunks.loaded + chunks.stored) * itemsize / copied)
 
 
 def peak_bytes() -> int:
@@ -229,7 +228,7 @@ def describe(chunks: ChunkPlan, itemsize: int, seconds: float) -> None:
     largest, working, loaded, stored, peak = (format_bytes(entries * itemsize) for entries in counts)
     print(
         f"planned in {seconds:.1f} s ({plan.criterion}): "
-        f"{operations_of(plan):.3e} operations, "
+        f"{plan.operations:.3e} operations, "
         f"largest table {largest}\n{len(chunks.passes)} passes, {chunks.tasks} tasks of at most {working}; "
         f"loaded {loaded}, stored {stored}, at most {peak} at once",
         flush=True,

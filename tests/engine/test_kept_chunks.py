@@ -138,7 +138,7 @@ class FixedChoice:
 def test_a_choice_that_does_not_fit_is_searched_anew(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_search, "KEPT_STEPS", 0)
     room = chunk_search.MemorySplit(1 << 14, 1 << 20, 0)
-    prices = chunk_search.ChunkPrices(chunk_search.operations_of, lambda chunks, _: float(chunks.loaded), 0.0)
+    prices = chunk_search.ChunkPrices(lambda plan: plan.operations, lambda chunks, _: float(chunks.loaded), 0.0)
 
     def cut(kept: FixedChoice | None = None) -> ChunkPlan:
         return chunk_search.cheapest_chunks(PROBLEM, 8, lambda _: [room], prices, 1, kept)[0]

@@ -43,7 +43,6 @@ from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
 from junctor.placement import residency as residents
 from junctor.placement.placement import outer_variables, slot_bytes
-from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -93,7 +92,7 @@ def test_every_operation_is_counted_once_however_a_plan_is_cut(working: int, mon
     monkeypatch.setattr(chunk_work, "PREPARED", 0)
     chunks = chunk_plan(planned(8, 8), working, ENDLESS, 0)
     found = counted(chunks, COMPILED)
-    assert sum(found[name] for name in ("near", "same", "apart")) == operations_of(chunks.plan)
+    assert sum(found[name] for name in ("near", "same", "apart")) == chunks.plan.operations
     assert found["tasks"] == chunks.tasks
     assert found["passes"] == len(chunks.passes)
     assert found["stored"] == chunks.stored
@@ -222,7 +221,7 @@ def test_slots_hide_what_is_not_busiest() -> None:
     alone, three = (on_gpu(chunks, slots, 0) for slots in (1, 3))
     assert three["busiest"] < alone["busiest"]
     assert alone["loaded"] == three["loaded"] > 0
-    assert three["quads"] + three["entries"] + three["terms"] == operations_of(chunks.plan)
+    assert three["quads"] + three["entries"] + three["terms"] == chunks.plan.operations
     # What stays on the device does not cross the bus.
     assert on_gpu(chunks, 3, 1 << 30)["loaded"] < three["loaded"]
     assert least_gpu_work(chunks.plan, 4)["busiest"] < on_gpu(chunks, 3, 1 << 30)["busiest"]
@@ -232,9 +231,9 @@ def test_several_gpus_share_the_work() -> None:
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
     one, two = (on_gpu(chunks, 3, 0, gpus) for gpus in (1, 2))
     shared = [each for each in chunks.passes if outer_variables(chunks, each, 4)]
-    alone = operations_of(chunks.plan) - sum(chunks.plan.work(step) for each in shared for step in each.steps)
+    alone = chunks.plan.operations - sum(chunks.plan.work(step) for each in shared for step in each.steps)
     counted = [each["quads"] + each["entries"] + each["terms"] for each in (one, two)]
-    assert counted == [operations_of(chunks.plan), (operations_of(chunks.plan) + alone) / 2]
+    assert counted == [chunks.plan.operations, (chunks.plan.operations + alone) / 2]
     assert two["busiest"] < one["busiest"]
     # Nothing stays on a device: all of it crosses the bus, up to half of it to each.
     assert one["loaded"] / 2 <= two["loaded"] < one["loaded"]

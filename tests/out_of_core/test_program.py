@@ -36,7 +36,6 @@ from junctor.out_of_core import store as chunk_store
 from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, backend_of
 from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
 from junctor.planning.shape import Pattern
 from junctor_kernels.tables import reference
@@ -102,7 +101,7 @@ def test_nothing_is_computed_twice(working: int, algebra: reference.Algebra, mon
     monkeypatch.setattr(CpuTasks, "__call__", contract)
     program = ChunkedProgram(chunks, network, algebra)
     run(program)
-    assert sum(done) == operations_of(plan)
+    assert sum(done) == plan.operations
     assert len(done) == sum(len(each.steps) * plan.shape.entries(each.fixed) for each in chunks.passes)
 
 

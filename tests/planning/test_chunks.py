@@ -18,7 +18,6 @@ from junctor.planning.chunk_search import (
     TooLongError,
     candidates,
     cheapest_chunks,
-    operations_of,
     waiting_entries,
 )
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan
@@ -28,7 +27,9 @@ from junctor.planning.shape import Pattern, shape_of
 
 NOTHING = Pattern(frozenset(), frozenset())
 # Operations, and what comes into tasks and out of them.
-MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored, 1e-4)
+MOVED = ChunkPrices(
+    lambda plan: plan.operations, lambda chunks, _: chunks.plan.operations + chunks.loaded + chunks.stored, 1e-4
+)
 
 
 def check(chunks: ChunkPlan, working: int) -> None:
@@ -42,7 +43,7 @@ def check(chunks: ChunkPlan, working: int) -> None:
         there |= set(each.stores)
     assert there.issuperset(plan.totals)
     assert there.issuperset(table for _, table in plan.marginals)
-    assert sum(work(plan, each) for each in chunks.passes) == operations_of(plan)
+    assert sum(work(plan, each) for each in chunks.passes) == plan.operations
     assert max((held(plan, each) for each in chunks.passes), default=0) == chunks.working <= working
     for table, cuts in chunks.cuts.items():
         assert set(cuts) <= set(plan.tables[table].scope)

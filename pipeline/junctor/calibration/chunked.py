@@ -28,7 +28,7 @@ from junctor.out_of_core.memory_splits import OFFSET_BYTES, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import SingleCaseProgram
 from junctor.placement.placement import slot_bytes
-from junctor.planning.chunk_search import candidates, operations_of
+from junctor.planning.chunk_search import candidates
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
@@ -101,10 +101,10 @@ def plans_of(network: Network, most: float) -> list[Plan]:
     for plan, _, _ in candidates(Problem(shape_of(network), Pattern(frozenset(), frozenset())), 1):
         # One plan for each criterion, so that the orders differ in kind.
         other = best.get(plan.criterion)
-        if other is None or operations_of(plan) < operations_of(other):
+        if other is None or plan.operations < other.operations:
             best[plan.criterion] = plan
-    short = [plan for plan in best.values() if operations_of(plan) <= most]
-    return sorted(short, key=operations_of)[:ORDERS]
+    short = [plan for plan in best.values() if plan.operations <= most]
+    return sorted(short, key=lambda plan: plan.operations)[:ORDERS]
 
 
 def cpu_cases(networks: Iterable[tuple[str, Network]]) -> Iterator[ChunkCase]:
@@ -154,7 +154,7 @@ def measure_on_cpu(case: ChunkCase) -> list[Measured]:
 
     Files are in memory where there is a folder for that: what a disk adds depends on what else it does.
     """
-    operations = operations_of(case.chunks.plan) / (LOG_SHARE if case.algebra is LOG else 1)
+    operations = case.chunks.plan.operations / (LOG_SHARE if case.algebra is LOG else 1)
     rows = []
     for compiled in (True, False):
         if operations > MOST_OPERATIONS * (1 if compiled else PLAIN_SHARE):
@@ -204,7 +204,7 @@ def measured(
     setting: of the device, for people.
     """
     plan = case.chunks.plan
-    operations, steps = float(operations_of(plan)), float(sum(len(pass_.steps) for pass_ in case.chunks.passes))
+    operations, steps = float(plan.operations), float(sum(len(pass_.steps) for pass_ in case.chunks.passes))
     entries, answers = sum(table.entries for table in plan.tables), sum(plan.shape.cardinalities)
     counts = plan_counts(1, steps, operations, entries, answers)
     label = f"{case.label}, {setting}" if setting else case.label

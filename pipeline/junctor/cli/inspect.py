@@ -240,7 +240,7 @@ def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     savings = count_savings(plan.shape, plan.pattern, targets, explain, rounded(largest.uses))
     # Zeros need the numbers of all tables, which are not bound where the plan is refused or cut.
     in_memory = largest.refused is None and largest.chunks is None
-    if in_memory and plan.case_operations + plan.shared_operations <= MOST_BOUND_OPERATIONS:
+    if in_memory and plan.operations <= MOST_BOUND_OPERATIONS:
         savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(router, plan)))
     return [asdict(saving) for saving in savings]
 

@@ -52,8 +52,6 @@ class ChunkRouting(Planner):
         self, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None, kept: MutableMapping[PlanKey, int]
     ) -> Route:
         """Return how rows go through in chunks, with all memory to themselves; raises BudgetError."""
-        from junctor.planning.chunk_search import operations_of
-
         if budget.passing:
             # In one piece, once that memory is free again, or in larger chunks.
             where = "propagation beside earlier answers"
@@ -73,7 +71,7 @@ class ChunkRouting(Planner):
             uses,
             plan,
             chunks=chunks,
-            operations=group.answered * operations_of(plan),
+            operations=group.answered * plan.operations,
         )
 
     def _chunk_gpu(self, algebra: Algebra, gpu: GpuRoom | None) -> GpuRoom | None:

@@ -59,7 +59,7 @@ class KeptPlans:
             return _parsed(content, shape_of(network), pattern)
 
         def is_worth(plan: Plan) -> bool:
-            return rows >= LEAST_ROWS or plan.shared_operations + plan.case_operations >= LEAST_OPERATIONS
+            return rows >= LEAST_ROWS or plan.operations >= LEAST_OPERATIONS
 
         return self._cache.kept(KIND, repr(key), parse, make, _to_bytes, is_worth)
 

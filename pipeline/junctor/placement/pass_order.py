@@ -20,9 +20,8 @@ class PassOrder:
 
     def __init__(self, chunks: ChunkPlan) -> None:
         plan, passes = chunks.plan, chunks.passes
-        made = {table: n for n, pass_ in enumerate(passes) for table in pass_.stores}
         self._passes = passes
-        self._needs = [{made[table] for table in pass_.loads if table in made} for pass_ in passes]
+        self._needs = chunks.needs
         self._stores = [sum(plan.tables[table].entries for table in pass_.stores) for pass_ in passes]
         # A dict, because it keeps the order of the plan.
         self._left = dict.fromkeys(range(len(passes)))

@@ -24,18 +24,16 @@ def side_by_side(chunks: ChunkPlan, seconds: Sequence[float]) -> ChunkPlan:
     chunks: the plan, one pass after the other.
     seconds: of each pass alone, in any unit, above 0.
     """
-    made = {table: n for n, pass_ in enumerate(chunks.passes) for table in pass_.stores}
-    needs = [{made[table] for table in pass_.loads if table in made} for pass_ in chunks.passes]
-    readers: list[list[int]] = [[] for _ in needs]
-    for n, needed in enumerate(needs):
+    readers: list[list[int]] = [[] for _ in chunks.needs]
+    for n, needed in enumerate(chunks.needs):
         for other in needed:
             readers[other].append(n)
     left = list(seconds)
     for n in reversed(range(len(left))):
         left[n] += max((left[reader] for reader in readers[n]), default=0.0)
-    ready = [(-left[n], n) for n, needed in enumerate(needs) if not needed]
+    ready = [(-left[n], n) for n, needed in enumerate(chunks.needs) if not needed]
     heapq.heapify(ready)
-    waiting, time = [len(needed) for needed in needs], 0.0
+    waiting, time = [len(needed) for needed in chunks.needs], 0.0
     under_way: list[tuple[float, int]] = []
     spans: dict[int, tuple[float, float]] = {}
     while ready or under_way:

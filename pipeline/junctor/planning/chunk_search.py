@@ -83,11 +83,6 @@ class TooLongError(ValueError):
     """Nobody would wait for it."""
 
 
-def operations_of(plan: Plan) -> int:
-    """Return the multiply-adds of a case whose messages are all its own."""
-    return plan.shared_operations + plan.case_operations
-
-
 def cheapest_chunks(
     problem: Problem,
     itemsize: int,
@@ -118,7 +113,7 @@ def cheapest_chunks(
     far: list[TooSmallError] = []
     cut_steps = 0
     # The first one that fits bounds the time of all others.
-    for candidate in sorted(candidates(problem, rows), key=lambda candidate: operations_of(candidate.plan)):
+    for candidate in sorted(candidates(problem, rows), key=lambda candidate: candidate.plan.operations):
         plan = candidate.plan
         ways = list(enumerate(splits(plan)))
         if best is not None:

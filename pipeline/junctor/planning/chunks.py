@@ -99,19 +99,18 @@ class ChunkPlan:
         # Passes come in the order in which they begin.
         return tuple(bisect.bisect_left(begins, end) - 1 for _, end in self.spans) or tuple(range(len(self.passes)))
 
+    @cached_property
+    def needs(self) -> tuple[frozenset[int], ...]:
+        """For each pass those that make what it reads."""
+        made = {table: n for n, pass_ in enumerate(self.passes) for table in pass_.stores}
+        return tuple(frozenset(made[table] for table in pass_.loads if table in made) for pass_ in self.passes)
+
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         """Return the first and the last pass of every stored table; -1 for those that are there at the beginning.
 
         The last one is that before which all that read the table have ended, where passes go side by side.
         """
-        lives = _lifetimes(self.plan, self.passes)
-        if not self.spans:
-            return lives
-        last = {table: self.beside[n] for n, pass_ in enumerate(self.passes) for table in pass_.stores}
-        for n, pass_ in enumerate(self.passes):
-            # A pass that begins later may end before.
-            last |= {table: max(last.get(table, -1), self.beside[n]) for table in pass_.loads}
-        return {table: (first, last[table]) for table, (first, _) in lives.items()}
+        return _lifetimes(self.passes, self.beside)
 
     def peak(self, on_disk: bool) -> int:
         """Return the most entries of stored tables at once, of those in memory or of those on disk."""
@@ -357,13 +356,16 @@ def _cuts(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, ...]]
     return cuts
 
 
-def _lifetimes(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, int]]:
+def _lifetimes(passes: Sequence[ChunkPass], lasts: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the lifetimes of stored tables; lasts: for each pass the last one that begins before it ends."""
     lives: dict[int, tuple[int, int]] = {}
-    for n, pass_ in enumerate(passes):
+    for n, (pass_, last) in enumerate(zip(passes, lasts, strict=True)):
         for table in pass_.stores:
-            lives[table] = (n, n)
+            lives[table] = (n, last)
         for table in pass_.loads:
-            lives[table] = (lives.get(table, (-1, n))[0], n)
+            first, before = lives.get(table, (-1, -1))
+            # A pass that begins later may end before.
+            lives[table] = (first, max(before, last))
     return lives
 
 
@@ -379,7 +381,7 @@ def alive_entries(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int)
 
 def _spilled(plan: Plan, passes: Sequence[ChunkPass], memory: int) -> frozenset[int]:
     """Return the tables that go to disk: those that stay longest for their traffic, until the others fit."""
-    lives = _lifetimes(plan, passes)
+    lives = _lifetimes(passes, range(len(passes)))
     made = {table for pass_ in passes for table in pass_.stores}
     # The large ones that wait longest: each costs one way to the disk and back however long it stays there.
     waiting = sorted(made, key=lambda t: (lives[t][0] - lives[t][1], -plan.tables[t].entries, t))

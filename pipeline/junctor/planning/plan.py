@@ -151,6 +151,11 @@ class Plan:
         """Multiply-adds done once for the plan (messages that do not depend on evidence)."""
         return sum(self.work(step) for step in self.reductions(per_case=False))
 
+    @property
+    def operations(self) -> int:
+        """Multiply-adds of a case whose messages are all its own."""
+        return self.shared_operations + self.case_operations
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the pattern, the tables and what is done with them; equal for equal plans."""

@@ -46,7 +46,7 @@ def count_savings(
     if sum(len(below) ** 2 for below in junction_tree(order, shape).children()) <= MOST_NEIGHBOURS_SQUARED:
         before["cliques of many neighbours joined in pairs"] = lay_out(problem, order, joins=False).case_operations
     before["operands contracted in pairs"] = lay_out(problem, order, paths=False).case_operations
-    before["messages without evidence done once"] = plan.case_operations + plan.shared_operations
+    before["messages without evidence done once"] = plan.operations
     # Each technique is left out alone; savings overlap and do not add up.
     return [Saving(name, operations, plan.case_operations) for name, operations in before.items()]
 

@@ -28,8 +28,6 @@ _PUT = "junctor-put-"
 # No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
 MAX_BYTES = 2**30
 _BLOCK = 2**20
-# Bytes of a file that its checksum is made of at a time, without Python's lock, which has to be waited for each time.
-CHECKED_BYTES = 2**22
 
 
 @contextmanager
@@ -113,11 +111,12 @@ class Checksum:
 def checksum_of(path: AnyPath) -> Checksum:
     """Return the checksum of a file; raises RunError if it cannot be read."""
     # By measurement: 1.8 GB/s on a core, twice as fast as BLAKE2b; CRC-32, at 2.9, would not tell forgeries.
-    sha256, block, size = hashlib.sha256(), memoryview(bytearray(CHECKED_BYTES)), 0
+    # In blocks that are larger than `hashlib.file_digest` takes: between them Python's lock has to be waited for.
+    sha256, size = hashlib.sha256(), 0
     with explained(path), path.open("rb") as file:
-        while count := file.readinto(block):
-            sha256.update(block[:count])
-            size += count
+        while block := file.read(_BLOCK):
+            sha256.update(block)
+            size += len(block)
     return Checksum(size, sha256.hexdigest())
 
 

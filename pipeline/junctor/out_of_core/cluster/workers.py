@@ -134,7 +134,7 @@ class WorkerPool:
         operation = (GPU if limits.on_gpu else CPU).task_operation
         prices = ChunkPrices(
             # A lower bound: multiply-adds alone, spread evenly over the workers.
-            least=lambda plan: chunk_search.operations_of(plan) * operation / CHOSEN_FOR,
+            least=lambda plan: plan.operations * operation / CHOSEN_FOR,
             seconds=lambda chunks, _: _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR),
             cutting=0.0,
         )
@@ -156,7 +156,7 @@ class WorkerPool:
         task = split.task
         _, scratch, compiled = _contracts(task)
         # Loading compiled code takes a second on every worker.
-        worth = chunk_search.operations_of(chunks.plan) * rows * CPU.task_operation > CPU.compiled_work
+        worth = chunks.plan.operations * rows * CPU.task_operation > CPU.compiled_work
         reserved = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
         task_bytes = task
         if limits.on_gpu:

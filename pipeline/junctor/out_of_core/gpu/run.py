@@ -462,7 +462,9 @@ class GpuRun:
     def _close_through(self, number: int) -> None:
         """Close the enqueued passes up to a number, once the devices are through with them."""
         # In order, so that what a pass reads has been reported.
-        for work in [self._pending[n] for n in sorted(self._pending) if n <= number]:
+        for work in self._in_order():
+            if work.number > number:
+                return
             if not work.is_done():
                 with ENQUEUING.left():
                     work.wait()
@@ -470,10 +472,14 @@ class GpuRun:
 
     def _close_done(self) -> None:
         """Close the first of the enqueued passes that the devices are through with."""
-        for work in [self._pending[n] for n in sorted(self._pending)]:
+        for work in self._in_order():
             if not work.is_done():
                 return
             self._close(work)
+
+    def _in_order(self) -> list[PassInFlight]:
+        """Return the enqueued passes in the order in which they began."""
+        return [self._pending[n] for n in sorted(self._pending)]
 
     def _close(self, work: PassInFlight) -> None:
         """Report a pass that the devices are through with."""
