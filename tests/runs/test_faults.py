@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import junctor
@@ -65,6 +67,39 @@ def test_a_killed_worker_leaves_no_unfinished_file(inputs: Path, tmp_path: Path)
         for folder in (out, whole.directory.path)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_mark_comes_after_all_that_it_lists(
+    inputs: Path, tmp_path: Path, incremental: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut leaves behind: content is synced before its name, and names before the mark that lists them."""
+    replace, fsync = os.replace, os.fsync
+    synced, unsynced, marks = set[str](), set[Path](), list[Path]()
+
+    def watched_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.add(str(path))
+        unsynced.difference_update([each for each in unsynced if each.parent == path])
+
+    def watched_replace(source: Path, target: Path) -> None:
+        assert str(Path(source).absolute()) in synced
+        replace(source, target)
+        path = Path(target).absolute()
+        if path.name in ("done.json", "manifest.json"):
+            folder = path.parent
+            assert not [each for each in unsynced if folder in each.parents]
+            marks.append(path)
+        unsynced.add(path)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    out = tmp_path / "out"
+    job = Job(str(inputs / "net.bif"), str(inputs / "evidence.parquet"), str(out), case_id="case_id")
+    run(replace_fields(job, partition_rows=4000, incremental=incremental), Resources(workers=0))
+    assert [path.name for path in marks] == ["done.json", "manifest.json"]
+    assert len([path for path in synced if path.endswith(".tmp")]) > 6
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def ingest(
         columns=encoding.columns,
         is_clean=is_clean,
     )
+    folder = directory.ingested.parent
+    directory.sync_names([folder / f"{name}.arrow" for each in encoding.encoded for name in each.names])
     # Last: the mark that all of it is there.
     write_json(directory.ingested, asdict(pending))
     return Ingested(sum(sum(each.rows) for each in pending.inputs), sum(len(each.rows) for each in pending.inputs))

@@ -46,8 +46,8 @@ from junctor.runtime.dask_cluster import (
     check_resources,
     distribute,
     largest_worker,
-    prepare_workers,
     threads_for,
+    workers_ahead,
 )
 from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
@@ -156,17 +156,16 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     started = time.monotonic()
     check_resources(resources)
     job.check_places()
-    prepare_workers(resources)
     if job.has_engine:
         # While files are read.
         import_ahead("junctor.engine.forecast")
         if _answers_on_gpu(resources):
             open_gpu_ahead(resources.compute.device_memory)
-    with job.directory.locked():
+    with workers_ahead(resources) as start_workers, job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
         with collector_paused():
             ingest_model(job, progress)
-        ingest_inputs(job, progress)
+        ingest_inputs(job, progress, start_workers)
         with collector_paused():
             estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
@@ -206,8 +205,11 @@ def claim(job: Workload, model: Any, spec: AnySpec, alone: bool = True) -> None:
 
 
 @short_turns()
-def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
-    """Encode the inputs, one file a partition; existing files are kept."""
+def ingest_inputs(job: Workload, progress: Progress, came: Callable[[int], None] = lambda parts: None) -> Ingested:
+    """Encode the inputs, one file a partition; existing files are kept.
+
+    came: called with the number of partitions so far.
+    """
     directory = job.directory
     if job.growth is not None and isinstance(directory, IncrementDirectory):
         there = read_manifest(directory) if directory.manifest.exists() else None
@@ -226,8 +228,10 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
         rows += count
         checksums[name] = checksum
         progress.advance(count)
+        came(len(checksums))
     counts = Ingested(rows, len(checksums))
     directory.check_there()
+    directory.sync_names(map(directory.evidence_part, range(counts.partitions)))
     write_checksums(directory, checksums)
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
@@ -501,7 +505,7 @@ def write_manifest(directory: Directory[Any], work: RunStats, seconds: float) ->
 
 
 def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple[Part, ...]:
-    """Return the parts of all partitions; raises RunError with all that are missing."""
+    """Return the parts of all partitions, whose names are synced; raises RunError with all that are missing."""
     directory.check_there()
     # Of workers that were killed: others made their parts.
     directory.clear_unfinished()
@@ -509,8 +513,10 @@ def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple
     missing = directory.unanswered(spec)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
+    paths = directory.expected_parts(spec)
+    directory.sync_names([*paths, *map(directory.statistics, paths)])
     made = {part.file: part for part in work.made}
-    names = [directory.name_of(path) for path in directory.expected_parts(spec)]
+    names = [directory.name_of(path) for path in paths]
     # Those of earlier calls are read once more; a store takes its time for each, and answers many at once.
     others = [directory.path / name for name in names if name not in made]
     threads = STORE_READS if isinstance(directory.path, RemotePath) else usable_cores()

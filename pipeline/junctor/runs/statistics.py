@@ -369,8 +369,9 @@ def _small_counts(
         row[:rows] = column
     cells[:, bad] = -1
     counts = np.zeros((len(columns), sizes[0]), dtype=np.int64)
-    for state in range(sizes[0]):
-        there = sum(size > state for size in sizes)
+    # Columns that have a state.
+    having = np.searchsorted(-np.array(sizes), -np.arange(sizes[0])).tolist()
+    for state, there in enumerate(having):
         # The eight bytes of a word are added at once, each at most 128 times.
         words = (cells[:there] == state).view(np.uint64).reshape(there, -1, SUMMED_CELLS // 8)
         counts[:there, state] = words.sum(axis=2).view(np.uint8).reshape(there, -1).sum(axis=1)

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -21,7 +21,7 @@ from junctor.model.errors import BudgetError, DeviceError, InputError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
-from junctor.runtime.files import clear_temporaries, explained, read_json, write_json
+from junctor.runtime.files import clear_temporaries, explained, read_json, sync_names, write_json
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.remote_lock import RemoteLock
 
@@ -377,6 +377,14 @@ class Directory(Generic[Spec]):
             # One by one, but never the directory itself: it may be removed at this moment.
             for folder in reversed(path.parents[: -len(self.path.parents) - 1]):
                 folder.mkdir(exist_ok=True)
+
+    def sync_names(self, files: Iterable[AnyPath]) -> None:
+        """Sync the names of some files of the run, before a mark says that all of them are there."""
+        if isinstance(self.path, RemotePath):
+            # Objects have no folders.
+            return
+        local, above = [file for file in files if not isinstance(file, RemotePath)], len(self.path.parents)
+        sync_names({folder for file in local for folder in file.parents[: len(file.parents) - above]})
 
     def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:
         """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences.

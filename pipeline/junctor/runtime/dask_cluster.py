@@ -5,6 +5,7 @@ Main functions: `distribute`, called by runs, and `distribute_in_order`, by lear
 
 from __future__ import annotations
 
+import concurrent.futures
 import ipaddress
 import logging
 import multiprocessing
@@ -14,7 +15,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
@@ -63,8 +66,8 @@ _WORKER_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "DASK_LOGGING__DISTRIBUTED": "critical",
 }
-# What tasks import, by name: it lies above this layer. Workers without a GPU are forked from a process that has it.
-_WORKER_IMPORTS = [
+# What tasks import, by name: it lies above this layer. Workers are forked from a process that has it.
+_WORKER_IMPORTS = (
     "distributed",
     "junctor.engine.engine",
     "junctor.evidence.encoded",
@@ -72,7 +75,16 @@ _WORKER_IMPORTS = [
     "junctor.out_of_core.cluster.workers",
     "junctor.runs.partition",
     "junctor.runs.results",
-]
+)
+# The same of workers with a GPU. None of it opens one: CUDA does not survive a fork.
+_GPU_IMPORTS = (
+    "cupy",
+    "dask_cuda.initialize",
+    "junctor.backends.gpu",
+    "junctor.engine.scores",
+    "junctor.out_of_core.gpu.run",
+    "junctor_kernels.gpu.device",
+)
 # Settings of processes of Dask that nobody looks at, which otherwise take 4 to 6 % of a core each without any work.
 UNWATCHED = {
     "distributed.worker.profile.enabled": False,
@@ -243,12 +255,6 @@ def check_resources(resources: Resources) -> None:
         check_device(resources.compute.device)
 
 
-def prepare_workers(resources: Resources) -> None:
-    """Start what workers of this machine are forked from, if the user wants some: it imports while this one reads."""
-    if resources.scheduler is None and (resources.workers or 0) > 1:
-        _start_fork_server(gpus=resources.compute.device == "gpu")
-
-
 def check_scheduler(address: str, insecure: bool = False) -> None:
     """Raise RunError for an address whose traffic others could read or forge."""
     # Whoever can connect to a scheduler can run code on it.
@@ -363,13 +369,32 @@ def _lost(suspect: object, who: str) -> str:
 def local_client(workers: int, gpus: bool) -> Iterator[Client]:
     """Context manager: a cluster of processes on this machine, each of one thread, or of one GPU.
 
+    The one of `workers_ahead` if it has as many.
+    """
+    from distributed import Client
+
+    ahead = _ahead.get()
+    taken = None if ahead is None else ahead.take(workers, gpus)
+    with ExitStack() as until_left:
+        if taken is None:
+            cluster = until_left.enter_context(_local_cluster(workers, gpus))
+        else:
+            cluster = taken[0]
+            until_left.push(taken[1])
+        yield until_left.enter_context(Client(cluster, set_as_default=False))
+
+
+@contextmanager
+def _local_cluster(workers: int, gpus: bool) -> Iterator[Any]:
+    """Context manager: a cluster of this machine without clients; arguments as of `local_client`.
+
     Others who work on the machine reach its ports, too, and whoever can connect can run code: both sides of a
     connection have to show a certificate that is made here and that only these processes have.
     """
     forked = _start_fork_server(gpus)
     with silent_dask():
         import dask
-        from distributed import Client, Security, utils
+        from distributed import Security, utils
 
         # Dask would import pandas here, only to name it among the imports of a fork server that runs.
         utils._forkserver_preload_set = True
@@ -394,21 +419,91 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
                     **({} if gpus else {"processes": True, "env": dict(os.environ)}),
                 )
             try:
-                with Client(cluster, set_as_default=False) as client:
-                    yield client
+                yield cluster
             finally:
                 _close(cluster)
+
+
+def prepare_workers(resources: Resources, gpus: bool = False) -> None:
+    """Start what workers of this machine are forked from, if the user wants some: it imports while this one reads.
+
+    gpus: whether they have one each.
+    """
+    if resources.scheduler is None and (resources.workers or 0) > 1:
+        _start_fork_server(gpus)
+
+
+@contextmanager
+def workers_ahead(resources: Resources) -> Iterator[Callable[[int], None]]:
+    """Context manager: what starts workers of this machine, if the user wants some, while the caller goes on.
+
+    It is called with the number of tasks so far, and starts the workers once there is one for each. What they are
+    forked from starts at once: it imports meanwhile. `local_client` takes the workers; those that nobody took end with
+    the context.
+    """
+    gpus = resources.compute.device == "gpu"
+    workers = min(resources.workers or 0, count_gpus()) if gpus else resources.workers or 0
+    prepare_workers(resources, gpus)
+    if resources.scheduler is not None or workers < 2:
+        yield lambda tasks: None
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="junctor-workers") as thread:
+        ahead = _WorkersAhead(workers, gpus, thread)
+        token = _ahead.set(ahead)
+        try:
+            yield ahead.start
+        finally:
+            _ahead.reset(token)
+            ahead.end()
+
+
+class _WorkersAhead:
+    """A cluster of this machine that another thread starts before it is needed; arguments as of `local_client`."""
+
+    def __init__(self, workers: int, gpus: bool, thread: ThreadPoolExecutor) -> None:
+        self._made_for = workers, gpus
+        self._thread = thread
+        self._until_left = ExitStack()
+        self._cluster: concurrent.futures.Future[Any] | None = None
+        self._was_started = False
+
+    def start(self, tasks: int) -> None:
+        """Start the cluster, once, if there are tasks for all workers."""
+        if not self._was_started and tasks >= self._made_for[0]:
+            self._was_started = True
+            opened = _local_cluster(*self._made_for)
+            self._cluster = self._thread.submit(self._until_left.enter_context, opened)
+
+    def take(self, workers: int, gpus: bool) -> tuple[Any, ExitStack] | None:
+        """Return the cluster, which is the caller's then, and what ends it; None if there is none like that."""
+        if self._cluster is None or self._made_for != (workers, gpus) or self._cluster.exception() is not None:
+            # Others would be in the way of those that are needed; what went wrong is told where it goes wrong again.
+            self.end()
+            return None
+        cluster, self._cluster = self._cluster.result(), None
+        return cluster, self._until_left.pop_all()
+
+    def end(self) -> None:
+        """End the cluster if nobody took it."""
+        if self._cluster is not None:
+            concurrent.futures.wait([self._cluster])
+            self._cluster = None
+            self._until_left.close()
+
+
+# Of the run in this thread.
+_ahead: ContextVar[_WorkersAhead | None] = ContextVar("workers that are started ahead", default=None)
 
 
 def _start_fork_server(gpus: bool) -> bool:
     """Start the process that workers are forked from, if it does not run; it imports while this process goes on.
 
-    gpus: whether workers have one each. Returns False where workers are no forks.
+    gpus: whether workers have one each, which their imports are chosen by. Returns False where workers are no forks.
     """
-    # CUDA does not survive a fork, nor do frameworks of macOS.
-    if gpus or sys.platform != "linux":
+    # Frameworks of macOS do not survive a fork.
+    if sys.platform != "linux":
         return False
-    forkserver.set_forkserver_preload(_WORKER_IMPORTS)
+    forkserver.set_forkserver_preload([*_WORKER_IMPORTS, *(_GPU_IMPORTS if gpus else ())])
     # Libraries read these when they are imported.
     before = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
     os.environ.update({name: value for name, value in _WORKER_ENVIRONMENT.items() if before[name] is None})
@@ -467,7 +562,16 @@ def _cluster_class(gpus: bool) -> Any:
         raise DeviceError(
             f"several GPUs need dask-cuda ({error}): install junctor[cuda12] or junctor[cuda13], or use --workers 0"
         ) from error
-    return LocalCUDACluster
+
+    class Cluster(LocalCUDACluster):  # type: ignore[misc]
+        def new_worker_spec(self) -> Any:
+            # A fork has the environment that the fork server was started in.
+            specs = super().new_worker_spec()
+            for spec in specs.values():
+                spec["options"]["env"] = {**os.environ, **spec["options"]["env"]}
+            return specs
+
+    return Cluster
 
 
 @contextmanager

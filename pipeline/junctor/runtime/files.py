@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,14 @@ _BLOCK = 2**20
 
 
 @contextmanager
-def aside(path: AnyPath, parents: bool = True) -> Iterator[Path]:
+def aside(path: AnyPath, parents: bool = True, named: bool = True) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
     For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
     cannot be written; `path` is unchanged then.
 
     parents: whether missing folders are made; otherwise the folder has to be there.
+    named: whether the name is synced as well; otherwise `sync_names` has to do it for all files of the folder together.
     """
     if isinstance(path, RemotePath):
         with explained(path), _temporary() as local:
@@ -54,10 +55,19 @@ def aside(path: AnyPath, parents: bool = True) -> Iterator[Path]:
             _sync(temporary)
             os.replace(temporary, path)
             # The name itself is an entry of the folder, and is lost with it unless that is synced too.
-            _sync(path.parent)
+            if named:
+                _sync(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def sync_names(folders: Iterable[Path]) -> None:
+    """Sync the names of all files in some folders, of those that are there; raises RunError if that fails."""
+    # Each sync waits for all that the file system writes: one for thousands of files, not one for each.
+    for folder in folders:
+        with explained(folder), suppress(FileNotFoundError):
+            _sync(folder)
 
 
 @contextmanager
