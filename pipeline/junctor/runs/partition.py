@@ -181,7 +181,7 @@ class PartTask(PartitionTask[RunSpec]):
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
         case_ids, kept, tables = evidence.case_ids, evidence.kept, tables_of(self.home, self.spec)
         return Answered(
-            lambda: with_kept(tables.table(answers, case_ids), kept),
+            lambda: with_kept(tables.table(answers, case_ids, apart=False), kept),
             partial(count, network, inputs.cells, answers, case_ids, evidence.first_row, status_names(query)),
         )
 

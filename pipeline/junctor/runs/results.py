@@ -188,11 +188,12 @@ class AnswerTables:
         self._known_ids = pa.nulls(0), ArrayStruct(pa.nulls(0))
         self._is_exact = query.kind == "posteriors" and query.method == "exact"
 
-    def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
+    def table(self, answers: Answers, case_ids: pa.Array, apart: bool = True) -> pa.Table:
         """Return the answers to one batch as a table, rows in the order of the batch.
 
         answers: to the rows of the batch.
         case_ids: Arrow array [rows].
+        apart: whether columns of no targets have memory of their own, for who keeps them and not the others.
         The metadata under `junctor.part` has the number of rows of each status.
         """
         status, rows = answers.status, len(answers.status)
@@ -202,7 +203,7 @@ class AnswerTables:
         schema = self._schema_of_part(case_ids.type, tuple(counts))
         bad = None if is_ok else status != OK
         if self._is_exact and answers.memory is not None:
-            return self._in_one_piece(answers, bad, case_ids, schema)
+            return self._in_one_piece(answers, bad, case_ids, schema, apart)
         columns = [*self._targets(answers, bad), number_array(answers.log_value, bad)]
         if isinstance(answers, SampledAnswers):
             columns += sampled_columns(answers, bad)
@@ -210,7 +211,12 @@ class AnswerTables:
         return table_of([case_ids, *columns], schema)
 
     def _in_one_piece(
-        self, answers: Answers, bad: npt.NDArray[np.bool_] | None, case_ids: pa.Array, schema: pa.Schema
+        self,
+        answers: Answers,
+        bad: npt.NDArray[np.bool_] | None,
+        case_ids: pa.Array,
+        schema: pa.Schema,
+        apart: bool,
     ) -> pa.Table:
         """Return a table of exact posteriors that lie one after the other in memory."""
         memory, log, status, reasons = answers.memory, answers.log_value, answers.status, answers.reasons
@@ -221,7 +227,7 @@ class AnswerTables:
         words, struct = _with_struct(reason_array(reasons, rows)) if reasons else self._no_reasons(rows)
         arrays = self._struct_of(case_ids), struct
         table = pa.Table.from_batches([self._maker.batch(schema, rows, starts, (memory, log, status), bad, arrays)])
-        if rows <= SHARING_ROWS:
+        if not apart or rows <= SHARING_ROWS:
             return table
         last, outcomes = len(schema) - 1, (number_array(log, bad), status_array(status, self._statuses))
         return with_own({0: case_ids, last - 2: outcomes[0], last - 1: outcomes[1], last: words}, table)

@@ -128,11 +128,12 @@ class ScoreTables:
         self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: scores_schema(network, query, kind))
         self._states = lru_cache(maxsize=None)(lambda v: string_array(network.variables[v].states))
 
-    def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
+    def table(self, answers: Answers, case_ids: pa.Array, apart: bool = True) -> pa.Table:
         """Return the scores of one batch as a table, rows in the order of the batch.
 
         answers: Scores.
         case_ids: Arrow array [rows].
+        apart: as in `AnswerTables.table`.
         """
         assert isinstance(answers, Scores)
         bad = answers.status != OK if (answers.status != OK).any() else None
@@ -148,7 +149,7 @@ class ScoreTables:
         schema = self._schema(case_ids.type)
         schema = schema.with_metadata({**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)})
         if self._query.top is None:
-            return self._of_best(answers, bad, [case_ids, *columns], schema)
+            return self._of_best(answers, bad, [case_ids, *columns], schema, apart)
         states, probabilities = self._ranked(answers, answers.probabilities, bad)
         each = [states, probabilities, [number_array(numbers, bad) for numbers in answers.entropies]]
         if answers.estimates is not None:
@@ -164,7 +165,12 @@ class ScoreTables:
         return BatchMaker(schema, names, {0, *range(1 + each * len(targets), len(schema))})
 
     def _of_best(
-        self, answers: Scores, bad: npt.NDArray[np.bool_] | None, others: Sequence[pa.Array], schema: pa.Schema
+        self,
+        answers: Scores,
+        bad: npt.NDArray[np.bool_] | None,
+        others: Sequence[pa.Array],
+        schema: pa.Schema,
+        apart: bool,
     ) -> pa.Table:
         """Return a table where each target has one state; others: columns that are not of targets."""
         numbers = [answers.best[:, :, 0], answers.probabilities[:, :, 0], answers.entropies]
@@ -176,7 +182,9 @@ class ScoreTables:
         rows, behind = len(answers.status), len(schema) - len(others) + 1
         table = pa.Table.from_batches([self._maker.batch(schema, rows, starts, memory, bad, arrays)])
         places = 0, *range(behind, len(schema))
-        return table if rows <= SHARING_ROWS else with_own(dict(zip(places, others, strict=True)), table)
+        if not apart or rows <= SHARING_ROWS:
+            return table
+        return with_own(dict(zip(places, others, strict=True)), table)
 
     def _ranked(
         self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None

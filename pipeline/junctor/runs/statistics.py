@@ -365,8 +365,8 @@ def _small_counts(
     """Return for each column the rows of each of its states; sizes: states of the columns, in falling order."""
     rows = len(columns[0])
     cells = np.full((len(columns), -(-rows // SUMMED_CELLS) * SUMMED_CELLS), -1, dtype=np.int8)
-    for row, column in zip(cells, columns, strict=True):
-        row[:rows] = column
+    # All at once: whoever else is at work in Python gets in between two calls.
+    np.stack(columns, out=cells[:, :rows], casting="unsafe")
     cells[:, bad] = -1
     counts = np.zeros((len(columns), sizes[0]), dtype=np.int64)
     # Columns that have a state.
@@ -519,10 +519,12 @@ def _count_targets(
     network: Network, cells: Mapping[str, Cells], answers: Answers, rows: npt.NDArray[np.int64]
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the bins of the first targets; those that are observed come last where the user named none."""
-    numbers = [n for n, v in enumerate(answers.targets) if network.cardinalities[v] <= MOST_STATES]
+    last = set[int]()
     if answers.targets == tuple(range(len(network.public))):
-        numbers.sort(key=lambda n: network.variables[answers.targets[n]].name in cells)
-    numbers = numbers[:MOST_TARGETS]
+        last.update(network.index[name] for name in cells)
+    small = [n for n, v in enumerate(answers.targets) if network.cardinalities[v] <= MOST_STATES]
+    first, others = ([n for n in small if (answers.targets[n] in last) is later] for later in (False, True))
+    numbers = [*first, *others][:MOST_TARGETS]
     sizes = [network.cardinalities[answers.targets[n]] for n in numbers]
     if isinstance(answers, Scores):
         tables = _best_counts(answers, numbers, sizes, rows)

@@ -28,6 +28,8 @@ _PUT = "junctor-put-"
 # No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
 MAX_BYTES = 2**30
 _BLOCK = 2**20
+# The same of files whose checksum is made.
+_HASHED = 2**23
 
 
 @contextmanager
@@ -124,9 +126,12 @@ def checksum_of(path: AnyPath) -> Checksum:
     # In blocks that are larger than `hashlib.file_digest` takes: between them Python's lock has to be waited for.
     sha256, size = hashlib.sha256(), 0
     with explained(path), path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            sha256.update(block)
-            size += len(block)
+        # Of an object the size is another request.
+        most = _HASHED if isinstance(path, RemotePath) else min(path.stat().st_size + 1, _HASHED)
+        block = memoryview(bytearray(most))
+        while found := file.readinto(block):
+            sha256.update(block[:found])
+            size += found
     return Checksum(size, sha256.hexdigest())
 
 
