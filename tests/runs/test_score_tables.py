@@ -123,6 +123,11 @@ def test_partitions_are_longer_than_those_of_posteriors() -> None:
         [DraftTable(["w"], [1.0] * 2000, HERE)],
     )
     assert default_partition_rows(wide, SCORES) == PARTITION_ROWS > default_partition_rows(wide, Query())
+    # Columns cost more than the numbers in a few thousand rows.
+    many = network_of(*(f"x{i}" for i in range(1000)))
+    assert default_partition_rows(many, Query(answers="scores", precision="single")) == 16_384
+    sampled = Query(answers="scores", method="sampling")
+    assert default_partition_rows(many, sampled) == default_partition_rows(many, Query(method="sampling")) == 512
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 128 * 2**20
 # Rows that a partition has anyway, up to so many bytes.
 LEAST_ROWS, MOST_BYTES = 64, 4 * PARTITION_BYTES
+# The same of scores: three columns for each target take longer than a few thousand numbers in them, and a quarter of a
+# gigabyte of them, with the evidence, is a file of about 40 MB.
+LEAST_SCORED_ROWS, MOST_SCORED_BYTES = 16_384, 2 * PARTITION_BYTES
 
 # Of a cell of evidence in memory.
 STATE_BYTES = 4
@@ -122,6 +125,8 @@ def default_partition_rows(network: Network, query: Query, part_bytes: int | Non
         most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
         # Of long networks more: threads and vectors share out the rows of a partition.
         fitting = max(PARTITION_BYTES // width, min(LEAST_ROWS, MOST_BYTES // width))
+        if query.has_scores and query.method == "exact":
+            fitting = max(fitting, min(LEAST_SCORED_ROWS, MOST_SCORED_BYTES // width))
         fitting = max(1, min(most, fitting))
     return 1 << (fitting.bit_length() - 1)
 
