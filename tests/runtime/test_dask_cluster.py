@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import dask
 import psutil
@@ -26,6 +30,7 @@ from junctor.runtime.dask_cluster import (
     largest_worker,
     local_client,
     silent_dask,
+    workers_ahead,
     workers_of,
 )
 
@@ -254,6 +259,104 @@ def test_workers_are_forked_with_the_environment_of_now(monkeypatch: pytest.Monk
     assert len(found) == 1
     assert found != {os.getpid()}
     assert largest_worker() > 64 << 20
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Workers and GPUs of the clusters of this machine that were started."""
+    started, real = list[tuple[int, bool]](), distribution._local_cluster
+
+    def local_cluster(workers: int, gpus: bool) -> AbstractContextManager[Any]:
+        started.append((workers, gpus))
+        return real(workers, gpus)
+
+    monkeypatch.setattr(distribution, "_local_cluster", local_cluster)
+    return started
+
+
+def test_workers_are_started_ahead_once_there_is_a_task_for_each(clusters: list[tuple[int, bool]]) -> None:
+    with workers_ahead(Resources(workers=2)) as start:
+        start(1)
+        assert not clusters
+        start(2)
+        start(3)
+        with local_client(2, gpus=False) as client:
+            there = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
+            assert len(there) == 2
+            # Another one, while these are taken.
+            with local_client(2, gpus=False) as other:
+                assert {*other.run(os.getpid).values()}.isdisjoint(each.pid for each in there)
+        _, alive = psutil.wait_procs(there, 10)
+        assert not alive
+    assert clusters == [(2, False)] * 2
+
+
+def test_workers_that_nobody_takes_are_ended(clusters: list[tuple[int, bool]]) -> None:
+    with pytest.raises(ZeroDivisionError), workers_ahead(Resources(workers=2)) as start:
+        start(2 // len(clusters))
+    assert not clusters
+    with workers_ahead(Resources(workers=2)) as start:
+        start(2)
+    assert clusters == [(2, False)]
+    assert not distribution._worker_processes()
+
+
+def test_fewer_workers_than_were_started_ahead(clusters: list[tuple[int, bool]]) -> None:
+    with workers_ahead(Resources(workers=2)) as start:
+        start(2)
+        with local_client(1, gpus=False) as client:
+            assert len(workers_of(client)) == 1
+            assert len(distribution._worker_processes()) == 1
+    assert clusters == [(2, False), (1, False)]
+
+
+@pytest.mark.parametrize("resources", [Resources(workers=1), Resources(), Resources(workers=4, scheduler="tls://x:1")])
+def test_no_workers_ahead_that_nobody_asked_for(clusters: list[tuple[int, bool]], resources: Resources) -> None:
+    with workers_ahead(resources) as start:
+        start(100)
+    assert not clusters
+
+
+def test_what_went_wrong_ahead_is_told_where_workers_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(workers: int, gpus: bool) -> AbstractContextManager[Any]:
+        raise RunError("no port is free")
+
+    with workers_ahead(Resources(workers=2)) as start:
+        with monkeypatch.context() as broken:
+            broken.setattr(distribution, "_cluster_class", refused)
+            start(2)
+            concurrent.futures.wait([distribution._ahead.get()._cluster])  # type: ignore[list-item, union-attr]
+        with local_client(2, gpus=False) as client:
+            assert len(workers_of(client)) == 2
+
+
+def test_a_worker_for_each_gpu_and_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for Dask-CUDA, which cannot be imported everywhere."""
+
+    class Cluster:
+        def new_worker_spec(self) -> dict[int, dict[str, Any]]:
+            return {3: {"options": {"env": {"CUDA_VISIBLE_DEVICES": "3,0"}}}}
+
+    module = types.ModuleType("dask_cuda")
+    module.LocalCUDACluster = Cluster  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    monkeypatch.setenv("JUNCTOR_TEST", "now")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    (spec,) = distribution._cluster_class(True)().new_worker_spec().values()
+    environment = spec["options"]["env"]
+    assert (environment["JUNCTOR_TEST"], environment["CUDA_VISIBLE_DEVICES"]) == ("now", "3,0")
+
+
+@pytest.mark.gpu
+def test_what_workers_with_gpus_are_forked_from_opens_none() -> None:
+    code = (
+        "import ctypes, importlib; from junctor.runtime import dask_cluster as d\n"
+        "for name in (*d._WORKER_IMPORTS, *d._GPU_IMPORTS): importlib.import_module(name)\n"
+        "print(ctypes.CDLL('libcuda.so.1').cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # CUDA_ERROR_NOT_INITIALIZED
+    assert done.stdout.strip() == "3"
 
 
 def test_without_a_socket_workers_are_no_forks(tmp_path: Path) -> None:
