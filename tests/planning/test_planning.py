@@ -92,9 +92,10 @@ def test_every_plan_keeps_the_rules(data: st.DataObject, shape: Shape) -> None:
     everyone = st.frozensets(st.sampled_from(range(len(shape.cardinalities))))
     targets = data.draw(st.none() | everyone)
     explain = data.draw(st.booleans()) and targets is None
-    plan = compile_plan(shape, pattern, targets, explain, rows=100)
+    lean = data.draw(st.booleans())
+    plan = compile_plan(shape, pattern, targets, explain, rows=100, lean=lean)
     check_plan(plan, targets)
-    assert plan == compile_plan(shape, pattern, targets, explain, rows=100)
+    assert plan == compile_plan(shape, pattern, targets, explain, rows=100, lean=lean)
     assert json.loads(plan.to_json())["criterion"] in CRITERIA
 
 
