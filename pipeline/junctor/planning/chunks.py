@@ -29,8 +29,9 @@ Where = Literal["working", "memory", "disk"]
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
 # A step joins a pass of more than so many entries only if that spares a share of them: it gets all of the pass's chunk
-# variables and no others, and may have to be dealt anew over several GPUs for the sake of next to nothing.
-LARGE_PASS, SPARED_SHARE = 1 << 24, 1 / 1024
+# variables and no others, and may have to be dealt anew over several GPUs for the sake of next to nothing. Nor does
+# anything join behind a step that sums chunk variables out, as marginals of a joint do.
+LARGE_PASS, SPARED_SHARE = 1 << 24, 1 / 32
 # Passes that further steps may join: those of the branches of a tree that are open.
 MOST_OPEN = 16
 

@@ -30,8 +30,8 @@ HUGE_CLIQUE = 1 << 16
 LARGE_POTENTIAL = 1 << 20
 # From so many variables on, marginals of one table are read off the joints of either half of them.
 LEAST_HALVED = 6
-# Entries of the table for each one of a joint, where halves overlap.
-LEFT_OUT = 1 << 8
+# Where joints overlap: entries of the table for each one of a joint, and neighbours there that both have.
+LEFT_OUT, NEIGHBOURS = 1 << 7, 1 << 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,23 +345,25 @@ class _Layout:
     def _overlapping(self, variables: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """The same where each joint leaves out a few variables, and the other one has these.
 
-        All others are in both: chunk variables of a pass that makes both. The first ones are, since the messages into
-        the cliques below were made, and go on, with some of them held constant.
+        All others are in both. So are the first ones: messages into the cliques below were made, and go on, with some
+        of them held constant, as a pass has to that makes both joints. And the last ones, since neighbours in all
+        tables are read together.
         """
-        both = list(self._sorted(variables))
-        few = [self._few_last(both, len(variables) // 3) for _ in range(2)]
+        first, most = list(self._sorted(variables)), len(variables) // 4
+        last, *few = (self._few_last(first, entries, most) for entries in (NEIGHBOURS, LEFT_OUT, LEFT_OUT))
+        both = [*first, *last]
         middle = len(both) // 2
         return [
             (self._sorted([*both, *left]), self._sorted([*half, *left]))
             for half, left in zip((both[:middle], both[middle:]), few, strict=True)
         ]
 
-    def _few_last(self, variables: list[int], most: int) -> list[int]:
-        """Take variables with LEFT_OUT configurations off the end of a list, `most` of them at the most."""
-        last: list[int] = []
-        while self.shape.entries(last) < LEFT_OUT and len(last) < most:
-            last.append(variables.pop())
-        return last
+    def _few_last(self, variables: list[int], entries: int, most: int) -> list[int]:
+        """Take variables with so many configurations off the end of a list, `most` of them at the most."""
+        taken: list[int] = []
+        while self.shape.entries(taken) < entries and len(taken) < most:
+            taken.append(variables.pop())
+        return taken
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
         """Append the contraction of operands over a clique and return its table; pairs of them first where that pays.
