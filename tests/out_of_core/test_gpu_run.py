@@ -206,6 +206,17 @@ def test_tasks_that_are_added_up(
     check(network, chunks, algebra, devices(1))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_joints_of_both_messages_in_one_pass(devices: Devices, count: int) -> None:
+    network = steep(grid(8, 8, seed=4))
+    problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
+    plan = next(plan for plan, order, lean in candidates(problem, 1) if lean and order.criterion == "sweep")
+    chunks = chunk_plan(plan, 1 << 7, 1 << 40, 0)
+    joints = [[s.out for s in each.steps if s.phase == "marginal" and len(s.operands) > 1] for each in chunks.passes]
+    assert any(len(outs) > 1 for outs, each in zip(joints, chunks.passes, strict=True) if each.fixed)
+    check(network, chunks, reference.SINGLE, devices(count))
+
+
 @ALL
 def test_several_devices(devices: Devices, algebra: Algebra) -> None:
     network = steep(grid(3, 4, seed=3))
