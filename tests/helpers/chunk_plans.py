@@ -51,15 +51,15 @@ def spilling(chunks: ChunkPlan) -> int:
 
 
 @contextmanager
-def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterator[None]:
+def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12, lean: bool = False) -> Iterator[None]:
     """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
 
     def chunk_route(
         router: Router, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
     ) -> ChunkRoute:
         # Of explanations there are max-marginals in chunks, which have the plans of posteriors.
-        explains = router.query.kind == "mpe"
-        plan = compile_plan(router.shape, pattern, rows=uses) if explains else router.plan(pattern, uses)
+        anew = lean or router.query.kind == "mpe"
+        plan = compile_plan(router.shape, pattern, rows=uses, lean=lean) if anew else router.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)

@@ -46,7 +46,7 @@ def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
 
 
 @contextmanager
-def in_chunks(working: int, free: int = 0, disk: bool = False) -> Iterator[list[str]]:
+def in_chunks(working: int, free: int = 0, disk: bool = False, lean: bool = False) -> Iterator[list[str]]:
     """Let rows go in chunks with more than so many free variables; yields the algebra of every propagation."""
     algebras: list[str] = []
     real = ChunkedProgram.run
@@ -55,7 +55,7 @@ def in_chunks(working: int, free: int = 0, disk: bool = False) -> Iterator[list[
         algebras.append(self._bound.algebra.name)
         return real(self, block)
 
-    with cut_for(working, disk), pytest.MonkeyPatch.context() as patch:
+    with cut_for(working, disk, lean=lean), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkedProgram, "run", run)
         many = lambda router, pattern, *_: len(router.shape.cardinalities) - len(pattern.sliced) > free  # noqa: E731
         patch.setattr(Router, "in_chunks", many)
@@ -68,13 +68,14 @@ def in_chunks(working: int, free: int = 0, disk: bool = False) -> Iterator[list[
     working=st.sampled_from([0, 1, 3, 10, 100]),
     free=st.sampled_from([0, 0, 2, 4]),
     disk=st.booleans(),
+    lean=st.booleans(),
 )
 def test_explanations_are_as_probable_as_any(
-    precision: Precision, question: tuple[Network, EvidenceBatch], working: int, free: int, disk: bool
+    precision: Precision, question: tuple[Network, EvidenceBatch], working: int, free: int, disk: bool, lean: bool
 ) -> None:
     """With what is ambiguous in chunks again, or in one piece."""
     network, batch = question
-    with in_chunks(working, free, disk):
+    with in_chunks(working, free, disk, lean):
         answers = Engine(network, Query("mpe", precision=precision)).answer(batch)
     check_explanations(network, batch, answers, NEAR)
 

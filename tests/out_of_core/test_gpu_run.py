@@ -152,12 +152,14 @@ def test_entries_of_a_thread_that_lie_apart(
 
 @ALL
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), working=st.sampled_from([0, 3, 50]))
-def test_networks_with_anything_in_them(devices: Devices, algebra: Algebra, data: st.DataObject, working: int) -> None:
+@given(data=st.data(), working=st.sampled_from([0, 3, 50]), lean=st.booleans())
+def test_networks_with_anything_in_them(
+    devices: Devices, algebra: Algebra, data: st.DataObject, working: int, lean: bool
+) -> None:
     """Mixed cardinalities, zeros, ties, evidence and likelihoods, in the smallest chunks."""
     network = data.draw(strategies.networks(max_variables=6, max_joint=256))
     batch = data.draw(strategies.evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
-    check_row(network, batch, algebra, devices, working)
+    check_row(network, batch, algebra, devices, working, lean)
 
 
 @ALL
@@ -171,10 +173,12 @@ def test_a_first_task_far_below_the_others(devices: Devices, algebra: Algebra) -
             check_row(network, batch, algebra, devices, working)
 
 
-def check_row(network: Network, batch: EvidenceBatch, algebra: Algebra, devices: Devices, working: int) -> None:
+def check_row(
+    network: Network, batch: EvidenceBatch, algebra: Algebra, devices: Devices, working: int, lean: bool = False
+) -> None:
     """Compare a row with the CPU; working: entries beyond the smallest chunks."""
     (group,) = patterns_of(batch).exact(np.arange(1))
-    plan = compile_plan(shape_of(network), group.pattern, rows=1)
+    plan = compile_plan(shape_of(network), group.pattern, rows=1, lean=lean)
     chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
     block = block_of(batch, np.arange(1), group.pattern, network.cardinalities)
     wanted = ChunkedProgram(chunks, network, algebra).run(block)
@@ -200,6 +204,17 @@ def test_tasks_that_are_added_up(
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
     check(network, chunks, algebra, devices(1))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_joints_of_both_messages_in_one_pass(devices: Devices, count: int) -> None:
+    network = steep(grid(8, 8, seed=4))
+    problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
+    plan = next(plan for plan, order, lean in candidates(problem, 1) if lean and order.criterion == "sweep")
+    chunks = chunk_plan(plan, 1 << 7, 1 << 40, 0)
+    joints = [[s.out for s in each.steps if s.phase == "marginal" and len(s.operands) > 1] for each in chunks.passes]
+    assert any(len(outs) > 1 for outs, each in zip(joints, chunks.passes, strict=True) if each.fixed)
+    check(network, chunks, reference.SINGLE, devices(count))
 
 
 @ALL
@@ -416,7 +431,13 @@ def test_chains_are_their_steps(
 
 @pytest.mark.parametrize(
     ("working", "room", "count", "run_bytes"),
-    [(16, 1 << 10, 1, 1), (16, 1 << 10, 3, 1 << 16), (32, 1 << 9, 1, 1 << 16), (32, 1 << 9, 3, 1), (32, 1 << 10, 2, 1)],
+    [
+        (16, 1 << 10, 1, 1),
+        (16, 1 << 11, 3, 1 << 16),
+        (32, 1 << 9, 1, 1 << 16),
+        (32, 1 << 11, 3, 1),
+        (32, 1 << 11, 2, 1),
+    ],
 )
 def test_tables_come_back_for_several_readers(
     devices: Devices, working: int, room: int, count: int, run_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -424,7 +445,7 @@ def test_tables_come_back_for_several_readers(
     monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 1 << 4)
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", run_bytes)
-    network = steep(grid(4, 5, seed=6))
+    network = steep(grid(6, 6, seed=6))
     chunks = cut(network, working)
     gpu = check(network, chunks, reference.DOUBLE, devices(count), room)
     brought = [(table, stay.since) for table, stay in gpu.resident.items() if stay.brought]
@@ -441,7 +462,7 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
 ) -> None:
     monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 0)
-    chunks = cut(grid(6, 6, seed=1), 64)
+    chunks = cut(grid(6, 6, seed=1), 48)
     if beside:
         chunks = side_by_side(chunks, np.random.default_rng(0).uniform(0.1, 9, len(chunks.passes)).tolist())
     lives = chunks.lifetimes()

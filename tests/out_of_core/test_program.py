@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import strategies
+from helpers.blocks import blocks_of, compare
 from helpers.chunk_plans import ENDLESS, cut_for, least_working
 from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.backends.numpy import EvidenceBlock
+from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
@@ -36,8 +37,10 @@ from junctor.out_of_core import store as chunk_store
 from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, backend_of
 from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
+from junctor.planning import compile as compile_module
 from junctor.planning.chunks import chunk_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.compile import compile_plan
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
 
 NOTHING = Pattern(frozenset(), frozenset())
@@ -57,12 +60,13 @@ def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
     working=st.sampled_from([0, 1, 3, 10, 100]),
     disk=st.booleans(),
     scratch=st.sampled_from([1, 7, 1 << 12]),
+    lean=st.booleans(),
 )
 def test_rows_in_chunks_equal_enumeration(
-    precision: Precision, question: tuple[Network, EvidenceBatch], working: int, disk: bool, scratch: int
+    precision: Precision, question: tuple[Network, EvidenceBatch], working: int, disk: bool, scratch: int, lean: bool
 ) -> None:
     network, batch = question
-    with cut_for(working, disk, scratch):
+    with cut_for(working, disk, scratch, lean):
         answers = Engine(network, Query(precision=precision)).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
@@ -79,6 +83,26 @@ def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatc
         return
     check_posteriors(network, batch, answers, 1e-12)
     assert all(each.working <= size for each in engine.router.store.chunk_routes.values())
+
+
+@pytest.mark.parametrize("algebra", [reference.DOUBLE, reference.SINGLE, reference.LOG, reference.MAX_LOG])
+@given(data=st.data(), working=st.sampled_from([0, 2, 30]), halved=st.sampled_from([3, 6]))
+def test_lean_plans_have_the_answers_of_the_reference(
+    algebra: reference.Algebra, data: st.DataObject, working: int, halved: int
+) -> None:
+    network = data.draw(strategies.networks(max_variables=8, max_joint=1024))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
+    pattern, block = blocks_of(network, batch, data.draw(st.booleans()))
+    expected = Program(compile_plan(shape_of(network), pattern, rows=1), network, algebra).run(block)
+    with pytest.MonkeyPatch.context() as patch:
+        # Small tables are read off overlapping joints as large ones are.
+        patch.setattr(compile_module, "LEAST_HALVED", halved)
+        patch.setattr(compile_module, "LEFT_OUT", 2)
+        plan = compile_plan(shape_of(network), pattern, rows=1, lean=True)
+    chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
+    for found in (Program(plan, network, algebra).run(block), ChunkedProgram(chunks, network, algebra).run(block)):
+        if not (found.doubtful[0] or expected.doubtful[0]):
+            compare(found, expected, algebra)
 
 
 def run(program: ChunkedProgram) -> Any:

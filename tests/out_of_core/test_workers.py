@@ -140,7 +140,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
     with pytest.raises(ZeroDivisionError):
         route_over(3, 1 << 30)
     monkeypatch.undo()
-    for memory in (1000, 2_050_000):
+    for memory in (1000, 2_000_000):
         with pytest.raises(BudgetError, match=r"over 2 workers needs about .* more workers") as refused:
             WorkerPool(2, memory).cut(problem_of[0], DOUBLE, sizes[2].limits, 1)
         # What is needed is more than what is there.

@@ -111,6 +111,22 @@ def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject)
             chunk_plan(plan, working, spilling(chunks), peak - 1)
 
 
+@pytest.mark.parametrize("working", [1 << 10, 1 << 12])
+def test_both_messages_of_an_edge_come_in_once_for_all_marginals(working: int) -> None:
+    plan = compile_plan(shape_of(grid(14, 14, states=2, seed=1)), NOTHING, rows=1, lean=True)
+    chunks = chunk_plan(plan, working, ENDLESS, 0)
+    check(chunks, working)
+    made = {step.out: n for n, each in enumerate(chunks.passes) for step in each.steps}
+    joints: dict[tuple[int, ...], set[int]] = {}
+    for step in plan.steps:
+        if isinstance(step, Reduce) and step.phase == "marginal" and len(step.operands) > 1:
+            joints.setdefault(step.operands, set()).add(made[step.out])
+    assert max(map(len, joints.values())) == 1
+    # Nor once more for P(e).
+    (total,) = (step for step in plan.steps if isinstance(step, Reduce) and step.phase == "total")
+    assert total.operands[0] in dict(map(reversed, plan.marginals))
+
+
 def test_more_memory_moves_less_and_consecutive_steps_share_a_pass() -> None:
     plan = compile_plan(shape_of(grid(14, 14, states=2, seed=1)), NOTHING, rows=1)
     cuts = [chunk_plan(plan, working, ENDLESS, 0) for working in (1 << 8, 1 << 11, 1 << 14, 1 << 20)]

@@ -9,9 +9,11 @@ import pytest
 from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.compile import compile_plan
+from junctor.planning.chunk_search import candidates
+from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.elimination import CRITERIA, GreedyElimination, best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
@@ -92,9 +94,10 @@ def test_every_plan_keeps_the_rules(data: st.DataObject, shape: Shape) -> None:
     everyone = st.frozensets(st.sampled_from(range(len(shape.cardinalities))))
     targets = data.draw(st.none() | everyone)
     explain = data.draw(st.booleans()) and targets is None
-    plan = compile_plan(shape, pattern, targets, explain, rows=100)
+    lean = data.draw(st.booleans())
+    plan = compile_plan(shape, pattern, targets, explain, rows=100, lean=lean)
     check_plan(plan, targets)
-    assert plan == compile_plan(shape, pattern, targets, explain, rows=100)
+    assert plan == compile_plan(shape, pattern, targets, explain, rows=100, lean=lean)
     assert json.loads(plan.to_json())["criterion"] in CRITERIA
 
 
@@ -148,6 +151,23 @@ def test_the_root_is_a_separator_so_that_the_total_is_cheap() -> None:
     plan = compile_plan(shape, Pattern(frozenset(), frozenset({1})))
     (total,) = (step for step in plan.steps if isinstance(step, Reduce) and step.phase == "total")
     assert plan.work(total) == 4
+
+
+def test_two_joints_of_an_edge_have_all_of_its_variables_and_the_ends_in_common() -> None:
+    problem = Problem(shape_of(grid(14, 14, states=2)), Pattern(frozenset(), frozenset()))
+    plan = next(plan for plan, order, lean in candidates(problem, 1) if lean and order.criterion == "sweep")
+    joints: dict[tuple[int, ...], list[Reduce]] = {}
+    for step in plan.steps:
+        if isinstance(step, Reduce) and step.phase == "marginal" and len(step.operands) == 2:
+            joints.setdefault(step.operands, []).append(step)
+    halved = [pair for pair in joints.values() if len(pair) == 2 and len(pair[0].eliminated) > 1]
+    assert len(halved) > 10
+    for one, other in halved:
+        scope = plan.tables[one.operands[0]].scope
+        assert set(scope) == {v for step in (one, other) for v in plan.tables[step.out].scope}
+        common = set(scope).difference(one.eliminated, other.eliminated)
+        assert {scope[0], scope[-1]} <= common
+        assert len(common) >= len(scope) // 2
 
 
 def test_products_that_several_messages_need_are_made_once() -> None:

@@ -247,7 +247,6 @@ class Program:
         log_value = self.constants(block)
         posteriors: dict[int, Table] = {}
         bounds: dict[int, _Bounds] = {}
-        edges = np.zeros(1)
         results = np.zeros(1)
         for step in self.plan.steps:
             if isinstance(step, Free):
@@ -262,13 +261,13 @@ class Program:
             if step.out in self.totals:
                 bounds[step.out].log_scale = self.log_of(value)
                 log_value = log_value + bounds[step.out].log_scale
-            if step.out in self.edge_of:
-                edges = edges + self._moved(step.out, value.table.shape[0], bounds)
             if not value.is_clean and (step.out in self.totals or step.out in self.marginal_of):
                 # The largest entry is at least a half, so this bounds the share of the sum.
                 results = np.maximum(results, 2 * value.table.shape[0] * value.open)
             if step.out in self.marginal_of:
                 posteriors[self.marginal_of[step.out]] = self.normalised(value.table)
+        # Last, since lean plans have their totals behind the messages.
+        edges = sum((self._moved(down, self.plan.tables[down].entries, bounds) for down in self.edge_of), np.zeros(1))
         return BlockOutcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
 
     def explain(self, block: EvidenceBlock) -> BlockOutcome:

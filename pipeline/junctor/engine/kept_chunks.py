@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KIND = "chunks"
 # Part of the key: another way to search, another number.
-SEARCH = 2
+SEARCH = 3
 
 
 class KeptChunks:

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
@@ -29,8 +29,9 @@ Where = Literal["working", "memory", "disk"]
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
 # A step joins a pass of more than so many entries only if that spares a share of them: it gets all of the pass's chunk
-# variables and no others, and may have to be dealt anew over several GPUs for the sake of next to nothing.
-LARGE_PASS, SPARED_SHARE = 1 << 24, 1 / 1024
+# variables and no others, and may have to be dealt anew over several GPUs for the sake of next to nothing. Nor does
+# anything join behind a step that sums chunk variables out, as marginals of a joint do.
+LARGE_PASS, SPARED_SHARE = 1 << 24, 1 / 32
 # Passes that further steps may join: those of the branches of a tree that are open.
 MOST_OPEN = 16
 
@@ -162,45 +163,93 @@ def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
 
 
 def _passes(plan: Plan, working: int) -> list[ChunkPass]:
-    """Return passes: a step joins one that made an operand as long as that moves fewer entries.
+    """Return passes, each behind those that it needs; raises TooSmallError."""
+    passes = _OpenPasses(plan, working)
+    for step in plan.steps:
+        if isinstance(step, Reduce):
+            passes.add(step)
+    return passes.close_all()
 
-    Several passes are open at once, none of which reads what another one makes.
+
+@dataclass(eq=False, slots=True)
+class _OpenPass:
+    """A pass that steps may join.
+
+    found: the pass so far, and the entries that it moves.
+    tables: that its steps make, and that it brings in of what others make.
+    needs: passes that make some of these.
+    is_read: whether others read what it makes. Then it needs nothing new from elsewhere: no two passes need each other,
+        and nobody waits longer for what is there.
     """
-    cutting, preferred = _Cutting(plan, working), set[int]()
-    made_by: dict[int, int] = {}
-    passes: list[ChunkPass] = []
-    opened: dict[int, tuple[ChunkPass, int]] = {}
 
-    def close(number: int) -> None:
-        pass_, _ = opened.pop(number)
-        preferred.update(pass_.fixed)
-        cutting.held.update(dict.fromkeys(pass_.stores, pass_.fixed))
-        passes.append(pass_)
+    found: tuple[ChunkPass, int]
+    tables: set[int] = field(default_factory=set)
+    needs: list[_OpenPass] = field(default_factory=list)
+    is_read: bool = False
 
-    for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
-        alone = cutting.fixed_pass([step], preferred)
+    def may_take(self, made: AbstractSet[int]) -> bool:
+        """Return True if a step may join; made: its operands that steps make."""
+        return not made.isdisjoint(self.tables) and (not self.is_read or made <= self.tables)
+
+
+class _OpenPasses:
+    """Passes in the making: a step joins one that has an operand where that moves fewer entries than its own pass."""
+
+    def __init__(self, plan: Plan, working: int) -> None:
+        self._plan, self._working = plan, working
+        self._cutting, self._preferred = _Cutting(plan, working), set[int]()
+        self._made_by: dict[int, _OpenPass] = {}
+        self._open: list[_OpenPass] = []
+        self._closed: list[ChunkPass] = []
+
+    def add(self, step: Reduce) -> None:
+        """Put a step into the pass where it spares most; raises TooSmallError where it fits nowhere."""
+        makers = {table: self._made_by[table] for table in step.operands if table in self._made_by}
+        into = self._best_for(step, makers)
+        for table, maker in makers.items():
+            if table not in into.tables:
+                maker.is_read = True
+                into.needs.append(maker)
+        into.tables |= {*makers, step.out}
+        self._made_by[step.out] = into
+        pass_, _ = into.found
+        self._cutting.held.update(dict.fromkeys(pass_.stores, pass_.fixed))
+        if len(self._open) > MOST_OPEN:
+            self._close(self._open[0])
+
+    def _best_for(self, step: Reduce, makers: Mapping[int, _OpenPass]) -> _OpenPass:
+        """Return the pass with a step in it; makers: of its operands that steps make."""
+        alone = self._cutting.fixed_pass([step], self._preferred)
         if alone is None:
-            raise TooSmallError("working", _least_working(plan, step), working)
-        best = alone
-        before = list(dict.fromkeys(made_by[table] for table in step.operands if made_by.get(table) in opened))
-        into, gain = number, 0
-        for other in before:
-            pass_, moved = opened[other]
-            if len(pass_.steps) < MOST_STEPS:
-                joined = cutting.fixed_pass([*pass_.steps, step], preferred)
+            raise TooSmallError("working", _least_working(self._plan, step), self._working)
+        into, best, gain = _OpenPass(alone), alone, 0
+        # Of equals the one that makes the first operand.
+        for other in dict.fromkeys((*makers.values(), *self._open)):
+            pass_, moved = other.found
+            if other in self._open and other.may_take(makers.keys()) and len(pass_.steps) < MOST_STEPS:
+                joined = self._cutting.fixed_pass([*pass_.steps, step], self._preferred)
                 spared = moved + alone[1] - joined[1] if joined else 0
                 if joined and spared > gain and (moved <= LARGE_PASS or spared >= SPARED_SHARE * moved):
-                    best, into, gain = joined, other, spared
-        for other in before:
-            if other != into:
-                close(other)
-        opened[into] = best
-        made_by[step.out] = into
-        if len(opened) > MOST_OPEN:
-            close(next(iter(opened)))
-    for number in list(opened):
-        close(number)
-    return passes
+                    into, best, gain = other, joined, spared
+        into.found = best
+        if not gain:
+            self._open.append(into)
+        return into
+
+    def _close(self, open_: _OpenPass) -> None:
+        for needed in open_.needs:
+            if needed in self._open:
+                self._close(needed)
+        self._open.remove(open_)
+        pass_, _ = open_.found
+        self._preferred.update(pass_.fixed)
+        self._closed.append(pass_)
+
+    def close_all(self) -> list[ChunkPass]:
+        """Return all passes; no step joins one any more."""
+        while self._open:
+            self._close(self._open[0])
+        return self._closed
 
 
 def _reads(plan: Plan) -> Counter[int]:

@@ -8,7 +8,7 @@ smallest tables; every table is freed after its last use.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -30,6 +30,8 @@ HUGE_CLIQUE = 1 << 16
 LARGE_POTENTIAL = 1 << 20
 # From so many variables on, marginals of one table are read off the joints of either half of them.
 LEAST_HALVED = 6
+# Where joints overlap: entries of the table for each one of a joint, and neighbours there that both have.
+LEFT_OUT, NEIGHBOURS = 1 << 7, 1 << 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class Problem:
     targets: variables whose posteriors are computed, None for all.
     explain: whether the most probable explanation is computed instead of posteriors.
     drops_barren: whether variables that no target depends on are left out.
-    lean: whether marginals are read off few tables, so that fewer messages are kept; for plans that exceed the memory.
+    lean: whether marginals are read off few tables, so that fewer messages are kept, and P(e) off a marginal; for plans
+        that exceed the memory.
     """
 
     shape: Shape
@@ -128,10 +131,11 @@ def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths
     tree = junction_tree(order, shape)
     joined = binary_joins(tree, shape) if joins else tree
     wanted = free if problem.targets is None else free & problem.targets
-    layout = _Layout(shape, pattern, joined, remaining, paths)
+    layout = _Layout(shape, pattern, joined, remaining, paths, problem.lean)
     layout.load()
-    layout.collect()
-    marginals = {} if problem.explain else layout.distribute_and_read(wanted, problem.lean)
+    hosts = {} if problem.explain else layout.hosts(wanted)
+    layout.collect(hosts)
+    marginals = layout.distribute_and_read(hosts)
     return Plan(
         shape=shape,
         pattern=pattern,
@@ -157,6 +161,7 @@ class _Layout:
     tree: JunctionTree
     remaining: dict[int, tuple[int, ...]]
     takes_paths: bool = True
+    lean: bool = False
     tables: list[Table] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     levels: dict[int, int] = field(default_factory=dict)
@@ -199,9 +204,16 @@ class _Layout:
                 self.steps.append(Likelihood(out, variable))
                 self.inputs[self.home.of((variable,))].append(out)
 
-    def collect(self) -> None:
-        """Append the messages to the roots, children first; a root ends in a table without axes, a part of P(e)."""
+    def collect(self, hosts: Iterable[int]) -> None:
+        """Append the messages to the roots, children first; a root ends in a table without axes, a part of P(e).
+
+        hosts: cliques that marginals are read off. In a lean plan the total of a root above one is read off a marginal,
+        later: to sum the messages once more would bring them in once more.
+        """
+        above = self._needed(hosts) if self.lean else set[int]()
         for i, clique in enumerate(self.tree.cliques):
+            if clique.parent is None and i in above:
+                continue
             phase: Phase = "total" if clique.parent is None else "collect"
             self.up[i] = self._reduce(self._operands(i), clique.scope, clique.separator, phase)
 
@@ -219,31 +231,38 @@ class _Layout:
             total[i] = self.up[i] if parent is None else total[parent]
         return tuple((self.up[i], down, total[i]) for i, down in self.down.items())
 
-    def distribute_and_read(self, wanted: Iterable[int], lean: bool) -> dict[int, int]:
-        """Append the messages down to the cliques with targets, and return the table of each marginal.
+    def hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
+        """Choose where the marginals of `wanted` are read.
 
-        wanted: variables to read.
-        lean: whether they are read off few tables.
+        Returns clique -> on its separator (product of both messages) or not -> variables.
+        """
+        return self._few_hosts(wanted) if self.lean else self._smallest_hosts(wanted)
+
+    def distribute_and_read(self, hosts: Mapping[int, Mapping[bool, Sequence[int]]]) -> dict[int, int]:
+        """Append the messages down to the cliques that marginals are read off, and return the table of each marginal.
+
+        hosts: as of `hosts`.
         """
         # Marginals are read as soon as their table is complete, so that messages are freed early.
-        hosts = self._few_hosts(wanted) if lean else self._hosts(wanted)
         needed = self._needed(hosts)
         marginals: dict[int, int] = {}
+        roots: dict[int, int] = {}
         for i in range(len(self.tree.cliques) - 1, -1, -1):
             clique = self.tree.cliques[i]
+            roots[i] = i if clique.parent is None else roots[clique.parent]
             if clique.parent is not None and i in needed:
                 operands, scope = self._operands(clique.parent, without=i), self.tree.cliques[clique.parent].scope
                 self.down[i] = self._reduce(operands, scope, clique.separator, "distribute")
             for on_separator, variables in hosts.get(i, {}).items():
                 operands = [self.up[i], self.down[i]] if on_separator else self._operands(i)
                 self._read(operands, clique.separator if on_separator else clique.scope, variables, marginals)
+                if roots[i] not in self.up:
+                    v = variables[0]
+                    self.up[roots[i]] = self._reduce([marginals[v]], (v,), (), "total")
         return marginals
 
-    def _hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
-        """Choose for each variable the smallest separator (product of both messages) or clique that contains it.
-
-        Returns clique -> on its separator or not -> variables.
-        """
+    def _smallest_hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
+        """Choose for each variable the smallest separator or clique that contains it."""
         places: dict[int, tuple[int, int, bool]] = {}
         for host, scope in self._readable():
             place = (self.shape.entries(scope), *host)
@@ -257,10 +276,7 @@ class _Layout:
         return hosts
 
     def _few_hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
-        """Choose few small separators and cliques that cover all variables, greedily by entries for each variable.
-
-        Returns clique -> on its separator or not -> variables.
-        """
+        """Choose few small separators and cliques that cover all variables, greedily by entries for each variable."""
         members = {host: (self.shape.entries(scope), frozenset(scope)) for host, scope in self._readable() if scope}
         left = set(wanted)
         hosts: dict[int, dict[bool, list[int]]] = {}
@@ -309,17 +325,45 @@ class _Layout:
         # A joint of half the entries pays with two variables: one pass over the product instead of two.
         small = 2 * self.shape.entries(variables) <= self.shape.entries(scope)
         if len(variables) > 1 and len(operands) > 1 and small:
-            parts = [variables]
+            parts = [(variables, variables)]
         elif len(variables) >= LEAST_HALVED:
-            middle = len(variables) // 2
-            parts = [variables[:middle], variables[middle:]]
+            parts = self._overlapping(variables) if self.lean else self._halves(variables)
         else:
             for v in variables:
                 marginals[v] = self._reduce(operands, scope, (v,), "marginal")
             return
-        for part in parts:
-            joint = self._reduce(operands, scope, part, "marginal")
-            self._read([joint], part, part, marginals)
+        # Both joints first, so that a pass in chunks makes them of what it brings in once.
+        joints = [self._reduce(operands, scope, kept, "marginal") for kept, _ in parts]
+        for joint, (kept, read) in zip(joints, parts, strict=True):
+            self._read([joint], kept, read, marginals)
+
+    def _halves(self, variables: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Return the variables that two joints keep, and those that are read off either."""
+        middle = len(variables) // 2
+        return [(half, half) for half in (variables[:middle], variables[middle:])]
+
+    def _overlapping(self, variables: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """The same where each joint leaves out a few variables, and the other one has these.
+
+        All others are in both. So are the first ones: messages into the cliques below were made, and go on, with some
+        of them held constant, as a pass has to that makes both joints. And the last ones, since neighbours in all
+        tables are read together.
+        """
+        first, most = list(self._sorted(variables)), len(variables) // 4
+        last, *few = (self._few_last(first, entries, most) for entries in (NEIGHBOURS, LEFT_OUT, LEFT_OUT))
+        both = [*first, *last]
+        middle = len(both) // 2
+        return [
+            (self._sorted([*both, *left]), self._sorted([*half, *left]))
+            for half, left in zip((both[:middle], both[middle:]), few, strict=True)
+        ]
+
+    def _few_last(self, variables: list[int], entries: int, most: int) -> list[int]:
+        """Take variables with so many configurations off the end of a list, `most` of them at the most."""
+        taken: list[int] = []
+        while self.shape.entries(taken) < entries and len(taken) < most:
+            taken.append(variables.pop())
+        return taken
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
         """Append the contraction of operands over a clique and return its table; pairs of them first where that pays.
