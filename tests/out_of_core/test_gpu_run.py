@@ -331,13 +331,15 @@ def test_tables_stay_on_the_devices(
 
 
 @BOTH
-@pytest.mark.parametrize(("states", "count"), [(2, 3), pytest.param((2, 3), 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("states", "working", "count"), [(2, 32, 3), pytest.param((2, 3), 48, 4, marks=pytest.mark.slow)]
+)
 def test_exchanges_bring_the_same_bytes_in_a_launch_as_in_copies(
-    devices: Devices, states: Any, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+    devices: Devices, states: Any, working: int, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     network, block = steep(grid(4, 5, states=states, seed=8)), EvidenceBlock(1, {}, {})
-    chunks, found = cut(network, 32), []
+    chunks, found = cut(network, working), []
     for launched in (True, False):
         monkeypatch.setattr(chunk_launches, "is_launched", lambda rows, nbytes, launched=launched: launched)
         program = ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, *devices(count)))
