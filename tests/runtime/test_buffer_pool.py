@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
-from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -96,40 +93,6 @@ def test_no_more_stays_idle_than_is_spare() -> None:
     assert new(4, spare=10_000) == 1  # two stayed beside the one that was back already
     assert new(1, spare=0) == 0
     assert new(2, spare=10_000) == 1
-
-
-def test_the_next_buffer_is_made_ahead_where_none_was_idle() -> None:
-    lender, made = BufferPool(), list[int]()
-
-    def allocate(size: int) -> np.ndarray:
-        made.append(threading.get_ident())
-        if len(made) == 4:
-            raise MemoryError("no fourth one")
-        return fresh(size)
-
-    here, lent = threading.get_ident(), [lender.lend(1000, allocate, 10_000, ahead=True) for _ in range(3)]
-    wait_until(lambda: len(made) == 4)
-    assert made[0] == here
-    assert here not in made[1:]
-    # One that could not be made is made where it is needed.
-    lent.append(lender.lend(1000, allocate, 10_000, ahead=True))
-    assert made[4] == here
-    wait_until(lambda: len(made) == 6)
-    assert len({each.ctypes.data for each in lent}) == 4
-    lent.clear()
-    # Idle ones first, and none ahead of them.
-    lent = [lender.lend(1000, allocate, 10_000, ahead=True) for _ in range(4)]
-    assert len(made) == 6
-    # Beyond what may be idle there is none: after the one that is there already each is made here.
-    lent += [lender.lend(1000, allocate, 999, ahead=True) for _ in range(3)]
-    assert made[6:] == [here] * 2
-
-
-def wait_until(come: Callable[[], bool]) -> None:
-    begun = time.monotonic()
-    while not come():
-        assert time.monotonic() - begun < 10
-        time.sleep(0.001)
 
 
 def test_another_size_or_another_maker_gives_up_what_was_there() -> None:

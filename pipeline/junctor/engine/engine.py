@@ -560,11 +560,9 @@ class Engine:
         reserved: bytes of earlier answers.
         device: that is to write them, if one is.
         """
-        # Whole batches wait to be written; slices of posteriors that scores are made of do not.
-        is_kept = self._scores is None or pool is self._score_pool
         if device is not None:
             try:
-                return pool.lend(size, device.host, reserved, ahead=is_kept), device
+                return pool.lend(size, device.host, reserved), device
             except MemoryError as error:
                 # The host may have no more memory to pin, while it has some to use.
                 logger.warning("the CPU takes over a batch: %s", error)
