@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
@@ -170,10 +171,17 @@ class GpuSplits:
         # A GPU that has never been measured in chunks still gets a plan.
         self._costs = costs if self._backend in costs.coefficients else NOMINAL
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
+        # Of the plans that are alive: to find it takes as long as the counts of a number of slots.
+        self._slot: WeakKeyDictionary[ChunkPlan, int] = WeakKeyDictionary()
 
     def fixed(self, plan: Plan) -> int:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan) + launch_bytes(plan)
+
+    def _slot_bytes(self, chunks: ChunkPlan) -> int:
+        if chunks not in self._slot:
+            self._slot[chunks] = slot_bytes(chunks, self._itemsize)
+        return self._slot[chunks]
 
     def splits(self, plan: Plan) -> list[MemorySplit]:
         """Return the ways to divide the memory, the largest task first; all stored tables may be on the host."""
@@ -193,7 +201,7 @@ class GpuSplits:
 
     def most_slots(self, chunks: ChunkPlan) -> int:
         """Return the number of slots that there is room for; one has to fit."""
-        return max(1, self._whole // slot_bytes(chunks, self._itemsize))
+        return max(1, self._whole // self._slot_bytes(chunks))
 
     def seconds_with(self, chunks: ChunkPlan, slots: int) -> float:
         """Return about what a case takes with so many slots."""
@@ -210,7 +218,7 @@ class GpuSplits:
 
     def _left(self, chunks: ChunkPlan, slots: int) -> int:
         # What slots leave keeps resident tables, so more slots mean more traffic over the bus.
-        return max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
+        return max(0, self._whole - slots * self._slot_bytes(chunks))
 
     def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
         """Return the route of a plan that was cut for a split, with the slots and the order that take least."""
@@ -223,7 +231,7 @@ class GpuSplits:
             less, more = self._best_slots(beside, fitting[first : first + 2])
             if less < seconds:
                 seconds, slots, chunks = less, more, beside
-        working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
+        working = OFFSET_BYTES + slots * self._slot_bytes(chunks)
         overhead = launch_bytes(chunks.plan)
         return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
 
