@@ -22,7 +22,7 @@ from junctor.out_of_core.cluster.workers import WorkerPool
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.planning import chunk_search
 from junctor.planning.chunk_search import ChunkChoice
-from junctor.planning.chunks import ChunkPlan
+from junctor.planning.chunks import ChunkPlan, PassRecord
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.cache import Cache, user_cache
@@ -134,7 +134,7 @@ class FixedChoice:
         self.kept.append(choice)
 
 
-@pytest.mark.parametrize("change", [{"split": 99}, {"variables": UNFIT}])
+@pytest.mark.parametrize("change", [{"split": 99}, {"variables": UNFIT}, {"passes": ()}])
 def test_a_choice_that_does_not_fit_is_searched_anew(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_search, "KEPT_STEPS", 0)
     room = chunk_search.MemorySplit(1 << 14, 1 << 20, 0)
@@ -143,8 +143,9 @@ def test_a_choice_that_does_not_fit_is_searched_anew(change: dict[str, Any], mon
     def cut(kept: FixedChoice | None = None) -> ChunkPlan:
         return chunk_search.cheapest_chunks(PROBLEM, 8, lambda _: [room], prices, 1, kept)[0]
 
-    expected = cut()
-    left = FixedChoice(ChunkChoice(tuple(sorted(PROBLEM.free())), "sweep", True, 0)._replace(**change))
+    found = FixedChoice(ChunkChoice(UNFIT, "sweep", True, 99, ()))
+    expected = cut(found)
+    left = FixedChoice(found.kept[0]._replace(**change))
     assert cut(left).passes == expected.passes
     assert len(left.kept) == 1
     again = FixedChoice(left.kept[0])
@@ -160,7 +161,7 @@ def test_a_choice_that_does_not_fit_is_searched_anew(change: dict[str, Any], mon
 )
 def test_what_is_no_choice_is_refused(field: str, strange: object, drops: bool) -> None:
     members = frozenset(range(4))
-    record = ChunkChoice((2, 0, 1, 3), "sweep", True, 1)._asdict()
+    record = ChunkChoice((2, 0, 1, 3), "sweep", True, 1, (PassRecord((0, 1), (3,)),))._asdict()
     record[field] = strange
     if drops:
         del record[field]
@@ -171,3 +172,4 @@ def test_what_is_no_choice_is_refused(field: str, strange: object, drops: bool) 
     assert sorted(choice.variables) == sorted(members)
     assert isinstance(choice.lean, bool)
     assert choice.split >= 0
+    assert all(record.steps for record in choice.passes)

@@ -20,7 +20,7 @@ from junctor.planning.chunk_search import (
     cheapest_chunks,
     waiting_entries,
 )
-from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.chunks import ChunkPass, ChunkPlan, PassRecord, TooSmallError, chunk_plan, records_of
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
 from junctor.planning.shape import Pattern, shape_of
@@ -109,6 +109,41 @@ def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject)
     if peak:
         with pytest.raises(TooSmallError, match=f"disk: {peak} needed, {peak - 1} allowed"):
             chunk_plan(plan, working, spilling(chunks), peak - 1)
+
+
+@settings(max_examples=60)
+@given(network=strategies.networks(), data=st.data())
+def test_passes_are_made_again_of_their_records_and_others_are_refused(network: Network, data: st.DataObject) -> None:
+    nothing = Pattern(frozenset(), frozenset())
+    plan = compile_plan(shape_of(network), nothing, rows=1, lean=data.draw(st.booleans()))
+    working = least_working(plan) + data.draw(st.sampled_from([0, 5, 40]))
+    chunks = chunk_plan(plan, working, ENDLESS, 0)
+    records = list(records_of(chunks))
+    again = chunk_plan(plan, working, ENDLESS, 0, records)
+    assert (again.passes, again.cuts, again.working) == (chunks.passes, chunks.cuts, chunks.working)
+    numbers = st.integers(-1, len(plan.steps)).map(lambda n: (n,))
+    for _ in range(3):
+        at, what = (
+            data.draw(st.integers(0, len(records))),
+            data.draw(st.sampled_from(["drop", "move", "steps", "fixed"])),
+        )
+        changed = list(records)
+        taken = changed.pop(at) if at < len(changed) else None
+        if what == "move" and taken is not None:
+            changed.insert(data.draw(st.integers(0, len(changed))), taken)
+        elif what == "steps" and taken is not None:
+            changed.insert(at, taken._replace(steps=data.draw(st.permutations(taken.steps)) or data.draw(numbers)))
+        elif what == "fixed" and taken is not None:
+            changed.insert(at, taken._replace(fixed=(*taken.fixed[:1], *data.draw(numbers))))
+        try:
+            found = chunk_plan(plan, working, ENDLESS, 0, [PassRecord(tuple(a), tuple(b)) for a, b in changed])
+        except ValueError:
+            continue
+        # Another plan that does the same work.
+        check(found, working)
+        assert sorted(step.out for each in found.passes for step in each.steps) == sorted(
+            step.out for each in chunks.passes for step in each.steps
+        )
 
 
 @pytest.mark.parametrize("working", [1 << 10, 1 << 12])

@@ -82,16 +82,29 @@ class CachedChoice:
 def _parsed(content: bytes, members: frozenset[int]) -> ChunkChoice:
     """Return a choice; raises ValueError for other bytes."""
     from junctor.planning.chunk_search import ChunkChoice
+    from junctor.planning.chunks import PassRecord
 
     record = json.loads(content)
     if not isinstance(record, dict) or record.keys() != set(ChunkChoice._fields):
         raise ValueError("not a choice")
-    variables, criterion, lean, split = (record[field] for field in ChunkChoice._fields)
-    if not isinstance(variables, list) or not all(type(v) is int for v in variables):
+    variables, criterion, lean, split, passes = (record[field] for field in ChunkChoice._fields)
+    if not _are_numbers(variables):
         raise ValueError("not an order")
+    if not isinstance(passes, list) or not all(map(_is_pass, passes)):
+        raise ValueError("not passes")
     # Any permutation gives right answers, nothing else does.
     if len(variables) != len(members) or frozenset(variables) != members:
         raise ValueError("not an order of these variables")
     if type(criterion) is not str or type(lean) is not bool or type(split) is not int or split < 0:
         raise ValueError("not a choice")
-    return ChunkChoice(tuple(variables), criterion, lean, split)
+    # Whether they are passes of the plan shows when it is cut.
+    records = tuple(PassRecord(tuple(steps), tuple(fixed)) for steps, fixed in passes)
+    return ChunkChoice(tuple(variables), criterion, lean, split, records)
+
+
+def _is_pass(record: object) -> bool:
+    return isinstance(record, list) and len(record) == 2 and all(map(_are_numbers, record)) and bool(record[0])
+
+
+def _are_numbers(record: object) -> bool:
+    return isinstance(record, list) and all(type(number) is int for number in record)

@@ -7,7 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
-from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, alive_entries, chunk_plan
+from junctor.planning.chunks import (
+    MOST_STEPS,
+    ChunkPlan,
+    PassRecord,
+    TooSmallError,
+    alive_entries,
+    chunk_plan,
+    records_of,
+)
 from junctor.planning.compile import Problem, lay_out
 from junctor.planning.elimination import EliminationOrder, Sizes, order_of, varied_orders
 from junctor.planning.plan import Plan, Reduce
@@ -53,12 +61,14 @@ class ChunkChoice(NamedTuple):
     criterion: that the order was found by.
     lean: as of the problem.
     split: number of the memory split.
+    passes: of the cut plan, which take as long to find as all else.
     """
 
     variables: tuple[int, ...]
     criterion: str
     lean: bool
     split: int
+    passes: tuple[PassRecord, ...]
 
 
 class KeptChoice(Protocol):
@@ -106,7 +116,7 @@ def cheapest_chunks(
     choice = kept.find(problem.free()) if kept is not None else None
     if choice is not None:
         # What was kept may have been made by anybody: then the search decides.
-        with suppress(TooSmallError, IndexError):
+        with suppress(ValueError, IndexError):
             return _chosen(problem, itemsize, splits, choice)
     best: tuple[float, int, ChunkPlan, Split, Candidate] | None = None
     missed: list[TooSmallError] = []
@@ -143,7 +153,7 @@ def cheapest_chunks(
     if best is not None:
         _, number, chunks, split, (_, order, lean) = best
         if kept is not None and cut_steps >= KEPT_STEPS:
-            kept.keep(ChunkChoice(order.variables, order.criterion, lean, number))
+            kept.keep(ChunkChoice(order.variables, order.criterion, lean, number, records_of(chunks)))
         return chunks, split
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
@@ -152,15 +162,15 @@ def cheapest_chunks(
 def _chosen(
     problem: Problem, itemsize: int, splits: Callable[[Plan], Sequence[Split]], choice: ChunkChoice
 ) -> tuple[ChunkPlan, Split]:
-    """Return what a search chose; raises TooSmallError or IndexError where that cannot be."""
+    """Return what a search chose; raises ValueError or IndexError where that cannot be."""
     order = order_of(problem.graph(), choice.variables, Sizes(problem.shape.cardinalities), choice.criterion)
     plan = lay_out(replace(problem, lean=choice.lean), order)
     split = splits(plan)[choice.split]
-    return chunk_plan(plan, *_entries(split, itemsize)), split
+    return chunk_plan(plan, *_entries(split, itemsize), recorded=choice.passes), split
 
 
-def _entries(split: MemorySplit, itemsize: int) -> list[int]:
-    return [size // itemsize for size in (split.working, split.memory, split.disk)]
+def _entries(split: MemorySplit, itemsize: int) -> tuple[int, int, int]:
+    return split.working // itemsize, split.memory // itemsize, split.disk // itemsize
 
 
 def _in_bytes(error: TooSmallError, itemsize: int, split: MemorySplit) -> TooSmallError:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from junctor.planning.plan import Plan, Reduce
 
@@ -57,6 +57,17 @@ class ChunkPass:
     def out(self) -> int:
         """The table of the last step."""
         return self.steps[-1].out
+
+
+class PassRecord(NamedTuple):
+    """What a pass follows from.
+
+    steps: numbers among the reductions of the plan.
+    fixed: its chunk variables.
+    """
+
+    steps: tuple[int, ...]
+    fixed: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,12 +156,16 @@ class TooSmallError(ValueError):
         self.needed, self.allowed = needed, allowed
 
 
-def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
+def chunk_plan(
+    plan: Plan, working: int, memory: int, disk: int, recorded: Sequence[PassRecord] | None = None
+) -> ChunkPlan:
     """Cut a plan so that a task holds at most `working` entries.
 
-    memory, disk: entries that stored tables may take in either. Raises TooSmallError where that cannot be.
+    memory, disk: entries that stored tables may take in either.
+    recorded: passes of an earlier cut of the same plan, None to look for some.
+    Raises TooSmallError where that cannot be, ValueError for records of other passes.
     """
-    passes = tuple(_passes(plan, working))
+    passes = tuple(_passes(plan, working) if recorded is None else _recorded(plan, working, recorded))
     cuts = _cuts(plan, passes)
     on_disk = _spilled(plan, passes, memory)
     peaks = [parts.peak(parts.entries)[0] for parts in (_Parts(plan, pass_.steps, pass_.fixed) for pass_ in passes)]
@@ -162,12 +177,36 @@ def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
     return result
 
 
+def records_of(chunks: ChunkPlan) -> tuple[PassRecord, ...]:
+    """Return what `chunk_plan` makes the same passes of."""
+    numbers = {step.out: n for n, step in enumerate(_reductions(chunks.plan))}
+    return tuple(PassRecord(tuple(numbers[step.out] for step in each.steps), each.fixed) for each in chunks.passes)
+
+
+def _reductions(plan: Plan) -> list[Reduce]:
+    return [step for step in plan.steps if isinstance(step, Reduce)]
+
+
+def _recorded(plan: Plan, working: int, records: Sequence[PassRecord]) -> list[ChunkPass]:
+    """Return the passes of some records; raises ValueError for those that do other work than the plan."""
+    steps, cutting = _reductions(plan), _Cutting(plan, working)
+    if sorted(n for record in records for n in record.steps) != list(range(len(steps))):
+        raise ValueError("not the steps of the plan")
+    to_come, passes = {step.out for step in steps}, list[ChunkPass]()
+    for record in records:
+        made = cutting.recorded_pass([steps[n] for n in record.steps], record.fixed)
+        if made is None or not to_come.isdisjoint(made.loads) or list(record.steps) != sorted(record.steps):
+            raise ValueError("not a pass of the plan")
+        to_come -= {step.out for step in made.steps}
+        passes.append(made)
+    return passes
+
+
 def _passes(plan: Plan, working: int) -> list[ChunkPass]:
     """Return passes, each behind those that it needs; raises TooSmallError."""
     passes = _OpenPasses(plan, working)
-    for step in plan.steps:
-        if isinstance(step, Reduce):
-            passes.add(step)
+    for step in _reductions(plan):
+        passes.add(step)
     return passes.close_all()
 
 
@@ -279,14 +318,8 @@ class _Cutting:
         its GPU.
         preferred: variables that others hold constant.
         """
-        plan, reads = self._plan, self._reads
-        made = {step.out for step in steps}
-        inside = Counter(table for step in steps for table in step.operands)
-        loads = tuple(table for table in inside if table not in made)
-        stores = tuple(step.out for step in steps if reads[step.out] > inside[step.out])
-        # What a step does not depend on would make it be done more than once.
-        allowed = set.intersection(*(self._variables[step.out] for step in steps))
-        allowed -= {v for step in steps[:-1] for v in step.eliminated}
+        plan = self._plan
+        loads, stores, allowed = self._around(steps)
         made_with = Counter[int]()
         for table in loads:
             made_with.update(dict.fromkeys(self.held.get(table, ()), plan.tables[table].entries))
@@ -312,6 +345,27 @@ class _Cutting:
                 return None
             chosen.append(best[-1])
             parts.hold(best[-1])
+
+    def recorded_pass(self, steps: Sequence[Reduce], fixed: tuple[int, ...]) -> ChunkPass | None:
+        """Return the pass of some steps with given chunk variables; None where that cannot be."""
+        loads, stores, allowed = self._around(steps)
+        ordered, summed = _ordered(fixed, steps[-1])
+        if ordered != fixed or len(set(fixed)) < len(fixed) or not allowed.issuperset(fixed):
+            return None
+        parts = _Parts(self._plan, steps, fixed)
+        if parts.peak(parts.entries)[0] > self._working:
+            return None
+        return ChunkPass(tuple(steps), fixed, summed, loads, stores)
+
+    def _around(self, steps: Sequence[Reduce]) -> tuple[tuple[int, ...], tuple[int, ...], set[int]]:
+        """Return the tables that a pass of some steps loads, those that it stores, and its possible chunk variables."""
+        made = {step.out for step in steps}
+        inside = Counter(table for step in steps for table in step.operands)
+        loads = tuple(table for table in inside if table not in made)
+        stores = tuple(step.out for step in steps if self._reads[step.out] > inside[step.out])
+        # What a step does not depend on would make it be done more than once.
+        allowed = set.intersection(*(self._variables[step.out] for step in steps))
+        return loads, stores, allowed - {v for step in steps[:-1] for v in step.eliminated}
 
 
 def _ordered(chosen: Sequence[int], last: Reduce) -> tuple[tuple[int, ...], tuple[int, ...]]:
