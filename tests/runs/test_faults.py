@@ -161,12 +161,12 @@ def test_a_directory_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:
     directory.path.mkdir()
     directory.spec_file.write_text("{}")
     directory.make_folder_of(part)
-    with aside(part, parents=False) as temporary:
+    with aside(part, alone=False) as temporary:
         temporary.write_text("answers")
     shutil.rmtree(directory.path)
     with pytest.raises(RunError, match="removed while the run was under way"):
         directory.make_folder_of(part)
     # Between the one and the other.
-    with pytest.raises(RunError, match="No such file"), aside(part, parents=False) as temporary:
+    with pytest.raises(RunError, match="No such file"), aside(part, alone=False) as temporary:
         temporary.write_text("answers")
     assert not directory.path.exists()

@@ -54,7 +54,7 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | 
             table = table.append_column(field.with_name(f"{_KEPT}{i}"), column)
     # Read once or twice and then never again: cheap to write and to read comes before small.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with aside(location(path), parents=False, named=False) as temporary:
+    with aside(location(path), alone=False) as temporary:
         with pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
             writer.write_table(table)
         # Now: an object of a store would be fetched again.

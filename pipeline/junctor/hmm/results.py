@@ -87,7 +87,7 @@ def write_sequences(part: EncodedSequences, path: AnyPath) -> Checksum:
     # Parquet lacks some Arrow types; the recorded one restores them.
     kind = base64.b64encode(pa.schema([("case_id", part.case_ids.type)]).serialize()).decode()
     facts = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width, "case_id": kind}
-    with aside(path, parents=False, named=False) as temporary:
+    with aside(path, alone=False) as temporary:
         write_table(pa.table(columns, metadata={_ENCODED: json.dumps(facts).encode()}), temporary)
         return checksum_of(temporary)
 

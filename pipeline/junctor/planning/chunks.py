@@ -293,7 +293,7 @@ class _OpenPasses:
 
 def _reads(plan: Plan) -> Counter[int]:
     """Return for every table how many reductions read it, results once more."""
-    reads = Counter(table for step in plan.steps if isinstance(step, Reduce) for table in step.operands)
+    reads = Counter(table for step in _reductions(plan) for table in step.operands)
     return reads + Counter((*plan.totals, *(table for _, table in plan.marginals)))
 
 
@@ -308,7 +308,7 @@ class _Cutting:
         self._plan, self._working, self._reads = plan, working, _reads(plan)
         self.held: dict[int, tuple[int, ...]] = {}
         # By the table that a step makes.
-        self._variables = {step.out: _variables(plan, step) for step in plan.steps if isinstance(step, Reduce)}
+        self._variables = {step.out: _variables(plan, step) for step in _reductions(plan)}
 
     def fixed_pass(self, steps: Sequence[Reduce], preferred: AbstractSet[int]) -> tuple[ChunkPass, int] | None:
         """Return the pass of some steps that fits, and the entries that it moves; None where nothing fits.

@@ -312,7 +312,7 @@ def propagate_over(
 
 def write_statistics(path: AnyPath, statistics: Statistics) -> Checksum:
     """Write the statistics of a part, whole or not at all, and return their checksum."""
-    with aside(path, parents=False, named=False) as temporary:
+    with aside(path, alone=False) as temporary:
         # In one line: of wide networks there are many numbers.
         temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
         return checksum_of(temporary)
@@ -408,7 +408,7 @@ class _Partition:
             found = self._answered.count()
             counted = write_statistics(statistics, found)
             # Their names are synced with the manifest, all at once.
-            with aside(path, parents=False, named=False) as temporary:
+            with aside(path, alone=False) as temporary:
                 self.task.write(self._answered.table(), temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)

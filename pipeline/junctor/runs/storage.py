@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -148,6 +148,11 @@ class AnySpec(Protocol):
 
 
 Spec = TypeVar("Spec", bound=AnySpec)
+
+
+def _folders_of(file: Path, directory: Path) -> Sequence[Path]:
+    """Return the folders that a file of a run lies in, the innermost first and the run's directory last."""
+    return file.parents[: len(file.parents) - len(directory.parents)]
 
 
 @dataclass(frozen=True)
@@ -375,7 +380,7 @@ class Directory(Generic[Spec]):
         self.check_there()
         with explained(self.path):
             # One by one, but never the directory itself: it may be removed at this moment.
-            for folder in reversed(path.parents[: -len(self.path.parents) - 1]):
+            for folder in reversed(_folders_of(path, self.path)[:-1]):
                 folder.mkdir(exist_ok=True)
 
     def sync_names(self, files: Iterable[AnyPath]) -> None:
@@ -383,8 +388,8 @@ class Directory(Generic[Spec]):
         if isinstance(self.path, RemotePath):
             # Objects have no folders.
             return
-        local, above = [file for file in files if not isinstance(file, RemotePath)], len(self.path.parents)
-        sync_names({folder for file in local for folder in file.parents[: len(file.parents) - above]})
+        local = [file for file in files if isinstance(file, Path)]
+        sync_names({folder for file in local for folder in _folders_of(file, self.path)})
 
     def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:
         """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences.

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -151,9 +150,8 @@ def distribute(
         yield from _on_scheduler(function, remaining, resources, resources.scheduler)
         return
     allowed, gpus = allowed_memory(resources.compute), resources.compute.device == "gpu"
-    workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
-    if gpus:
-        workers = min(workers, count_gpus())
+    asked = usable_cores() if resources.workers is None else resources.workers
+    workers = _at_most(min(asked, len(tasks)), gpus)
     if workers > 1:
         yield from _on_this_machine(function, remaining, workers, allowed // workers, gpus)
     elif here is not None:
@@ -352,7 +350,7 @@ def cluster_client(resources: Resources) -> Iterator[Client]:
             yield client
         return
     workers, gpus = resources.workers or 1, resources.compute.device == "gpu"
-    with local_client(min(workers, count_gpus()) if gpus else workers, gpus) as client:
+    with local_client(_at_most(workers, gpus), gpus) as client:
         client.wait_for_workers(1, timeout=PATIENCE)
         yield client
 
@@ -442,12 +440,12 @@ def workers_ahead(resources: Resources) -> Iterator[Callable[[int], None]]:
     the context.
     """
     gpus = resources.compute.device == "gpu"
-    workers = min(resources.workers or 0, count_gpus()) if gpus else resources.workers or 0
+    workers = _at_most(resources.workers or 0, gpus)
     prepare_workers(resources, gpus)
     if resources.scheduler is not None or workers < 2:
         yield lambda tasks: None
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="junctor-workers") as thread:
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="junctor-workers") as thread:
         ahead = _WorkersAhead(workers, gpus, thread)
         token = _ahead.set(ahead)
         try:
@@ -460,7 +458,7 @@ def workers_ahead(resources: Resources) -> Iterator[Callable[[int], None]]:
 class _WorkersAhead:
     """A cluster of this machine that another thread starts before it is needed; arguments as of `local_client`."""
 
-    def __init__(self, workers: int, gpus: bool, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, workers: int, gpus: bool, thread: concurrent.futures.ThreadPoolExecutor) -> None:
         self._made_for = workers, gpus
         self._thread = thread
         self._until_left = ExitStack()
@@ -543,6 +541,11 @@ def _close(cluster: Any) -> None:
         cluster.shutdown_on_close = False
         for worker in _worker_processes():
             worker.kill()
+
+
+def _at_most(workers: int, gpus: bool) -> int:
+    """Return how many of `workers` there are on this machine: with GPUs one for each."""
+    return min(workers, count_gpus()) if gpus else workers
 
 
 def _worker_threads(workers: int, gpus: bool) -> int:

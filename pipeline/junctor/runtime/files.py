@@ -33,14 +33,14 @@ _HASHED = 2**23
 
 
 @contextmanager
-def aside(path: AnyPath, parents: bool = True, named: bool = True) -> Iterator[Path]:
+def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
     For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
     cannot be written; `path` is unchanged then.
 
-    parents: whether missing folders are made; otherwise the folder has to be there.
-    named: whether the name is synced as well; otherwise `sync_names` has to do it for all files of the folder together.
+    alone: whether missing folders are made, and the name is synced. Of one file of many the folder has to be there, and
+        `sync_names` has to sync the names of all of them.
     """
     if isinstance(path, RemotePath):
         with explained(path), _temporary() as local:
@@ -50,14 +50,14 @@ def aside(path: AnyPath, parents: bool = True, named: bool = True) -> Iterator[P
     # In the same folder, because only there a rename is atomic. `.tmp` is the ending that run directories clear away.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with explained(path):
-        if parents:
+        if alone:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             _sync(temporary)
             os.replace(temporary, path)
             # The name itself is an entry of the folder, and is lost with it unless that is synced too.
-            if named:
+            if alone:
                 _sync(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
