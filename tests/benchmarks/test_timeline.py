@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,15 +17,12 @@ from junctor.generate import grid
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.placement import residency
-from junctor_kernels.gpu import entries
 from junctor_kernels.tables.reference import DOUBLE
 
 
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setitem(sys.modules, "cupy", cupy_memory)
-    monkeypatch.setattr(entries, "THREADS", 32)
-    monkeypatch.setattr(entries, "TILE", 32 * entries.EACH)
+    cupy_memory.stand_in(monkeypatch)
     return importlib.import_module("timeline")
 
 

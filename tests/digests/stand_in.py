@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -52,7 +51,6 @@ from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.gpu import GpuSampling
 from junctor_kernels.gpu import blocks as gpu
-from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
@@ -139,9 +137,7 @@ def chunk_gpus() -> Iterator[Any]:
     from emulation import cupy_memory as emulated_cupy
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", emulated_cupy)
-        patch.setattr(entries_gpu, "THREADS", 32)
-        patch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+        emulated_cupy.stand_in(patch)
         patch.setattr(worker_gpu, "opened", None)
         patch.setattr(worker_gpu, "open_device", lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM)))
         emulated_cupy.chance.seed(0)

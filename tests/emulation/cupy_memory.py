@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,9 +14,20 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
+from junctor_kernels.gpu import entries
 from junctor_kernels.gpu.device import CudaDevice
 
 from emulation.entries import compiled
+
+
+def stand_in(patch: pytest.MonkeyPatch) -> None:
+    """Put this in the place of CuPy, with small blocks: each of their threads is a fiber here."""
+    patch.setitem(sys.modules, "cupy", sys.modules[__name__])
+    # Where it is imported when it is first asked for anything, it would find this; Hypothesis asks every module.
+    patch.delitem(sys.modules, "cupyx", raising=False)
+    patch.setattr(entries, "THREADS", 32)
+    patch.setattr(entries, "TILE", 32 * entries.EACH)
 
 
 class DeviceArray(np.ndarray[Any, Any]):

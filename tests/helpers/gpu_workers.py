@@ -5,17 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from distributed import WorkerPlugin
 from junctor.model.errors import DeviceError
 from junctor.out_of_core.cluster import machine_gpus, rows
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.runtime import devices
-from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
 
 ROOM = 1 << 27
@@ -44,8 +43,7 @@ class StandInGpus(WorkerPlugin):
         folder = self.folder
         # Locks of GPUs of other tests are none of ours.
         tempfile.tempdir = str(folder)
-        sys.modules["cupy"] = emulated_cupy  # type: ignore[assignment]
-        entries_gpu.THREADS, entries_gpu.TILE = 32, 32 * entries_gpu.EACH
+        emulated_cupy.stand_in(pytest.MonkeyPatch())
         own = int(worker.name)
         seen = [n % self.gpus for n in range(own, own + (1 if self.alone else self.gpus))]
 

@@ -26,9 +26,7 @@ from junctor_kernels.gpu.entries import carried
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     from emulation import cupy_memory
 
-    monkeypatch.setitem(sys.modules, "cupy", cupy_memory)
-    monkeypatch.setattr(entries, "THREADS", 32)
-    monkeypatch.setattr(entries, "TILE", 32 * entries.EACH)
+    cupy_memory.stand_in(monkeypatch)
     return cupy_memory
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +48,6 @@ from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
-from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction
 
@@ -368,9 +366,7 @@ def test_networks_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     from emulation import cupy_memory as emulated_cupy
 
-    monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
-    monkeypatch.setattr(entries_gpu, "THREADS", 32)
-    monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+    emulated_cupy.stand_in(monkeypatch)
     return emulated_cupy.Device(1 << 28, 0)
 
 

@@ -70,10 +70,7 @@ def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return
     from emulation import cupy_memory as emulated_cupy
 
-    monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
-    # Small blocks: each of their threads is a fiber here.
-    monkeypatch.setattr(entries_gpu, "THREADS", 32)
-    monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+    emulated_cupy.stand_in(monkeypatch)
     yield lambda count: [emulated_cupy.Device(ROOM, n) for n in range(count)]
 
 

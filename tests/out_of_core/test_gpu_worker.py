@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import pickle
-import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +44,6 @@ from junctor.planning.shape import Pattern, shape_of
 from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources, silent_dask
-from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 from pyarrow import parquet
@@ -64,10 +62,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     if request.param == "emulated":
         from emulation import cupy_memory as emulated_cupy
 
-        monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
-        # Small blocks: each of their threads is a fiber here.
-        monkeypatch.setattr(entries_gpu, "THREADS", 32)
-        monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+        emulated_cupy.stand_in(monkeypatch)
         opened = lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM))
         monkeypatch.setattr(worker_gpu, "open_device", opened)
     return lambda room: worker_gpu.open_device(room)

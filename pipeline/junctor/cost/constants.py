@@ -181,9 +181,9 @@ class GpuConstants(DeviceConstants):
     # Seconds until a GPU of this process beside the first one answers rows in chunks. Estimate: a run of 16 rows, 28 x
     # 28, took 1.6 s longer on two H200 than on one, though rows of 0.1 s went side by side; 2026-11-24.
     opening: float = 2.0
-    # Seconds a byte of memory that is pinned, once for a group of rows: 20 GiB took 7 s (5 s in docs/performance.md on
-    # another day); 2026-11-21.
-    pinned_byte: float = 3.3e-10
+    # Seconds a byte of memory that is pinned, once for a group of rows: 8 GiB took 0.37 to 0.67 s with 16 and with 4
+    # threads of the host of an H200; 2026-11-26.
+    pinned_byte: float = 7e-11
 
     # Choice of the device.
     # Seconds until a GPU is ready: CUDA, CuPy, a process. Estimate; 2026-11-21.

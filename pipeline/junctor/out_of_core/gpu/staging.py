@@ -109,10 +109,14 @@ def pinned(size: int) -> Array:
     """
     if not size:
         return np.empty(0, np.uint8)
-    memory = mmap.mmap(-1, size)
+    # Of this process alone: systems give huge pages to such memory, seldom to what can be shared.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Fewer pages to touch and to pin.
         memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        # A fork would copy pages of this process on its next write, and devices would go on with the old ones.
+        memory.madvise(mmap.MADV_DONTFORK)
     array = np.frombuffer(memory, np.uint8)
     parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
     in_threads(lambda part, _: part.fill(0), parts, usable_cores())
