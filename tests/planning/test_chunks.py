@@ -201,6 +201,38 @@ def test_the_cheapest_order_is_kept() -> None:
         assert waiting_entries(plan) <= chunk_plan(plan, 1 << 9, ENDLESS, 0).peak(on_disk=False)
 
 
+def test_the_plan_that_takes_least_at_best_is_cut_for_each_split() -> None:
+    problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
+    splits = [MemorySplit(1 << size, 1 << 30, 0) for size in (9, 10, 11, 12, 13, 14)]
+    cut: list[tuple[Plan, int]] = []
+
+    def seconds(chunks: ChunkPlan, split: MemorySplit) -> float:
+        cut.append((chunks.plan, splits.index(split)))
+        return MOVED.seconds(chunks, split)
+
+    # The most operations take least here.
+    prices = ChunkPrices(lambda plan: -plan.operations, seconds, 0.0)
+    chunks, found = cheapest_chunks(problem, 8, lambda _: splits, prices)
+    most = max((each.plan for each in candidates(problem, 1)), key=lambda plan: plan.operations)
+    assert [number for plan, number in cut if plan.operations == most.operations][: len(splits)] == list(range(6))
+    assert cut[0][0].operations == most.operations
+    assert MOVED.seconds(chunks, found) == min(
+        MOVED.seconds(chunk_plan(plan, splits[number].working // 8, 1 << 27, 0), found) for plan, number in cut
+    )
+
+
+@pytest.mark.parametrize("observed", [[0, 9, 90, 99], [5], [44, 45, 54, 55], list(range(0, 100, 7))])
+def test_evidence_leaves_a_sweep_its_levels(observed: list[int]) -> None:
+    """Vertices of a grid at the same distance from a corner stay next to each other, whatever is observed."""
+    shape = shape_of(grid(10, 10, states=2, seed=1))
+
+    def entries(pattern: Pattern) -> float:
+        orders = [order for _, order, _ in candidates(Problem(shape, pattern), 1)]
+        return next(order.entries for order in orders if order.criterion == "sweep")
+
+    assert entries(Pattern(frozenset(observed), frozenset())) <= entries(NOTHING)
+
+
 def test_what_misses_least_is_named() -> None:
     problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
     with pytest.raises(TooSmallError) as refused:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KIND = "chunks"
 # Part of the key: another way to search, another number.
-SEARCH = 3
+SEARCH = 4
 
 
 class KeptChunks:

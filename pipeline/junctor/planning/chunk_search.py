@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar
 
 from junctor.planning.chunks import (
@@ -103,8 +105,8 @@ def cheapest_chunks(
 ) -> tuple[ChunkPlan, Split]:
     """Return the cut plan that takes least time among orders of several kinds, and the memory split that it is cut for.
 
-    The plan with fewest operations is cut for each split, others for the best one and those next to it, if that may
-    save as much as it takes. Deterministic.
+    The plan that takes least at best is cut for each split, others for the best one, those next to it, and on from
+    there while that gains, if that may save as much as it takes. Deterministic.
     problem: what to plan.
     itemsize: bytes of an entry.
     splits: ways to divide the memory that a plan leaves, the same number for every plan.
@@ -123,16 +125,19 @@ def cheapest_chunks(
     far: list[TooSmallError] = []
     cut_steps = 0
     # The first one that fits bounds the time of all others.
-    for candidate in sorted(candidates(problem, rows), key=lambda candidate: candidate.plan.operations):
+    for least, candidate in _priced(_candidates(problem, rows), pricing.least):
         plan = candidate.plan
-        ways = list(enumerate(splits(plan)))
+        ways = splits(plan)
+        numbers = range(len(ways))
         if best is not None:
-            ways = ways[max(0, best[1] - 1) : best[1] + 2]
+            numbers = numbers[max(0, best[1] - 1) : best[1] + 2]
             # Not where it could not save what cutting takes.
-            if rows * (best[0] - pricing.least(plan)) <= len(ways) * len(plan.steps) * pricing.cutting:
+            if rows * (best[0] - least) <= len(numbers) * len(plan.steps) * pricing.cutting:
                 continue
         waiting = waiting_entries(plan)
-        for number, split in ways:
+        tried: dict[int, float] = {}
+        for number in _to_try(numbers, tried, len(ways)):
+            split, tried[number] = ways[number], math.inf
             entries = _entries(split, itemsize)
             if waiting > FAR_MORE * sum(entries):
                 needed = waiting * itemsize
@@ -147,7 +152,7 @@ def cheapest_chunks(
                 if error.where == "disk" and (error.needed - error.allowed) * itemsize > split.memory:
                     break  # no other split has so much more
                 continue
-            seconds = pricing.seconds(chunks, split)
+            seconds = tried[number] = pricing.seconds(chunks, split)
             if best is None or seconds < best[0]:
                 best = seconds, number, chunks, split, candidate
     if best is not None:
@@ -157,6 +162,18 @@ def cheapest_chunks(
         return chunks, split
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
+
+
+def _to_try(numbers: Sequence[int], tried: Mapping[int, float], count: int) -> Iterator[int]:
+    """Yield numbers of splits, then those next to the fastest one while that has any left.
+
+    tried: what the caller found for those that it has.
+    count: of splits.
+    """
+    while numbers:
+        yield from numbers
+        fastest = min(tried, key=tried.__getitem__)
+        numbers = [n for n in (fastest - 1, fastest + 1) if 0 <= n < count and n not in tried]
 
 
 def _chosen(
@@ -195,13 +212,27 @@ def waiting_entries(plan: Plan) -> int:
     return max(alive_entries(plan, waiting, len(steps)))
 
 
+def _priced(candidates: Iterator[list[Candidate]], least: Callable[[Plan], float]) -> Iterator[tuple[float, Candidate]]:
+    """Yield plans with what they take at best, of each list the fastest first."""
+    for some in candidates:
+        yield from sorted(((least(candidate.plan), candidate) for candidate in some), key=lambda each: each[0])
+
+
 def candidates(problem: Problem, rows: int) -> Iterator[Candidate]:
     """Yield the plans to choose from; raises TooLongError where each would take years."""
-    orders = varied_orders(problem.graph(), problem.free(), problem.shape.cardinalities, rows)
-    least = min(order.entries for order in orders)
-    if least > HOPELESS_ENTRIES:
-        raise TooLongError(f"{least:.1e} entries of cliques")
-    for order in orders:
-        if order.entries <= HOPELESS_ENTRIES:
-            for lean in (True, False):
-                yield Candidate(lay_out(replace(problem, lean=lean), order), order, lean)
+    return chain.from_iterable(_candidates(problem, rows))
+
+
+def _candidates(problem: Problem, rows: int) -> Iterator[list[Candidate]]:
+    """Yield them in lists, those last that take a search."""
+    shape, entries = problem.shape, math.inf
+    for orders in varied_orders(problem.graph(), problem.free(), shape.cardinalities, rows, problem.graph(sliced=True)):
+        entries = min([entries, *(order.entries for order in orders)])
+        yield [
+            Candidate(lay_out(replace(problem, lean=lean), order), order, lean)
+            for order in orders
+            if order.entries <= HOPELESS_ENTRIES
+            for lean in (True, False)
+        ]
+    if entries > HOPELESS_ENTRIES:
+        raise TooLongError(f"{entries:.1e} entries of cliques")

@@ -73,18 +73,18 @@ class Problem:
         """Return the relevant variables that are not sliced."""
         return self.relevant() - self.pattern.sliced
 
-    def remaining(self) -> dict[int, tuple[int, ...]]:
-        """Return the relevant factors, each with its scope less the sliced variables."""
-        relevant, sliced = self.relevant(), self.pattern.sliced
+    def remaining(self, sliced: bool = False) -> dict[int, tuple[int, ...]]:
+        """Return the relevant factors, each with its scope less the sliced variables, or with these too."""
+        relevant, left_out = self.relevant(), frozenset[int]() if sliced else self.pattern.sliced
         return {
-            i: scope if sliced.isdisjoint(scope) else tuple(v for v in scope if v not in sliced)
+            i: scope if left_out.isdisjoint(scope) else tuple(v for v in scope if v not in left_out)
             for i, scope in enumerate(self.shape.scopes)
             if relevant.issuperset(scope)
         }
 
-    def graph(self) -> list[set[int]]:
-        """Return the moral graph of what remains as neighbour sets."""
-        return moral_graph(len(self.shape.cardinalities), self.remaining().values())
+    def graph(self, sliced: bool = False) -> list[set[int]]:
+        """Return the moral graph of what remains as neighbour sets; sliced: with what is observed."""
+        return moral_graph(len(self.shape.cardinalities), self.remaining(sliced).values())
 
 
 def compile_plan(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -156,20 +156,26 @@ def good_orders(
 
 
 def varied_orders(
-    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int
-) -> list[EliminationOrder]:
-    """Return orders of different strengths: few operations, small tables, or few tables at once.
+    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int, whole: Graph
+) -> Iterator[list[EliminationOrder]]:
+    """Yield orders of different strengths: few tables at once or small ones, then few operations.
 
-    The parameters are those of `best_order`.
+    The last ones are searched for while the caller works with the first ones.
+    whole: the graph with what is observed as well, whose levels are more regular: a grid's are its diagonals.
+    All others: as in `best_order`.
     """
-    greedy = GreedyElimination(graph, members, cardinalities)
-    orders = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, Sizes(cardinalities))]
-    orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
-    complete = (order for order in orders if len(order.variables) == len(members))
-    return list({order.variables: order for order in complete}.values())
+    with ThreadPoolExecutor(1, thread_name_prefix="junctor-order") as pool:
+        good = pool.submit(good_orders, graph, members, cardinalities, rows)
+        greedy, sizes = GreedyElimination(graph, members, cardinalities), Sizes(cardinalities)
+        sweeps = (_sweep(graph, members), tuple(v for v in _sweep(whole, range(len(whole))) if v in members))
+        orders = [min((order_of(graph, each, sizes, "sweep") for each in sweeps), key=lambda order: order.entries)]
+        orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
+        known = {order.variables: order for order in orders if len(order.variables) == len(members)}
+        yield list(known.values())
+        yield [order for order in good.result() if order.variables not in known]
 
 
-def _sweep(graph: Graph, members: AbstractSet[int], sizes: Sizes) -> EliminationOrder:
+def _sweep(graph: Graph, members: Collection[int]) -> tuple[int, ...]:
     """Return a breadth-first order from a peripheral vertex (Cuthill and McKee 1969): few messages alive at once."""
     order: list[int] = []
     left = set(members)
@@ -179,7 +185,7 @@ def _sweep(graph: Graph, members: AbstractSet[int], sizes: Sizes) -> Elimination
             part = _breadth_first(graph, left, _breadth_first(graph, left, start)[-1])
             order += part
             left.difference_update(part)
-    return order_of(graph, tuple(order), sizes, "sweep")
+    return tuple(order)
 
 
 def order_of(graph: Graph, variables: tuple[int, ...], sizes: Sizes, criterion: str) -> EliminationOrder:
