@@ -40,8 +40,8 @@ from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
-from junctor.runtime.dask_cluster import local_client
 from junctor.runtime.devices import open_gpu
+from junctor.runtime.local_cluster import local_client
 from junctor.runtime.machine import available_memory
 from junctor_kernels.tables.axes import contraction
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra

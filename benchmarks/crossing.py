@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from junctor.out_of_core.cluster.tasks import PartOrigin, arrived, machine, slices_of
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.runtime.dask_cluster import local_client
+from junctor.runtime.local_cluster import local_client
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -45,7 +45,7 @@ from junctor.planning.shape import Pattern, shape_of
 from junctor.runs import run as steps
 from junctor.runs.score_tables import tables_for
 from junctor.runtime import devices
-from junctor.runtime.dask_cluster import silent_dask
+from junctor.runtime.local_cluster import silent_dask
 from junctor.runtime.machine import compute_options
 from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.engine import SamplingEngine

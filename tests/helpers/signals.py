@@ -68,7 +68,7 @@ def dask_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Context manager: the process of a Dask scheduler, whose two workers are its children, and its address."""
     script = (
         "import sys, dask\nfrom distributed import LocalCluster\n"
-        "from junctor.runtime.dask_cluster import UNWATCHED\n"
+        "from junctor.runtime.local_cluster import UNWATCHED\n"
         "if __name__ == '__main__':\n"
         "    dask.config.set(UNWATCHED)\n"
         "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)\n"

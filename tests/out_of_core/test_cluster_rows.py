@@ -49,8 +49,9 @@ from junctor.runs import workload
 from junctor.runs.partition import engine_for
 from junctor.runs.run import run
 from junctor.runs.workload import Job, RunEstimate
-from junctor.runtime import dask_cluster
-from junctor.runtime.dask_cluster import Resources, local_client, workers_of
+from junctor.runtime import dask_cluster, local_cluster
+from junctor.runtime.dask_cluster import Resources, workers_of
+from junctor.runtime.local_cluster import local_client
 from junctor.runtime.progress import Silence
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables import reference
@@ -511,11 +512,12 @@ def test_a_run_that_starts_workers_with_gpus_and_one_that_dies(
         client.register_plugin(StandInGpus(tmp_path, 4))
         return pool_of(client, *of)
 
-    start = dask_cluster._start_fork_server
-    monkeypatch.setattr(dask_cluster, "_start_fork_server", lambda gpus: start(False))
-    monkeypatch.setattr(dask_cluster, "_cluster_class", lambda gpus: LocalCluster)
+    start = local_cluster.start_fork_server
+    for module in (local_cluster, dask_cluster):
+        monkeypatch.setattr(module, "start_fork_server", lambda gpus: start(False))
+    monkeypatch.setattr(local_cluster, "_cluster_class", lambda gpus: LocalCluster)
     monkeypatch.setattr(dask_cluster, "check_device", lambda choice: None)
-    monkeypatch.setattr(dask_cluster, "count_gpus", lambda: 4)
+    monkeypatch.setattr(local_cluster, "count_gpus", lambda: 4)
     monkeypatch.setattr(cluster_workers, "pool_of", with_gpus)
     monkeypatch.setattr(workload._PlannedRun, "_gains_by_processes", lambda *_: True)
     found: list[bytes] = []

@@ -31,7 +31,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime import dask_cluster as distribution
-from junctor.runtime.dask_cluster import local_client
+from junctor.runtime.local_cluster import local_client
 from junctor_kernels.tables.axes import Contraction
 from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_SINGLE, SINGLE, Algebra
 

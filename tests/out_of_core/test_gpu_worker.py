@@ -43,7 +43,8 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runs.run import run
 from junctor.runs.workload import Job
-from junctor.runtime.dask_cluster import Resources, silent_dask
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.local_cluster import silent_dask
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 from pyarrow import parquet

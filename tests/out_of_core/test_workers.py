@@ -26,7 +26,8 @@ from junctor.planning.budget import parse_bytes
 from junctor.planning.shape import Pattern
 from junctor.runs.run import run
 from junctor.runs.workload import Job, RunEstimate
-from junctor.runtime.dask_cluster import Resources, silent_dask
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.local_cluster import silent_dask
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from pyarrow import parquet
 from typer.testing import CliRunner

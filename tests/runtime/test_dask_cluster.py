@@ -1,22 +1,13 @@
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import logging
 import os
 import signal
-import subprocess
-import sys
 import time
-import types
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import dask
-import psutil
 import pytest
 from junctor.model.errors import BudgetError, EvidenceError, RunError
 from junctor.model.options import ComputeOptions
@@ -27,11 +18,6 @@ from junctor.runtime.dask_cluster import (
     check_scheduler,
     distribute,
     distribute_in_order,
-    largest_worker,
-    local_client,
-    silent_dask,
-    workers_ahead,
-    workers_of,
 )
 
 HUNDRED = ComputeOptions(memory=100)
@@ -202,175 +188,6 @@ def test_no_address_at_all(address: str) -> None:
         check_scheduler(address)
 
 
-@pytest.mark.parametrize("name", ["distributed.client", "distributed.scheduler", "tornado.application"])
-def test_dask_is_silent_whatever_levels_its_loggers_have(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logger = logging.getLogger(name)
-    # Loaded first: its import gives its loggers handlers and levels.
-    with silent_dask():
-        pass
-    monkeypatch.setattr(logging.getLogger(name), "propagate", False)
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    with silent_dask():
-        logger.error("a traceback of its clean-up")
-    assert not caplog.messages
-    logger.error("as before")
-    assert caplog.messages == ["as before"]
-
-
-def give_code() -> str:
-    return "run"
-
-
-def test_strangers_on_this_machine_are_refused() -> None:
-    from distributed import Client, Security
-
-    with local_client(2, False) as client:
-        addresses = [client.scheduler.address, *workers_of(client)]
-        assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
-        assert client.submit(give_code).result() == "run"
-        port = addresses[0].rpartition(":")[2]
-        # Without TLS, and with a certificate of one's own; the workers listen too.
-        with pytest.raises(OSError):
-            Client(f"tcp://127.0.0.1:{port}", timeout=3, set_as_default=False)
-        for address in addresses:
-            with pytest.raises(OSError):
-                Client(address, timeout=3, set_as_default=False, security=Security.temporary())
-        assert client.submit(give_code, pure=False).result() == "run"
-
-
-def worker_of_now() -> tuple[int, int, str | None]:
-    return os.getpid(), os.getppid(), os.environ.get("JUNCTOR_TEST")
-
-
-def test_workers_are_forked_with_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = set()
-    for text in ("one", "other"):
-        monkeypatch.setenv("JUNCTOR_TEST", text)
-        with local_client(1, gpus=False) as client:
-            killed, server, _ = client.submit(worker_of_now).result()
-            os.kill(killed, signal.SIGKILL)
-            # The one that takes its place is forked, too.
-            worker, *found_there = client.submit(worker_of_now, pure=False).result()
-            assert worker != killed
-            assert found_there == [server, text]
-            found.add(server)
-    assert len(found) == 1
-    assert found != {os.getpid()}
-    assert largest_worker() > 64 << 20
-
-
-@pytest.fixture
-def clusters(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Workers and GPUs of the clusters of this machine that were started."""
-    started, real = list[tuple[int, bool]](), distribution._local_cluster
-
-    def local_cluster(workers: int, gpus: bool) -> AbstractContextManager[Any]:
-        started.append((workers, gpus))
-        return real(workers, gpus)
-
-    monkeypatch.setattr(distribution, "_local_cluster", local_cluster)
-    return started
-
-
-def test_workers_are_started_ahead_once_there_is_a_task_for_each(clusters: list[tuple[int, bool]]) -> None:
-    with workers_ahead(Resources(workers=2)) as start:
-        start(1)
-        assert not clusters
-        start(2)
-        start(3)
-        with local_client(2, gpus=False) as client:
-            there = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
-            assert len(there) == 2
-            # Another one, while these are taken.
-            with local_client(2, gpus=False) as other:
-                assert {*other.run(os.getpid).values()}.isdisjoint(each.pid for each in there)
-        _, alive = psutil.wait_procs(there, 10)
-        assert not alive
-    assert clusters == [(2, False)] * 2
-
-
-def test_workers_that_nobody_takes_are_ended(clusters: list[tuple[int, bool]]) -> None:
-    with pytest.raises(ZeroDivisionError), workers_ahead(Resources(workers=2)) as start:
-        start(2 // len(clusters))
-    assert not clusters
-    with workers_ahead(Resources(workers=2)) as start:
-        start(2)
-    assert clusters == [(2, False)]
-    assert not distribution._worker_processes()
-
-
-def test_fewer_workers_than_were_started_ahead(clusters: list[tuple[int, bool]]) -> None:
-    with workers_ahead(Resources(workers=2)) as start:
-        start(2)
-        with local_client(1, gpus=False) as client:
-            assert len(workers_of(client)) == 1
-            assert len(distribution._worker_processes()) == 1
-    assert clusters == [(2, False), (1, False)]
-
-
-@pytest.mark.parametrize("resources", [Resources(workers=1), Resources(), Resources(workers=4, scheduler="tls://x:1")])
-def test_no_workers_ahead_that_nobody_asked_for(clusters: list[tuple[int, bool]], resources: Resources) -> None:
-    with workers_ahead(resources) as start:
-        start(100)
-    assert not clusters
-
-
-def test_what_went_wrong_ahead_is_told_where_workers_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(workers: int, gpus: bool) -> AbstractContextManager[Any]:
-        raise RunError("no port is free")
-
-    with workers_ahead(Resources(workers=2)) as start:
-        with monkeypatch.context() as broken:
-            broken.setattr(distribution, "_cluster_class", refused)
-            start(2)
-            concurrent.futures.wait([distribution._ahead.get()._cluster])  # type: ignore[list-item, union-attr]
-        with local_client(2, gpus=False) as client:
-            assert len(workers_of(client)) == 2
-
-
-def test_a_worker_for_each_gpu_and_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for Dask-CUDA, which cannot be imported everywhere."""
-
-    class Cluster:
-        def new_worker_spec(self) -> dict[int, dict[str, Any]]:
-            return {3: {"options": {"env": {"CUDA_VISIBLE_DEVICES": "3,0"}}}}
-
-    module = types.ModuleType("dask_cuda")
-    module.LocalCUDACluster = Cluster  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "dask_cuda", module)
-    monkeypatch.setenv("JUNCTOR_TEST", "now")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    (spec,) = distribution._cluster_class(True)().new_worker_spec().values()
-    environment = spec["options"]["env"]
-    assert (environment["JUNCTOR_TEST"], environment["CUDA_VISIBLE_DEVICES"]) == ("now", "3,0")
-
-
-@pytest.mark.gpu
-def test_what_workers_with_gpus_are_forked_from_opens_none() -> None:
-    code = (
-        "import ctypes, importlib; from junctor.runtime import dask_cluster as d\n"
-        "for name in (*d._WORKER_IMPORTS, *d._GPU_IMPORTS): importlib.import_module(name)\n"
-        "print(ctypes.CDLL('libcuda.so.1').cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    # CUDA_ERROR_NOT_INITIALIZED
-    assert done.stdout.strip() == "3"
-
-
-def test_without_a_socket_workers_are_no_forks(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 30)
-    folder.mkdir()
-    code = (
-        "from junctor.runtime.dask_cluster import _start_fork_server as start\n"
-        "import os; before = dict(os.environ); print(start(True), start(False), os.environ == before)"
-    )
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert (done.stdout.strip(), done.stderr) == ("False False True", "")
-
-
 @pytest.mark.parametrize("given", ["nothing", "no file", "no certificate"])
 def test_tls_without_certificates_is_a_message(tmp_path: Path, given: str) -> None:
     (tmp_path / "ca.pem").write_text("not in PEM")
@@ -397,19 +214,3 @@ def test_tls_with_certificates(tmp_path: Path) -> None:
         address = cluster.scheduler_address
         results = list(distribute(square, [1, 2], Resources(scheduler=address, compute=HUNDRED)))
     assert sorted(result for result, _, _ in results) == [1, 4]
-
-
-def test_workers_that_never_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distributed.nanny import WorkerProcess
-
-    async def kill(*_: object, **__: object) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(distribution, "CLOSING_SECONDS", 1.0)
-    monkeypatch.setattr(WorkerProcess, "kill", kill)
-    with local_client(1, gpus=False) as client:
-        worker = client.submit(os.getpid).result()
-        started = time.monotonic()
-    assert time.monotonic() - started < 30
-    _, alive = psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], 10)
-    assert not alive

@@ -50,7 +50,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
     monkeypatch.setattr(steps, "count_gpus", lambda: 1)
-    monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 1)
+    monkeypatch.setattr("junctor.runtime.local_cluster.count_gpus", lambda: 1)
 
 
 def evidence_of(folder: Path, rows: int) -> Path:
@@ -130,7 +130,7 @@ def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_several_gpus_without_dask_cuda_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 2)
+    monkeypatch.setattr("junctor.runtime.local_cluster.count_gpus", lambda: 2)
     monkeypatch.setitem(__import__("sys").modules, "dask_cuda", None)
     with pytest.raises(DeviceError, match="dask-cuda"):
         list(

@@ -45,13 +45,13 @@ from junctor.runtime.dask_cluster import (
     Resources,
     check_resources,
     distribute,
-    largest_worker,
     threads_for,
     workers_ahead,
 )
 from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
+from junctor.runtime.local_cluster import largest_worker
 from junctor.runtime.machine import (
     allowed_disk,
     allowed_memory,
