@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from helpers.signals import COMMAND, children_of, hear_ctrl_c, lines_until
 from junctor.cli.failures import told_if_interrupted
 from junctor.cli.signals import Terminated
 from junctor.generate import evidence_batches, random_network
+from junctor.model.errors import RunError
 from pyarrow import csv, parquet
 
 # What service managers are promised; the machine of the tests has other work as well.
@@ -166,6 +168,32 @@ def test_signal_while_a_class_is_made() -> None:
     assert caught.value.exit_code == 143
     with pytest.raises(RuntimeError), told_if_interrupted():
         raise RuntimeError from ValueError()
+
+
+def test_signal_between_two_steps_of_a_lock() -> None:
+    """As in `Condition.wait`, which has given its lock back and not taken it again: leaving it fails."""
+    condition = threading.Condition(threading.Lock())
+
+    def signalled() -> None:
+        with condition:
+            condition.release()
+            raise Terminated
+
+    with pytest.raises(typer.Exit) as caught, told_if_interrupted():
+        signalled()
+    assert caught.value.exit_code == 143
+
+
+@pytest.mark.parametrize("error", [RunError("no space"), OSError("no space")])
+def test_what_is_said_of_files_and_work_is_not_lost_for_a_signal(error: Exception) -> None:
+    def clear_away() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    with pytest.raises(type(error)), told_if_interrupted():
+        clear_away()
 
 
 @pytest.mark.prefect

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 from helpers import strategies
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
+from junctor.planning import elimination
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunk_search import candidates
 from junctor.planning.compile import Problem, compile_plan
@@ -251,3 +254,11 @@ def test_a_notebook_shows_a_plan() -> None:
     shown = plan._repr_html_()
     assert f"<td>{plan.case_operations:,}</td>" in shown
     assert "<td>variables with evidence</td><td>1</td>" in shown
+
+
+def test_nobody_waits_for_a_search_whose_caller_is_gone() -> None:
+    assert elimination._apart(lambda: 3).result() == 3
+    with pytest.raises(ZeroDivisionError):
+        elimination._apart(lambda: 1 // 0).result()
+    code = "import time; from junctor.planning.elimination import _apart; _apart(lambda: time.sleep(60))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)

@@ -85,9 +85,11 @@ def told_if_interrupted(advice: str | None = None) -> Iterator[None]:
         yield
     except BaseException as error:
         wish: BaseException | None = error
-        # Python 3.11 wraps what is raised while a class is made, as modules are when they are imported.
         while not isinstance(wish, KeyboardInterrupt | None):
-            wish = wish.__cause__
+            # Python 3.11 wraps what is raised while a class is made, as modules are when they are imported. And what
+            # is raised between two steps of a lock makes that lock fail.
+            is_fault = not isinstance(wish, JunctorError | OSError | SystemExit) and not wish.__suppress_context__
+            wish = wish.__cause__ or (wish.__context__ if is_fault else None)
         if wish is None:
             raise
         what, code = ("terminated", TERMINATED) if isinstance(wish, Terminated) else ("interrupted", INTERRUPTED)

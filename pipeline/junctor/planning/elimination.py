@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Protocol, TypeVar
 
 from junctor.planning.shape import bits, mask_of
 
 Graph = Sequence[AbstractSet[int]]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +166,14 @@ def varied_orders(
     whole: the graph with what is observed as well, whose levels are more regular: a grid's are its diagonals.
     All others: as in `best_order`.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="junctor-order") as pool:
-        good = pool.submit(good_orders, graph, members, cardinalities, rows)
-        greedy, sizes = GreedyElimination(graph, members, cardinalities), Sizes(cardinalities)
-        sweeps = (_sweep(graph, members), tuple(v for v in _sweep(whole, range(len(whole))) if v in members))
-        orders = [min((order_of(graph, each, sizes, "sweep") for each in sweeps), key=lambda order: order.entries)]
-        orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
-        known = {order.variables: order for order in orders if len(order.variables) == len(members)}
-        yield list(known.values())
-        yield [order for order in good.result() if order.variables not in known]
+    good = _apart(partial(good_orders, graph, members, cardinalities, rows))
+    greedy, sizes = GreedyElimination(graph, members, cardinalities), Sizes(cardinalities)
+    sweeps = (_sweep(graph, members), tuple(v for v in _sweep(whole, range(len(whole))) if v in members))
+    orders = [min((order_of(graph, each, sizes, "sweep") for each in sweeps), key=lambda order: order.entries)]
+    orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
+    known = {order.variables: order for order in orders if len(order.variables) == len(members)}
+    yield list(known.values())
+    yield [order for order in good.result() if order.variables not in known]
 
 
 def _sweep(graph: Graph, members: Collection[int]) -> tuple[int, ...]:
@@ -202,6 +203,21 @@ def _breadth_first(graph: Graph, members: AbstractSet[int], start: int) -> list[
         reached += sorted(around, key=lambda u: (len(graph[u] & members), u))
         seen.update(around)
     return reached
+
+
+def _apart(work: Callable[[], Found]) -> Future[Found]:
+    """Begin work in a thread of its own, for which nobody waits who does not ask for its result."""
+    result = Future[Found]()
+
+    def do() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    # Threads of a pool would hold up the end of a process that is interrupted.
+    threading.Thread(target=do, name="junctor-order", daemon=True).start()
+    return result
 
 
 class OrderStore(Protocol):
@@ -250,9 +266,7 @@ def _searched(
 
         load()
         # The search holds no lock of the interpreter.
-        thread = ThreadPoolExecutor(1, thread_name_prefix="junctor-order")
-        result = thread.submit(order)
-        thread.shutdown(wait=False)
+        result = _apart(order)
     else:
         result = Future()
         result.set_result(order())
