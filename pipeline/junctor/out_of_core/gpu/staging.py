@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any
 
@@ -19,6 +20,8 @@ from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
 
+# Of Linux since 4.14; Python has no name for it.
+MADV_WIPEONFORK = 18
 # Bytes that a thread touches at a time.
 TOUCHED_BYTES = 1 << 28
 
@@ -114,9 +117,9 @@ def pinned(size: int) -> Array:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Fewer pages to touch and to pin.
         memory.madvise(mmap.MADV_HUGEPAGE)
-    if hasattr(mmap, "MADV_DONTFORK"):
-        # A fork would copy pages of this process on its next write, and devices would go on with the old ones.
-        memory.madvise(mmap.MADV_DONTFORK)
+        # Empty in a child: pages that both have would be copied on the next write, and devices go on with the old ones.
+        with suppress(OSError):
+            memory.madvise(MADV_WIPEONFORK)
     array = np.frombuffer(memory, np.uint8)
     parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
     in_threads(lambda part, _: part.fill(0), parts, usable_cores())
