@@ -319,25 +319,18 @@ def _lost(suspect: object, who: str) -> str:
     )
 
 
-def prepare_workers(resources: Resources, gpus: bool = False) -> None:
-    """Start what workers of this machine are forked from, if the user wants some: it imports while this one reads.
-
-    gpus: whether they have one each.
-    """
+def prepare_workers(resources: Resources) -> None:
+    """Start what workers without GPUs are forked from, if the user wants some: it imports while this one reads."""
     if resources.scheduler is None and (resources.workers or 0) > 1:
-        start_fork_server(gpus)
+        start_fork_server(gpus=False)
 
 
 @contextmanager
 def workers_ahead(resources: Resources) -> Iterator[Callable[[int], None]]:
-    """Context manager: what starts workers of this machine, if the user wants some, see `cluster_ahead`.
-
-    What they are forked from starts at once: it imports meanwhile.
-    """
+    """Context manager: what starts workers of this machine, if the user wants some, see `cluster_ahead`."""
     gpus = resources.compute.device == "gpu"
-    workers = at_most(resources.workers or 0, gpus)
-    prepare_workers(resources, gpus)
-    if resources.scheduler is not None or workers < 2:
+    workers = at_most(resources.workers or 0, gpus) if resources.scheduler is None else 0
+    if workers < 2:
         yield lambda tasks: None
         return
     with cluster_ahead(workers, gpus) as start:

@@ -135,9 +135,11 @@ def _local_cluster(workers: int, gpus: bool) -> Iterator[Any]:
 def cluster_ahead(workers: int, gpus: bool) -> Iterator[Callable[[int], None]]:
     """Context manager: what starts a cluster while the caller goes on; arguments as of `local_client`.
 
-    It is called with the number of tasks so far, and starts the workers once there is one for each. `local_client`
-    takes them; those that nobody took end with the context.
+    It is called with the number of tasks so far, and starts the workers once there is one for each. What they are
+    forked from starts at once: it imports meanwhile. `local_client` takes them; those that nobody took end with the
+    context.
     """
+    start_fork_server(gpus)
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="junctor-workers") as thread:
         ahead = _WorkersAhead(workers, gpus, thread)
         token = _ahead.set(ahead)
