@@ -108,7 +108,11 @@ def test_a_url_is_no_local_folder(local: Job, bucket: Bucket, tmp_path: Path, mo
     assert f"s3://{bucket.name}/out/posteriors" in result.output
 
 
-def test_a_run_in_a_store_has_the_bytes_of_one_on_a_disk(local: Job, job: Job, bucket: Bucket) -> None:
+def test_a_run_in_a_store_has_the_bytes_of_one_on_a_disk(
+    local: Job, job: Job, bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     expected, manifest = run(local, HERE), run(job, HERE)
     assert manifest.parts == expected.parts
     assert manifest.statuses == expected.statuses
@@ -120,7 +124,7 @@ def test_a_run_in_a_store_has_the_bytes_of_one_on_a_disk(local: Job, job: Job, b
     assert json.loads(found["out/run.json"]) == json.loads((Path(local.output) / "run.json").read_bytes())
     assert run(job, HERE).reused_parts == 3
     assert bucket.objects("out")["out/manifest.json"] == found["out/manifest.json"]
-    assert not list(Path(tempfile.gettempdir()).glob("junctor-put-*"))
+    assert not list(temporary.glob("junctor-put-*"))
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "arrow", "evid"])
