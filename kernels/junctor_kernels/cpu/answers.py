@@ -1,10 +1,16 @@
-"""Posteriors of a block, copied from tables with the case axis innermost to answers case by case (Numba)."""
+"""Posteriors on their way to the answers of a batch, where each target has a table of its own (Numba).
+
+Main functions: `write_posteriors` of a block of cases, `write_rows` of rows with trees, `clear_rows` of rows that are
+impossible.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from junctor_kernels.cpu.jit import part
+import numpy as np
+
+from junctor_kernels.cpu.jit import loops, part
 
 
 @part
@@ -32,3 +38,46 @@ def write_posteriors(posteriors: Any, states: Any, places: Any, rows: Any, answe
             else:
                 for e in range(size):
                     answers[at + e] = posteriors[row + e, b]
+
+
+@loops
+def write_rows(posteriors: Any, by_row: int, by_entry: int, done: Any, rows: Any, places: Any, answers: Any) -> None:
+    """Write the posteriors of some rows.
+
+    posteriors: float64, flat.
+    by_row, by_entry: strides of their rows and entries.
+    done: int64 [n], which of them to write.
+    rows: int64 [all], their rows of the batch.
+    places: int64 [targets, 3], first entry of the posterior, number of states, and the sum of those of all targets
+        before.
+    answers: flat, [all rows, states] of one target after the other.
+    """
+    total = answers.size // (places[-1, 1] + places[-1, 2])
+    for n in range(places.shape[0]):
+        start, size, first = places[n, 0], places[n, 1], places[n, 2] * total
+        for i in done:
+            at, source = first + rows[i] * size, i * by_row + start * by_entry
+            for e in range(size):
+                answers[at + e] = posteriors[source + e * by_entry]
+
+
+@loops
+def clear_rows(rows: Any, sizes: Any, answers: Any) -> None:
+    """Set the posteriors of some rows to nan: rows without an answer have no numbers, and bytes must not vary.
+
+    rows: int64 [n], ascending, of the batch.
+    sizes: int64 [targets], numbers of states.
+    answers: of `write_rows`.
+    """
+    total, first = answers.size // sizes.sum(), 0
+    for size in sizes:
+        i = 0
+        while i < rows.size:
+            # Rows that follow each other are one piece of memory.
+            end = i + 1
+            while end < rows.size and rows[end] == rows[end - 1] + 1:
+                end += 1
+            for at in range(first + rows[i] * size, first + (rows[end - 1] + 1) * size):
+                answers[at] = np.nan
+            i = end
+        first += total * size

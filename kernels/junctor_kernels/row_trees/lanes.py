@@ -695,25 +695,3 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
                 posteriors[start + e, first + row] = lanes.arena[out + e * width + i] / total
             if doubt and _may_lose(lanes, one, group[SIZE], other, group[SIZE] if above >= 0 else 1, i):
                 lanes.doubt[row] = 1
-
-
-@loops
-def write_rows(posteriors: Any, by_row: int, by_entry: int, done: Any, rows: Any, places: Any, memory: Any) -> None:
-    """Write posteriors of rows to the answers of a batch.
-
-    posteriors: float64, flat.
-    by_row, by_entry: strides of their rows and entries.
-    done: bool [rows], rows to be written.
-    rows: int64, their rows of the batch.
-    places: int64 [targets, 3], first entry of the posterior, number of states, and the sum of those of all targets
-        before.
-    memory: flat, [all rows, states] of one target after the other.
-    """
-    total = memory.size // (places[-1, 1] + places[-1, 2])
-    for n in range(places.shape[0]):
-        start, size, first = places[n, 0], places[n, 1], places[n, 2] * total
-        for i in range(rows.size):
-            if done[i]:
-                at, source = first + rows[i] * size, i * by_row + start * by_entry
-                for e in range(size):
-                    memory[at + e] = posteriors[source + e * by_entry]

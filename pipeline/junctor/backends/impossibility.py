@@ -22,9 +22,10 @@ from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import possible
 
 from junctor.backends.evidence_cells import evidence_cells
+from junctor.backends.impossible_answers import leave_impossible
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
-from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, Answers
+from junctor.model.answers import Answers
 from junctor.model.network import Network
 from junctor.runtime.threads import in_threads
 
@@ -200,12 +201,10 @@ def answer_impossible(
     threads: number of threads.
     """
     impossible = impossible_rows(network, batch, rows, Limits(memory, threads))
-    at = rows[impossible]
-    answers.status[at], answers.log_value[at] = IMPOSSIBLE, -np.inf
-    for table in answers.posteriors.values():
-        table[at] = np.nan
-    for row in at.tolist():
-        answers.reasons[row] = NO_PROBABILITY
+    if not impossible.any():
+        return rows
+    sizes = np.array([network.cardinalities[v] for v in answers.targets], dtype=np.int64)
+    leave_impossible(rows[impossible], answers, sizes, threads)
     return rows[~impossible]
 
 

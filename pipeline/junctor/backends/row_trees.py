@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.cpu.answers import write_rows
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
@@ -23,10 +24,11 @@ from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
 from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
+from junctor.backends.impossible_answers import leave_impossible
 from junctor.backends.row_calls import RowCall, RowCalls, SharedTree, calls_of
 from junctor.backends.row_work import RowWork, alone_seconds, block_rows, unaliased
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
+from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
 from junctor.runtime.threads import in_threads
 
@@ -94,7 +96,7 @@ class RowEngine:
         self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
         # Numbers of a row of posteriors; unwanted variables take none.
         self._width = int(widths.sum())
-        sizes = np.array([self._sizes[v] for v in targets], dtype=np.int64)
+        sizes = self._target_sizes = np.array([self._sizes[v] for v in targets], dtype=np.int64)
         self._places = np.stack([self._starts[list(targets)], sizes, np.cumsum(sizes) - sizes], axis=1)
         # At most one likelihood for each variable.
         leaves = len(network.factors) + len(self._sizes)
@@ -394,7 +396,7 @@ class RowEngine:
         rows, room = call.rows, self._rooms[thread]
         # Of all rows for each entry where rows go together, of all entries for each row where they do not: as written.
         shape = (self._width, len(rows)) if call.shared else (len(rows), self._width)
-        posteriors = np.zeros(shape)
+        posteriors = np.empty(shape)
         log_values = np.zeros(len(rows))
         status = np.full(len(rows), UNTOUCHED, dtype=np.int64)
         states, soft = cells.evidence(rows, self._sizes)
@@ -425,18 +427,15 @@ class RowEngine:
 
     def _write(self, rows: Rows, results: Arrays, answers: Answers) -> None:
         posteriors, log_values, status = results
-        impossible = status == rowwise.IMPOSSIBLE
-        done = impossible | (status == rowwise.ANSWERED)
-        at, none = rows[done], rows[impossible]
-        answers.log_value[at] = log_values[done]
-        answers.status[at] = OK
+        done, none = np.flatnonzero(status == rowwise.ANSWERED), rows[status == rowwise.IMPOSSIBLE]
+        at = rows[done]
+        answers.log_value[at], answers.status[at] = log_values[done], OK
         if none.size:
-            answers.log_value[none], answers.status[none] = -np.inf, IMPOSSIBLE
-            answers.reasons.update(dict.fromkeys(none.tolist(), NO_PROBABILITY))
+            leave_impossible(none, answers, self._target_sizes)
         if answers.memory is not None and self._places.size:
             by_row, by_entry = (stride // posteriors.itemsize for stride in posteriors.strides)
             flat = posteriors.ravel(order="K")
-            together.write_rows(flat, by_row, by_entry, done, rows, self._places, answers.memory)
+            write_rows(flat, by_row, by_entry, done, rows, self._places, answers.memory)
         elif answers.memory is None:
             for v in self._targets:
                 answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]

@@ -221,6 +221,9 @@ class Engine:
         for group in plans:
             route, left = self._route(group, batch, budget, resources)
             scores.ways[route.backend.value] += len(group.rows)
+            if route.backend is Backend.ZEROS:
+                self._leave_impossible(group.rows, scores)
+                continue
             unique = route.group.unique
             if unique is None:
                 self._score_group(route, left, group.rows, batch, scores, memory, resources)
@@ -372,6 +375,8 @@ class Engine:
         if route.chunks is not None:
             answer = self._explain_in_chunks if self.query.kind == "mpe" else self._answer_in_chunks
             answer(route, rows, batch, answers, budget, resources)
+        elif route.backend is Backend.ZEROS:
+            self._leave_impossible(rows, answers)
         elif route.backend is Backend.ROW_TREES:
             self._answer_trees([replace(route.group, rows=rows)], batch, answers, budget, resources)
         elif route.backend is Backend.JOINT_TABLE:
@@ -513,6 +518,14 @@ class Engine:
         from junctor.backends.impossibility import answer_impossible
 
         return answer_impossible(self.network, batch, rows, answers, free, self.router.threads)
+
+    def _leave_impossible(self, rows: Rows, answers: Answers) -> None:
+        """Write that rows are impossible which are known to be."""
+        # Imported where some are: with it comes compiled code.
+        from junctor.backends.impossible_answers import leave_impossible
+
+        sizes = np.array([self.network.cardinalities[v] for v in answers.targets], dtype=np.int64)
+        leave_impossible(rows, answers, sizes, self.router.threads)
 
     def _in_rounds(
         self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None, rows: Rows

@@ -130,6 +130,8 @@ def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0)
     # Refused rows get the seconds of NumPy: they show how far out of reach they are.
     if route.refused is not None:
         return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
+    if route.backend is Backend.ZEROS:
+        return replace(route, seconds=route.rows * CPU.row)
     if route.backend is Backend.JOINT_TABLE:
         assert router.joint_table is not None
         operations = route.group.answered * router.joint_table.operations

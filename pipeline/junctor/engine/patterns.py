@@ -102,6 +102,7 @@ class PatternGroup:
 
     per_row: whether each of them goes alone, with a tree of its own or on the joint table.
     joint: whether that is the joint table.
+    impossible: whether they are known to be impossible, so that nothing else answers them.
     tree: whether they share a tree made in compiled code, instead of a plan.
     unique: the unique rows among them, where only those are answered.
     comes_again: whether the next batches have such a group, too, whatever its rows observe.
@@ -115,16 +116,17 @@ class PatternGroup:
     unique: UniqueRows | None = None
     comes_again: bool = False
     joint: bool = False
+    impossible: bool = False
 
     @property
     def by_trees(self) -> bool:
         """True if trees made in compiled code answer the rows."""
-        return (self.per_row or self.tree) and not self.joint
+        return (self.per_row or self.tree) and not (self.joint or self.impossible)
 
     @property
     def by_plan(self) -> bool:
         """True if a plan answers the rows."""
-        return not self.per_row and not self.tree
+        return not (self.per_row or self.tree or self.impossible)
 
     @property
     def answered(self) -> int:

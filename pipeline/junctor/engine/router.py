@@ -121,6 +121,9 @@ class Router(Grouping, ChunkRouting):
     def _without_plan(
         self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, kept: Mapping[PlanKey, int]
     ) -> Route:
+        if group.impossible:
+            memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, budget.reserved)
+            return Route(group, Backend.ZEROS, "impossible by the zeros of the network alone", memory)
         if group.joint:
             assert self.joint_table is not None
             size = budget.reserved + self.joint_table.nbytes

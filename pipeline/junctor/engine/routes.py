@@ -34,6 +34,7 @@ class Backend(Enum):
     GPU = "gpu"
     ROW_TREES = "row trees"
     JOINT_TABLE = "joint table"
+    ZEROS = "zeros"
     CHUNKED_CPU = "chunked cpu"
     CHUNKED_GPU = "chunked gpu"
     CHUNKED_WORKERS = "chunked workers"

@@ -47,6 +47,7 @@ WAYS = {
     "gpu": "a plan for each evidence pattern, on a GPU, in blocks of cases",
     "row trees": "junction trees made in compiled code, for single rows or shared by groups of them",
     "joint table": "the joint table of all states",
+    "zeros": "impossible by the zeros of the network, which is known before any number is computed",
     "chunked cpu": "a plan for each evidence pattern, in chunks: its tables exceed the memory",
     "chunked gpu": "a plan for each evidence pattern, in chunks on GPUs: its tables exceed their memory",
     "chunked workers": "a plan for each evidence pattern, in chunks shared by all workers",
