@@ -28,7 +28,7 @@ from junctor.generate import random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK, UNANSWERED, Answers
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Precision, Query
+from junctor.model.query import Precision, Query, QueryKind
 from junctor.runs.results import default_partition_rows
 
 # The same variables in every row, complete; 5 % of these cells empty; 30 %; every row its own set; 5 % of the cells set
@@ -124,6 +124,7 @@ class Cell:
     seconds: float
     # Answers of pyAgrum, if there are any.
     truth: Path | None = None
+    query: QueryKind = "posteriors"
 
     @property
     def network(self) -> str:
@@ -133,14 +134,18 @@ class Cell:
     @property
     def name(self) -> dict[str, Any]:
         """What tells this cell from others."""
-        asked = {"kind": self.kind, "rows": self.rows, "precision": self.precision}
+        asked = {"kind": self.kind, "rows": self.rows, "precision": self.precision, "query": self.query}
         return {"network": self.network, **asked, "threads": self.threads, "device": self.device}
 
 
 def answer_cell(cell: Cell) -> Iterator[dict[str, Any]]:
     """Yield rows done and seconds, when everything is loaded and after each piece, at last with the comparison."""
-    load_compiled(cell.precision, cell.threads, cell.device)
-    network, rows, query = read_network(cell.path), Evidence.load(cell.evidence), Query(precision=cell.precision)
+    load_compiled(cell.precision, cell.threads, cell.device, cell.query)
+    network, rows, query = (
+        read_network(cell.path),
+        Evidence.load(cell.evidence),
+        Query(cell.query, precision=cell.precision),
+    )
     # In pieces, as the API and runs do it.
     piece = min(cell.rows, default_partition_rows(network, query))
     found: dict[str, Any] = {"piece": piece, "done": 0, "seconds": 0.0, "cpu": 0.0, "impossible": 0, "climbed": 0}
@@ -169,13 +174,14 @@ def answer_cell(cell: Cell) -> Iterator[dict[str, Any]]:
     yield found
 
 
-def load_compiled(precision: Precision, threads: int, device: DeviceChoice) -> None:
+def load_compiled(precision: Precision, threads: int, device: DeviceChoice, query: QueryKind = "posteriors") -> None:
     """Have compiled code loaded by a small network: rows of all kinds, of which some are impossible."""
     network = random_network(40, (2, 4), 3, 8, seed=1, zeros=0.3)
     samples = sample(network, 300, 1)
     for kind, numbers in itertools.product(("fixed", "missing", "varied", "random"), (precision, "log")):
         # As many rows to come as are worth the compiled search for an order.
-        engine = Engine(network, Query(precision=numbers), ComputeOptions(threads=threads, device=device), None, 10**6)
+        asked, options = Query(query, precision=numbers), ComputeOptions(threads=threads, device=device)
+        engine = Engine(network, asked, options, None, 10**6)
         engine.answer(evidence(network, "loading", kind, samples).batch(0, len(samples)))
 
 

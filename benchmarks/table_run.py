@@ -68,4 +68,4 @@ class Measurement:
     def cell(self, path: Path, file: Path, kind: str, rows: int, precision: Any, truth: Path | None = None) -> Cell:
         """Return a cell on the CPU with the threads and seconds of the command."""
         threads, seconds = self.options.threads[0], self.options.seconds
-        return Cell(str(path), file, kind, rows, precision, threads, "cpu", seconds, truth)
+        return Cell(str(path), file, kind, rows, precision, threads, "cpu", seconds, truth, self.options.query)

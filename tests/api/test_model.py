@@ -162,18 +162,18 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
     model = junctor.Model(network)
     names = [variable.name for variable in network.variables]
     for count in range(6):
-        model.most_probable([dict.fromkeys(names[:count], 0)])
+        model.posteriors([dict.fromkeys(names[:count], 0)], precision="log")
     idle = model._prepared._idle[0]
     assert idle._engine is not None
     assert len(idle._engine.programs) == len(idle._engine.router.store.plans) == 6
     held = idle.held
     monkeypatch.setattr(api, "KEPT_BYTES", held // 2)
-    model.most_probable([dict.fromkeys(names[:2], 0)])
+    model.posteriors([dict.fromkeys(names[:2], 0)], precision="log")
     assert 0 < idle.held <= held // 2
     assert len(idle._engine.router.store.plans) < 6
     # Nothing stays where a single program is too large, and calls go on.
     monkeypatch.setattr(api, "KEPT_BYTES", 1)
-    assert model.most_probable([{}])["status"].to_pylist() == ["ok"]
+    assert model.posteriors([{}], precision="log")["status"].to_pylist() == ["ok"]
     assert idle.held == 0
 
 

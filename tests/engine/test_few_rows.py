@@ -87,6 +87,8 @@ def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
         assert backend(small, one, rows) is backend(large, one, rows) is None
     for query in (Query("mpe"), Query(precision="log"), Query(method="auto")):
         assert backend(small, one, 1, query) is None
+    # Explanations of small networks load no compiled code.
+    assert backend(large, one, 1, Query("mpe")) is Backend.ROW_TREES
 
 
 def test_few_rows_that_differ_are_answered_on_the_joint_table() -> None:

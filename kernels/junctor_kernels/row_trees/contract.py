@@ -208,7 +208,7 @@ def _sorted(axes: Any, counters: Any, first: int, groups: int) -> Any:
 
 
 @inlined
-def _next(axes: Any, counters: Any, first: int, end: int, a: Any, b: Any, c: Any) -> Any:
+def next_entry(axes: Any, counters: Any, first: int, end: int, a: Any, b: Any, c: Any) -> Any:
     """Step along some axes, from the last entry to the first one; return offsets in all three tables.
 
     Also the axis that went on, `end` behind the last entry. Eliminated axes have no stride in the result.
@@ -253,10 +253,10 @@ def _tiles(arena: Any, axes: Any, counters: Any, ranges: Any, places: Any, sourc
     a, b, c = places
     while True:
         a0, b0, c0 = a, b, c
-        a1, b1, c1, _ = _next(axes, counters, LINES, lines, a0, b0, c0)
-        a2, b2, c2, _ = _next(axes, counters, LINES, lines, a1, b1, c1)
-        a3, b3, c3, _ = _next(axes, counters, LINES, lines, a2, b2, c2)
-        a, b, c, _ = _next(axes, counters, LINES, lines, a3, b3, c3)
+        a1, b1, c1, _ = next_entry(axes, counters, LINES, lines, a0, b0, c0)
+        a2, b2, c2, _ = next_entry(axes, counters, LINES, lines, a1, b1, c1)
+        a3, b3, c3, _ = next_entry(axes, counters, LINES, lines, a2, b2, c2)
+        a, b, c, _ = next_entry(axes, counters, LINES, lines, a3, b3, c3)
         x0 = x1 = x2 = x3 = spread8(0.0)
         u = v = ZERO
         while True:
@@ -268,7 +268,7 @@ def _tiles(arena: Any, axes: Any, counters: Any, ranges: Any, places: Any, sourc
                 x3 = _product(arena, (p, q), (a3, b3), sources, x3)
                 p += step_a
                 q += step_b
-            u, v, _, g = _next(axes, counters, first + 1, inner, u, v, ZERO)
+            u, v, _, g = next_entry(axes, counters, first + 1, inner, u, v, ZERO)
             if g >= inner:
                 break
         # In this order, since each may write lanes of the next one. Lines behind the last are those from the first on.

@@ -434,9 +434,8 @@ def _propagate(
 ) -> int:
     """Pass messages of a component up and down, and add its counts; return its status."""
     nodes, arena = planned.nodes, work.arena
-    arena[0] = 1.0
     load_leaves(factors, local.unobserved, local.firsts, local.every, planned.position, nodes, work)
-    status = collect(nodes, work, log_values, component)
+    status = collect(nodes, work, log_values, component, False)
     if status == IMPOSSIBLE:
         log_values[component] = -np.inf
     if status != ANSWERED:

@@ -17,6 +17,7 @@ from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_abov
 from junctor_kernels.row_trees.contract import ROWS, contract, loops, write_axes
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
 from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, part
+from junctor_kernels.row_trees.maxima import maximise, trace
 from junctor_kernels.row_trees.plan import (
     ARENA,
     BEHIND,
@@ -85,13 +86,22 @@ def work(entries: int, tables: int) -> RowWorkspace:
 # A call copies every array of a tree and its numbers: a message has none.
 @inlined
 def _message(
-    nodes: Any, work: Any, one: int, one_column: int, other: int, other_column: int, out: int, out_column: int
+    nodes: Any,
+    work: Any,
+    one: int,
+    one_column: int,
+    other: int,
+    other_column: int,
+    out: int,
+    out_column: int,
+    explains: bool,
 ) -> None:
     """Contract two messages into a third, rescale it and bound its losses.
 
     nodes, work: tables and numbers of the row.
     one, other, out: tables; -1 is the number 1.
     one_column, other_column, out_column: UP or DOWN.
+    explains: whether the largest products are kept instead of their sums.
     """
     tables, facts, arena = nodes.tables, work.facts, work.arena
     scope_one, place_one, lost_one, least_one = _operand(tables, facts, one, one_column)
@@ -102,8 +112,13 @@ def _message(
     # (1 + one) (1 + other) - 1, without cancellation.
     lost = lost_one + lost_other + lost_one * lost_other
     if lost > 0 or least_one * least_other < TINY:
-        lost = _terms(work.axes, groups) * (lost + TINY * (1 + lost))
-    contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
+        # A largest product has lost no more than each of them.
+        terms = 1.0 if explains else _terms(work.axes, groups)
+        lost = terms * (lost + TINY * (1 + lost))
+    if explains:
+        maximise(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
+    else:
+        contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
     side = DOWNWARD * (out_column == DOWN)
     facts[out, LOST + side] = lost
     _rescale(work, place, entries, out, side)
@@ -250,11 +265,13 @@ def answer_rows(
     wanted: bool [variables], whose posteriors are computed.
     starts: int64 [variables], offset of each posterior in a row of the results.
     room: Tree, Domains and RowWorkspace.
-    results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows].
+    results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows], explanations int32 [rows,
+        variables], in place of posteriors where there are columns for them; log P(e) is that of the explanation then.
     """
     states, soft, likelihoods, places = evidence
     tree, domains, work = room
-    posteriors, log_values, status = results
+    posteriors, log_values, status, explanations = results
+    explains = explanations.shape[1] > 0
     variables = domains.variables
     narrowed = Factors(
         variables[STATES],
@@ -283,8 +300,15 @@ def answer_rows(
             # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
             return row
         known = _load_likelihoods(factors.starts.size - 1, soft[row], likelihoods[row], places, tree, domains, work)
-        status[row] = _propagate(factors, wanted, starts, tree, domains, work, posteriors[row], log_values, row)
+        load_leaves(factors, variables[KNOWN], variables[FIRST_STATE], domains.states, tree.position, tree.nodes, work)
+        status[row] = collect(tree.nodes, work, log_values, row, explains)
         log_values[row] += known
+        if status[row] != ANSWERED:
+            continue
+        if explains:
+            trace(tree, domains, work.arena, explanations[row])
+        else:
+            status[row] = _read_all(factors, wanted, starts, tree, domains, work, posteriors[row])
     return int(states.shape[0])
 
 
@@ -308,25 +332,9 @@ def _load_likelihoods(
 
 
 @part
-def _propagate(
-    factors: Any,
-    wanted: Any,
-    starts: Any,
-    tree: Any,
-    domains: Any,
-    work: Any,
-    posteriors: Any,
-    log_values: Any,
-    row: int,
-) -> int:
-    """Pass messages up and down the tree of a row, write its posteriors, and return its status."""
+def _read_all(factors: Any, wanted: Any, starts: Any, tree: Any, domains: Any, work: Any, posteriors: Any) -> int:
+    """Pass messages down the tree of a row, behind those up, write its posteriors, and return its status."""
     nodes, variables = tree.nodes, domains.variables
-    # Entry 0 is the number 1, the operand of tables with one child.
-    work.arena[0] = 1.0
-    load_leaves(factors, variables[KNOWN], variables[FIRST_STATE], domains.states, tree.position, nodes, work)
-    status = collect(nodes, work, log_values, row)
-    if status != ANSWERED:
-        return int(status)
     distribute(nodes, work)
     for v in range(wanted.size):
         if not wanted[v]:
@@ -345,13 +353,18 @@ def _propagate(
 
 
 @part
-def collect(nodes: Any, work: Any, log_values: Any, row: int) -> int:
-    """Compute all messages up from those of the leaves, and log P(e) of the row from the roots; return its status."""
+def collect(nodes: Any, work: Any, log_values: Any, row: int, explains: bool) -> int:
+    """Compute all messages up from those of the leaves, and log P(e) of the row from the roots; return its status.
+
+    explains: whether the largest products are kept instead of their sums.
+    """
     tables, facts, arena = nodes.tables, work.facts, work.arena
+    # The number 1, the operand of tables with one child.
+    arena[0] = 1.0
     exponents, logarithms = 0.0, 0.0
     for number in range(nodes.counts[TABLES]):
         if tables[number, LEFT] >= 0:
-            _message(nodes, work, tables[number, LEFT], UP, tables[number, RIGHT], UP, number, UP)
+            _message(nodes, work, tables[number, LEFT], UP, tables[number, RIGHT], UP, number, UP, explains)
         else:
             facts[number, LOST] = 0.0
             _rescale(work, tables[number, UP], tables[number, ENTRIES], number, 0)
@@ -386,7 +399,7 @@ def distribute(nodes: Any, work: Any) -> None:
         for _ in range(2):
             # A sibling of -1 is the number 1.
             if child >= 0 and tables[child, WANTED]:
-                _message(nodes, work, parent, DOWN, sibling, UP, child, DOWN)
+                _message(nodes, work, parent, DOWN, sibling, UP, child, DOWN, False)
             child, sibling = sibling, child
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu.answers import write_rows
+from junctor_kernels.cpu.columns import addresses_of, write_states
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
@@ -33,6 +34,7 @@ from junctor.model.network import Network
 from junctor.runtime.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Arrays = tuple[npt.NDArray[Any], ...]
 
 # Rows of a group that are one call, which plans their tree: it is not kept for others.
@@ -76,28 +78,36 @@ class TreeRows:
 
 
 class RowEngine:
-    """Answers rows of evidence on one network, sum-product in double precision; keeps its arenas between calls.
+    """Answers rows of evidence on one network, products in double precision; keeps its arenas between calls.
 
     network: the network.
-    targets: variables whose posteriors are computed.
+    targets: variables whose posteriors are computed, or whose states of an explanation are written.
     allowed: bytes for all threads together.
     threads: number of threads.
+    explains: whether rows get explanations instead of posteriors, for which they share no trees.
     """
 
-    def __init__(self, network: Network, targets: Sequence[int], allowed: int, threads: int = 1) -> None:
+    def __init__(
+        self, network: Network, targets: Sequence[int], allowed: int, threads: int = 1, explains: bool = False
+    ) -> None:
         self._fixed = room_bytes(network, 0)
-        self._targets = targets
+        self._targets: Rows = np.array(targets, dtype=np.int64)
         self._sizes = network.cardinalities
+        self._explains = explains
         self._factors = factors_of(network)
+        if explains:
+            # All variables are explained: none is left out for being no ancestor of what is asked.
+            self._factors = self._factors._replace(directed=0)
         self._zeros = possible.zero_masks_of(self._factors)
         self._wanted = np.zeros(len(self._sizes), dtype=np.bool_)
-        self._wanted[list(targets)] = True
+        # Messages down are of no use to an explanation.
+        self._wanted[self._targets] = not explains
         widths = np.where(self._wanted, self._sizes, 0)
         self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
         # Numbers of a row of posteriors; unwanted variables take none.
         self._width = int(widths.sum())
         sizes = self._target_sizes = np.array([self._sizes[v] for v in targets], dtype=np.int64)
-        self._places = np.stack([self._starts[list(targets)], sizes, np.cumsum(sizes) - sizes], axis=1)
+        self._places = np.stack([self._starts[self._targets], sizes, np.cumsum(sizes) - sizes], axis=1)
         # At most one likelihood for each variable.
         leaves = len(network.factors) + len(self._sizes)
         trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads)]
@@ -234,7 +244,7 @@ class RowEngine:
         # What a row observes says little: the states that are left possible count.
         states, soft = cells.evidence(rows, self._sizes)
         evidence, count = (np.ascontiguousarray(states.T), *soft), len(rows)
-        results = np.zeros((count, self._width)), np.zeros(count), np.full(count, UNTOUCHED, dtype=np.int64)
+        results = self._blank(count)
         works = [RowWork(0.0, 0.0, 0.0)] * count
         room = self._rooms[thread]
         room.planned, row = None, 0
@@ -294,8 +304,10 @@ class RowEngine:
     def _in_threads(self, cells: EvidenceCells, calls: Sequence[RowCall], answers: Answers) -> Rows:
         """Answer the rows of some calls and return those that are left."""
         shared, waiting = self._rooms[0].most, RowCalls(calls)
+        # States of explanations, which are columns of their own.
+        columns = addresses_of(answers.states[v] for v in answers.targets if self._explains)
         parts = in_threads(
-            lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, thread)),
+            lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, columns, thread)),
             range(min(len(self._rooms), len(calls))),
             len(self._rooms),
             waiting.clear,
@@ -307,7 +319,7 @@ class RowEngine:
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
             alone = calls_of(np.sort(large), 8 * self._width)
-            again = [self._answer(cells, call, answers, 0) for call in alone]
+            again = [self._answer(cells, call, answers, columns, 0) for call in alone]
             status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
             for room in self._rooms:
                 self._resize(room, shared)
@@ -391,17 +403,19 @@ class RowEngine:
             self._tree_bytes -= tree.nbytes
         return tree
 
-    def _answer(self, cells: EvidenceCells, call: RowCall, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
-        """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
+    def _answer(
+        self, cells: EvidenceCells, call: RowCall, answers: Answers, columns: npt.NDArray[np.int64], thread: int
+    ) -> npt.NDArray[np.int64]:
+        """Write the answers to some rows and return the status of each; rows left to other backends are not written.
+
+        columns: addresses of the states of each target, where they are explained.
+        """
         rows, room = call.rows, self._rooms[thread]
-        # Of all rows for each entry where rows go together, of all entries for each row where they do not: as written.
-        shape = (self._width, len(rows)) if call.shared else (len(rows), self._width)
-        posteriors = np.empty(shape)
-        log_values = np.zeros(len(rows))
-        status = np.full(len(rows), UNTOUCHED, dtype=np.int64)
         states, soft = cells.evidence(rows, self._sizes)
+        results = self._blank(len(rows), call.shared)
+        posteriors, log_values, status, explanations = results
         if not call.shared:
-            self._each(room, states, soft, (posteriors, log_values, status))
+            self._each(room, states, soft, results)
         else:
             tree = call.tree
             if tree is None:
@@ -409,12 +423,22 @@ class RowEngine:
                 tree = self._plan(share, soft[0].max(axis=0), len(rows), thread)
             if tree is not None:
                 self._together(room, tree, states, soft, (posteriors, log_values, status))
-            posteriors = posteriors.T
+            results = posteriors.T, log_values, status, explanations
             # Rows without a common tree, and those that may have lost digits to underflow: here each has its bounds.
             left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
-            self._some(room, left, states, soft, (posteriors, log_values, status))
-        self._write(rows, (posteriors, log_values, status), answers)
+            self._some(room, left, states, soft, results)
+        self._write(rows, results, answers, columns)
         return status
+
+    def _blank(self, rows: int, shared: bool = False) -> tuple[Floats, Floats, Rows, npt.NDArray[np.int32]]:
+        """Return posteriors, log P(e), status and explanations of some rows, to be written.
+
+        shared: whether posteriors are of all rows for each entry instead of all entries for each row, as written.
+        """
+        # Whoever answers a row writes all of it.
+        posteriors = np.empty((self._width, rows) if shared else (rows, self._width))
+        explanations = np.empty((rows, len(self._sizes) if self._explains else 0), dtype=np.int32)
+        return posteriors, np.zeros(rows), np.full(rows, UNTOUCHED, dtype=np.int64), explanations
 
     def _some(self, room: _Room, rows: Rows, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer some rows of a call with a tree for each."""
@@ -425,19 +449,21 @@ class RowEngine:
             for array, values in zip(results, part, strict=True):
                 array[rows] = values
 
-    def _write(self, rows: Rows, results: Arrays, answers: Answers) -> None:
-        posteriors, log_values, status = results
+    def _write(self, rows: Rows, results: Arrays, answers: Answers, columns: npt.NDArray[np.int64]) -> None:
+        posteriors, log_values, status, explanations = results
         done, none = np.flatnonzero(status == rowwise.ANSWERED), rows[status == rowwise.IMPOSSIBLE]
         at = rows[done]
         answers.log_value[at], answers.status[at] = log_values[done], OK
         if none.size:
             leave_impossible(none, answers, self._target_sizes)
-        if answers.memory is not None and self._places.size:
+        if self._explains:
+            write_states(explanations, done, rows, self._targets, columns)
+        elif answers.memory is not None and self._places.size:
             by_row, by_entry = (stride // posteriors.itemsize for stride in posteriors.strides)
             flat = posteriors.ravel(order="K")
             write_rows(flat, by_row, by_entry, done, rows, self._places, answers.memory)
         elif answers.memory is None:
-            for v in self._targets:
+            for v in answers.targets:
                 answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
 
     def _together(self, room: _Room, tree: SharedTree, states: Rows, soft: Arrays, results: Arrays) -> None:

@@ -56,6 +56,9 @@ class CpuConstants(DeviceConstants):
     compiling_entry: float = 3e-8
     # Seconds a cell, to turn evidence into a likelihood. Median as above; 2026-11-21.
     likelihood: float = 1e-7
+    # Times as long as a sum that a maximum takes in compiled blocks, traceback included. Median of seven networks;
+    # 2026-11-26.
+    maximum: float = 2.0
     # Seconds a column of a pattern, to sort patterns by what they observe. munin2, 2,048 patterns; 2026-11-22.
     pattern_mark: float = 7e-9
     # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.

@@ -37,11 +37,15 @@ KEPT_ENTRIES = 1 << 21
 KEPT_WORK = 512
 
 
-def are_few(query: Query, device: DeviceChoice, rows: int) -> bool:
+def are_few(network: Network, query: Query, device: DeviceChoice, rows: int) -> bool:
     """Return True if so many rows in all are answered one by one, unless their trees are large."""
-    # There are no trees for explanations, nor in log space; a GPU that is asked for is used.
-    exact = query.kind == "posteriors" and query.method == "exact" and query.precision != "log"
-    return exact and device != "gpu" and 0 < rows <= FEW_ROWS
+    # There are no trees in log space; a GPU that is asked for is used.
+    if query.method != "exact" or device == "gpu" or not 0 < rows <= FEW_ROWS:
+        return False
+    if query.kind == "mpe":
+        # Of small networks a plan in NumPy explains them, before compiled code is loaded.
+        return not has_joint_table(network)
+    return query.precision != "log"
 
 
 def take_own_trees(
@@ -82,12 +86,15 @@ class FewRows:
     """
 
     def __init__(self, network: Network, query: Query, options: ComputeOptions) -> None:
-        self._network = network
+        self._explains = query.kind == "mpe"
+        # As in an engine: auxiliary variables have to be summed out before.
+        self._network = network = network.expanded if self._explains else network
         self._query = query
         self._options = options
         self._targets = tuple(network.index[name] for name in answered_names(network, query))
         self._row_bytes = posterior_bytes(query, self._targets, network.cardinalities, 1)
-        self._joint = JointTable(network, self._targets) if has_joint_table(network) else None
+        has_joint = has_joint_table(network) and not self._explains
+        self._joint = JointTable(network, self._targets) if has_joint else None
         self._scores = ScoreMaker(network, query) if query.has_scores else None
 
     @property
@@ -150,7 +157,7 @@ class FewRows:
         from junctor.backends.row_trees import RowEngine
 
         # One thread: so few rows are one call of compiled code.
-        return RowEngine(self._network, self._targets, self._fixed)
+        return RowEngine(self._network, self._targets, self._fixed, explains=self._explains)
 
     @cached_property
     def _whole(self) -> Work:

@@ -77,7 +77,7 @@ class Grouping(Planner):
             return [patterns.together()] if patterns.rows.size else []
         if self._shares_trees(patterns, batch):
             return self._tree_groups(patterns, batch)
-        if len(patterns.counts) > 1:
+        if len(patterns.counts) > 1 or (self._explains_by_trees and patterns.rows.size):
             groups = self._choice(patterns, batch, patterns.rows.size).groups()
             return self._fitting(self._deduplicated(groups, batch), patterns, batch)
         if not len(patterns.counts):
@@ -137,26 +137,44 @@ class Grouping(Planner):
     def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
         """Return the cheapest answers to rows of several patterns; valid: rows of the batch that are not invalid."""
         rows, choice = self.to_come(batch, valid), None
-        if not self._has_row_trees or not self._is_heavy(rows):
+        explains = self._explains_by_trees
+        is_light = not self._is_heavy(rows)
+        if explains:
+            # To plan may take longer than trees; the plan of a single pattern answers its equal rows once, in NumPy.
+            is_light = (is_light or len(patterns.counts) == 1) and self._planning < LOADING_SECONDS
+        if not self._has_row_trees or is_light:
             # Without compiled code.
             prices = plain_prices(self.plan, len(self.network.variables), self._fits)
             choice = PatternChoice(patterns, prices, rows=valid)
-        if choice is None or choice.seconds * rows > COMPILED_SECONDS * valid:
+        if choice is None or choice.seconds * rows > (LOADING_SECONDS if explains else COMPILED_SECONDS) * valid:
             # Enough work for better prices, and the row engine, to pay for being loaded.
             per_row = row_tree_seconds(self.row_engine, patterns, batch) if self._has_row_trees else math.inf
             prices = self._compiled_prices(per_row)
+            if explains:
+                # Compiled code for plans takes longer to load than trees, and a few rows are not worth it.
+                row, loading = prices.row, CPU.compiled_saving / rows
+                prices = replace(prices, row=lambda pattern: CPU.maximum * row(pattern) + loading)
             choice = PatternChoice(patterns, prices, search=True, rows=valid)
         return choice
 
+    @property
+    def _explains_by_trees(self) -> bool:
+        """True if rows may get explanations from trees of their own."""
+        return self.query.kind == "mpe" and self._has_row_trees
+
+    @property
+    def _planning(self) -> float:
+        """Seconds of a plan, which takes a while for each variable, however few the rows."""
+        return len(self.network.variables) * CPU.numpy_variable
+
     def _shares_trees(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
         """Return True if rows may share trees made in compiled code: sums on CPUs, with enough work and memory."""
-        if not self._has_row_trees or self.takes_gpu or not patterns.rows.size:
+        # Rows with explanations share plans only.
+        if not self._has_row_trees or self.query.kind == "mpe" or self.takes_gpu or not patterns.rows.size:
             return False
         rows = self.to_come(batch, patterns.rows.size)
-        # A plan takes a while for each variable, however few the rows.
-        planning = len(self.network.variables) * CPU.numpy_variable
         of_one = len(patterns.counts) == 1
-        if not self._is_heavy(rows) and (planning < LOADING_SECONDS if of_one else rows <= FEW_ROWS):
+        if not self._is_heavy(rows) and (self._planning < LOADING_SECONDS if of_one else rows <= FEW_ROWS):
             return False
         answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
@@ -241,7 +259,7 @@ class Grouping(Planner):
 
     def _are_few(self, batch: EvidenceBatch) -> bool:
         """Return True if all rows to come are known to be few."""
-        few = are_few(self.query, self.options.device, self.expected_rows)
+        few = are_few(self.network, self.query, self.options.device, self.expected_rows)
         return few and self.gpu is None and batch.rows <= self.expected_rows
 
     def _goes_row_by_row(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
@@ -260,7 +278,8 @@ class Grouping(Planner):
             return None
         rows, unique = valid_rows(batch), None
         if not is_few:
-            if self.takes_gpu or not are_few(self.query, self.options.device, FEW_ROWS):
+            few = are_few(self.network, self.query, self.options.device, FEW_ROWS)
+            if self.takes_gpu or not few:
                 return None
             unique = self._few_that_differ(batch, rows)
             if unique is None:

@@ -187,7 +187,8 @@ class Planner:
 
     @property
     def _has_row_trees(self) -> bool:
-        return self.query.kind == "posteriors" and self.query.precision != "log"
+        # Explanations of any precision are of double precision, and those that may have lost digits get a plan.
+        return self.query.kind == "mpe" or self.query.precision != "log"
 
     @property
     def row_engine(self) -> RowEngine:
@@ -197,7 +198,7 @@ class Planner:
         if key not in self.store.row_engines:
             from junctor.backends.row_trees import RowEngine
 
-            self.store.row_engines[key] = RowEngine(self.network, self.targets, *key)
+            self.store.row_engines[key] = RowEngine(self.network, self.targets, *key, self.query.kind == "mpe")
         return self.store.row_engines[key]
 
     @cached_property
