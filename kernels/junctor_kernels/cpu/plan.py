@@ -43,7 +43,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.columns import add_logs, take_states
+from junctor_kernels.cpu.columns import add_logs, take_states, write_lines
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import jit, loops, next_number, part, part_with_arrays
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
@@ -87,6 +87,15 @@ def _take(cases: Any, first: int, work: Any) -> None:
 @part
 def _give(work: Any, cases: Any, first: int) -> None:
     """Copy the sums of the block that begins at case `first`, and write its posteriors to the answers."""
+    _give_sums(work, cases, first)
+    if cases.places.shape[0]:
+        rows = cases.rows[first : first + work.sums.shape[1]]
+        write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
+
+
+@part
+def _give_sums(work: Any, cases: Any, first: int) -> None:
+    """Copy the sums of the block that begins at case `first`."""
     for row in range(work.sums.shape[0]):
         for b in range(work.sums.shape[1]):
             cases.sums[row, first + b] = work.sums[row, b]
@@ -94,9 +103,6 @@ def _give(work: Any, cases: Any, first: int) -> None:
     add_logs(work.states, cases.constants, cases.observed, cases.logs, work.sums[0])
     for b in range(work.sums.shape[1]):
         cases.sums[0, first + b] += work.sums[0, b]
-    if cases.places.shape[0]:
-        rows = cases.rows[first : first + work.sums.shape[1]]
-        write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
 
 
 @part
@@ -155,12 +161,26 @@ def _propagate_logs(code: Any, work: Any, held: Any) -> None:
 
 
 @loops
-def explain(code: Any, work: Any) -> None:
-    """Write a most probable explanation of every case of a block: maximise, then trace back (Dawid 1992).
+def explain(code: Any, work: Any, cases: Any) -> None:
+    """Write most probable explanations of some blocks, as `propagate` does posteriors.
 
     code: Bytecode, its tables logarithms in float64.
-    work: BlockWorkspace; its states have a row for every variable, those of observed ones filled in.
+    work: BlockWorkspace; its states have a row for every variable, and keep those of the last block.
+    cases: Cases.
     """
+    first = next_number(cases.begun) * work.lanes.shape[1]
+    while first < cases.sums.shape[1]:
+        _take(cases, first, work)
+        _explain(code, work)
+        _give_sums(work, cases, first)
+        rows = cases.rows[first : first + work.sums.shape[1]]
+        write_lines(work.states, rows, cases.places)
+        first = next_number(cases.begun) * work.lanes.shape[1]
+
+
+@part
+def _explain(code: Any, work: Any) -> None:
+    """Maximise for every case of a block, then trace back (Dawid 1992)."""
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(-np.inf)
     lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)

@@ -163,23 +163,20 @@ def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecut
     on_device = prepared.on_device(algebra, rows)
     if on_device is not None:
         return on_device
-    explains = prepared.ladder[0] is MAX_LOG
     faster = prepared.compiled_for(algebra, rows)
-    if faster is not None and not explains:
+    if faster is not None:
         # Evidence that is copied for compiled code is copied in parts, side by side.
         return faster if prepared.plan.pattern.weighted else _Sharing(faster)
-    if faster is not None:
-        return _Plain(faster.explain, faster.cases, faster.threads)
     program = prepared.program(algebra)
-    run = program.explain if explains else program.run
-    return _Plain(lambda block, _: run(block), prepared.sizes.cases(algebra.dtype.itemsize))
+    run = program.explain if prepared.ladder[0] is MAX_LOG else program.run
+    return _Plain(run, prepared.sizes.cases(algebra.dtype.itemsize))
 
 
 @dataclass(slots=True)
 class _Plain:
-    """A backend that leaves answers to NumPy."""
+    """A program in NumPy."""
 
-    run: Callable[[EvidenceBlock, int], BlockOutcome]
+    run: Callable[[EvidenceBlock], BlockOutcome]
     cases: int
     threads: int = 1
 
@@ -188,7 +185,7 @@ class _Plain:
 
     def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
         def answer() -> BlockOutcome:
-            outcome = self.run(block, place)
+            outcome = self.run(block)
             write_tables(outcome, block, rows, answers)
             return outcome
 

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockWorkspace, Cases
+from junctor_kernels.cpu.columns import lines_of
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
+from junctor_kernels.tables.reference import MAX_LOG
 
 from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.lowered_plans import LoweredPlan, lowered
@@ -52,7 +54,7 @@ class CompiledProgram:
         dtype = program.algebra.dtype
         if cases % (LANE_BYTES // dtype.itemsize):
             raise ValueError(f"found blocks of {cases} cases, expected a multiple of {LANE_BYTES // dtype.itemsize}")
-        explains = bool(self._plan.traceback)
+        explains = self._explains = program.algebra is MAX_LOG
         # Explanations write states of all variables, so that all need rows.
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
@@ -60,6 +62,8 @@ class CompiledProgram:
         self._lines = np.array([*self._observed_rows.values()], dtype=np.int64)
         self._constants = constants_of(program, self._rows)
         self._propagate = compiled.propagate_logs if program.algebra.logs else compiled.propagate
+        if explains:
+            self._propagate = compiled.explain
         self._layout: LoweredPlan = like._layout if like else lowered(program, cases, self._rows)
         lowering = self._layout
         self._posteriors = dict(lowering.posteriors)
@@ -96,14 +100,12 @@ class CompiledProgram:
         return replace(outcome, posteriors=posteriors)
 
     def explain(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
-        """Return a most probable explanation of every case of a block."""
-        cases, work = block.cases, self._works[thread]
-        block.copy_to(work.states, self._observed_rows, work.likelihoods, self._layout.likelihoods)
-        work.sums.fill(0)
-        compiled.explain(self.code, work)
-        log_value = work.sums[0, :cases] + self._program.constants(block)
-        states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
-        return BlockOutcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
+        """Return a most probable explanation of every case of a block, which the memory of a thread holds."""
+        nothing = np.zeros(0, dtype=np.int64)
+        work = self._works[thread]
+        outcome = self._run(block, [work], nothing.reshape(0, 2), nothing, np.zeros(0, work.arena.dtype))
+        states = {variable: work.states[row, : block.cases] for variable, row in self._rows.items()}
+        return replace(outcome, states=states)
 
     def work(self, rows: int) -> dict[str, float]:
         """Return the counts of work of so many rows, by feature."""
@@ -118,27 +120,34 @@ class CompiledProgram:
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, thread: int = 0
     ) -> BlockOutcome:
-        """Propagate cases, of one block or several, and write their posteriors to the answers.
+        """Propagate cases, of one block or several, and write their posteriors or states to the answers.
 
         block: evidence of any number of cases.
         rows: int64 [cases], rows of the answers.
         answers: of the batch, written here; their posteriors lie in `answers.memory`.
         thread: index of the calling thread.
         """
-        assert answers.memory is not None
-        return self._run(block, [self._works[thread]], self._places_of(answers), rows, answers.memory)
+        return self._run(block, [self._works[thread]], *self._written(rows, answers))
 
     def share(self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers) -> BlockOutcome:
         """Do the same in all threads, each of which takes the next block where it has done one."""
-        assert answers.memory is not None
-        return self._run(block, self._works, self._places_of(answers), rows, answers.memory)
+        return self._run(block, self._works, *self._written(rows, answers))
 
-    def _places_of(self, answers: Answers) -> npt.NDArray[np.int64]:
-        """Return where the posterior of each target comes from; targets are the same in all batches of an engine."""
+    def _written(
+        self, rows: npt.NDArray[np.int64], answers: Answers
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Return places, rows and answers of `Cases`."""
+        if self._explains:
+            assert answers.explained is not None
+            lines = [self._rows[v] for v in answers.targets]
+            places = np.stack([lines, lines_of(answers.explained)], axis=1)
+            return places, rows, np.zeros(0, self._works[0].arena.dtype)
+        assert answers.memory is not None
+        # Where the posterior of each target comes from; targets are the same in all batches of an engine.
         if self._sources is None:
             sizes = self._plan.shape.cardinalities
             self._sources = sources_of(answers.targets, sizes, self._posteriors, self._rows)
-        return self._sources
+        return self._sources, rows, answers.memory
 
     def _run(
         self,

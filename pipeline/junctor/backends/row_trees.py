@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu.answers import write_rows
-from junctor_kernels.cpu.columns import addresses_of, write_states
+from junctor_kernels.cpu.columns import lines_of, write_states
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
@@ -305,7 +305,7 @@ class RowEngine:
         """Answer the rows of some calls and return those that are left."""
         shared, waiting = self._rooms[0].most, RowCalls(calls)
         # States of explanations, which are columns of their own.
-        columns = addresses_of(answers.states[v] for v in answers.targets if self._explains)
+        columns = np.zeros(0, dtype=np.int64) if answers.explained is None else lines_of(answers.explained)
         parts = in_threads(
             lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, columns, thread)),
             range(min(len(self._rooms), len(calls))),

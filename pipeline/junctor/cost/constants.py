@@ -58,7 +58,7 @@ class CpuConstants(DeviceConstants):
     likelihood: float = 1e-7
     # Times as long as a sum that a maximum takes in compiled blocks, traceback included. Median of seven networks;
     # 2026-11-26.
-    maximum: float = 2.0
+    maximum: float = 3.0
     # Seconds a column of a pattern, to sort patterns by what they observe. munin2, 2,048 patterns; 2026-11-22.
     pattern_mark: float = 7e-9
     # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.

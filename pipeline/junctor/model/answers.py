@@ -46,6 +46,7 @@ class Answers:
     states: variable index -> int32 [rows], the most probable states; empty for posteriors.
     reasons: row -> why it is not OK.
     memory: all posteriors in one flat array, in the order of the targets, where they lie in one.
+    explained: int32 [targets, rows], `states` in one array; None for posteriors.
     ways: backend -> rows that it answered; empty where nobody counts them.
     climbed: wider number format -> different rows that needed it.
     """
@@ -57,6 +58,7 @@ class Answers:
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     memory: npt.NDArray[np.floating] | None = None
+    explained: npt.NDArray[np.int32] | None = None
     ways: Counter[str] = field(default_factory=Counter)
     climbed: Counter[str] = field(default_factory=Counter)
 
@@ -188,6 +190,7 @@ def unanswered(
         status[bad] = INVALID
     explain = query.kind == "mpe"
     numbers: npt.NDArray[Any] = memory.view(np.float32 if query.precision == "single" else np.float64)
+    explained = np.full((len(targets), rows), -1, dtype=np.int32) if explain else None
     tables = {} if explain else posteriors_in(numbers, targets, cardinalities, rows)
     # Nobody answers invalid rows: their numbers are set here.
     for table in tables.values() if bad else ():
@@ -197,9 +200,10 @@ def unanswered(
         status,
         log_value,
         tables,
-        {v: np.full(rows, -1, dtype=np.int32) for v in targets} if explain else {},
+        {} if explained is None else dict(zip(targets, explained, strict=True)),
         dict(invalid),
         None if explain else numbers,
+        explained,
     )
 
 
