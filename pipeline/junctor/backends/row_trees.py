@@ -264,7 +264,7 @@ class RowEngine:
 
     def seconds_alone(self, works: Sequence[RowWork]) -> float:
         """Return the approximate seconds of rows with trees of their own, the mean; infinite where one is too large."""
-        seconds = sum(alone_seconds(work) for work in works) / len(works)
+        seconds = sum(alone_seconds(work, self._explains) for work in works) / len(works)
         return seconds if all(work.room <= self.entries for work in works) else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:

@@ -36,9 +36,10 @@ class RowWork(NamedTuple):
         return self.entries + 2 * rowplan.BEHIND * self.tables
 
 
-def alone_seconds(work: RowWork) -> float:
-    """Return the seconds of a row with a tree of its own; infinite where it is too large."""
-    numbers = work.operations * CPU.tree_operation + work.entries * CPU.tree_entry
+def alone_seconds(work: RowWork, explains: bool = False) -> float:
+    """Return the seconds of a row with a tree of its own, to explain it or not; infinite where it is too large."""
+    operations = work.operations * CPU.tree_maximum if explains else work.operations
+    numbers = operations * CPU.tree_operation + work.entries * CPU.tree_entry
     seconds = numbers + work.tables * (TABLE_SECONDS + CPU.tree_plan)
     return seconds if math.isfinite(seconds) else math.inf
 

@@ -56,8 +56,9 @@ class CpuConstants(DeviceConstants):
     compiling_entry: float = 3e-8
     # Seconds a cell, to turn evidence into a likelihood. Median as above; 2026-11-21.
     likelihood: float = 1e-7
-    # Times as long as a sum that a maximum takes in compiled blocks, traceback included. Median of seven networks;
-    # 2026-11-26.
+    # Seconds such a cell, where Python copies columns to the blocks of explanations. munin2; 2026-11-26.
+    copied_likelihood: float = 5e-7
+    # Times as long as a sum that a maximum takes in compiled blocks, traceback included. Seven networks; 2026-11-26.
     maximum: float = 3.0
     # Seconds a column of a pattern, to sort patterns by what they observe. munin2, 2,048 patterns; 2026-11-22.
     pattern_mark: float = 7e-9
@@ -66,6 +67,8 @@ class CpuConstants(DeviceConstants):
     # Seconds an entry operation of a row's own tree. Fit to 68 batches of 18 networks, good to a factor of 1.7;
     # 2026-11-24.
     tree_operation: float = 2.8e-10
+    # Times as long as such an operation that a maximum takes there. Fit to twelve batches of four networks; 2026-11-26.
+    tree_maximum: float = 1.5
     # Seconds an entry of such a tree's messages: evidence cut out of factors, scales, bounds. As above.
     tree_entry: float = 4.4e-10
     # Seconds a table of such a tree, with its messages. As above.

@@ -127,6 +127,8 @@ class Grouping(Planner):
     def _compiled_prices(self, per_row: float) -> PatternPricer:
         """Return prices from trees; per_row: seconds of a row with a tree of its own."""
         cell, table = (GPU.likelihood, GPU.plan_table) if self.takes_gpu else (CPU.likelihood, None)
+        if self._explains_by_trees:
+            cell = CPU.copied_likelihood
         return compiled_prices(self.work, self.allowed, per_row, self.row_price, cell, table)
 
     def _savings(self, pattern: Pattern) -> dict[int, float]:
