@@ -53,8 +53,8 @@ def make_answers(query: Query) -> Answers:
     log = np.array([-1.5, np.nan, np.nan, 0.0])
     reasons = {1: "probability 0", 2: "unknown state"}
     if query.kind == "mpe":
-        states = {0: np.array([1, -1, -1, 0], np.int32), 1: np.array([2, -1, -1, 0], np.int32)}
-        return Answers((0, 1), status, log, {}, states, reasons)
+        states = np.array([[1, -1, -1, 0], [2, -1, -1, 0]], np.int32)
+        return Answers((0, 1), status, log, {}, dict(enumerate(states)), reasons, explained=states)
     number = np.float32 if query.precision == "single" else np.float64
     first = np.array([[0.25, 0.75], [np.nan] * 2, [np.nan] * 2, [1, 0]], number)
     second = np.array([[0.5, 0.25, 0.25], [np.nan] * 3, [np.nan] * 3, [0, 0, 1]], number)

@@ -43,10 +43,10 @@ class Answers:
     status: int8 [rows], OK, IMPOSSIBLE (P(e) = 0) or INVALID.
     log_value: float64 [rows], natural log of P(e) for posteriors, of P(assignment, e) for explanations.
     posteriors: variable index -> float [rows, cardinality] (float32 in single precision); empty for explanations.
-    states: variable index -> int32 [rows], the most probable states; empty for posteriors.
+    states: variable index -> int32 [rows], the most probable states, rows of `explained`; empty for posteriors.
     reasons: row -> why it is not OK.
     memory: all posteriors in one flat array, in the order of the targets, where they lie in one.
-    explained: int32 [targets, rows], `states` in one array; None for posteriors.
+    explained: int32 [targets, rows], all states; None for posteriors.
     ways: backend -> rows that it answered; empty where nobody counts them.
     climbed: wider number format -> different rows that needed it.
     """
@@ -66,7 +66,8 @@ class Answers:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         tables = sum(array.nbytes for array in self.posteriors.values()) if self.memory is None else self.memory.nbytes
-        return self.status.nbytes + self.log_value.nbytes + tables + sum(array.nbytes for array in self.states.values())
+        states = 0 if self.explained is None else self.explained.nbytes
+        return self.status.nbytes + self.log_value.nbytes + tables + states
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -191,7 +191,7 @@ class AnswerTables:
         self._starts = lru_cache(1)(lambda rows: rows * self._row_starts)
         self._no_reasons = lru_cache(KEPT_SCHEMAS)(lambda rows: _with_struct(reason_array({}, rows)))
         self._known_ids = pa.nulls(0), ArrayStruct(pa.nulls(0))
-        self._is_exact = query.kind == "posteriors" and query.method == "exact"
+        self._explains = query.kind == "mpe"
 
     def table(self, answers: Answers, case_ids: pa.Array, apart: bool = True) -> pa.Table:
         """Return the answers to one batch as a table, rows in the order of the batch.
@@ -207,8 +207,9 @@ class AnswerTables:
         counts = (rows, *self._no_others) if is_ok else np.bincount(status, minlength=len(self._statuses)).tolist()
         schema = self._schema_of_part(case_ids.type, tuple(counts))
         bad = None if is_ok else status != OK
-        if self._is_exact and answers.memory is not None:
-            return self._in_one_piece(answers, bad, case_ids, schema, apart)
+        memory = answers.explained if self._explains else answers.memory
+        if memory is not None and not isinstance(answers, SampledAnswers):
+            return self._in_one_piece(answers, memory, bad, case_ids, schema, apart)
         columns = [*self._targets(answers, bad), number_array(answers.log_value, bad)]
         if isinstance(answers, SampledAnswers):
             columns += sampled_columns(answers, bad)
@@ -218,14 +219,14 @@ class AnswerTables:
     def _in_one_piece(
         self,
         answers: Answers,
+        memory: npt.NDArray[Any],
         bad: npt.NDArray[np.bool_] | None,
         case_ids: pa.Array,
         schema: pa.Schema,
         apart: bool,
     ) -> pa.Table:
-        """Return a table of exact posteriors that lie one after the other in memory."""
-        memory, log, status, reasons = answers.memory, answers.log_value, answers.status, answers.reasons
-        assert memory is not None
+        """Return a table of exact posteriors, or of states, that lie one after the other in memory."""
+        log, status, reasons = answers.log_value, answers.status, answers.reasons
         rows = len(status)
         starts = self._starts(rows) + address_of(memory)
         starts[-2], starts[-1] = address_of(log), address_of(status)
@@ -249,17 +250,20 @@ class AnswerTables:
 
     @cached_property
     def _maker(self) -> BatchMaker:
-        """What makes batches of exact posteriors; case ids and reasons come as arrays."""
+        """What makes batches of exact posteriors or states; case ids and reasons come as arrays."""
         schema = self._schema(pa.int64())
         last = len(schema) - 1
-        return BatchMaker(schema, {last - 1: string_array(self._statuses)}, (0, last))
+        names = {last - 1: string_array(self._statuses)}
+        if self._explains:
+            names |= {1 + n: string_array(states) for n, states in enumerate(states_of(schema).values())}
+        return BatchMaker(schema, names, (0, last))
 
     @cached_property
     def _row_starts(self) -> npt.NDArray[np.int64]:
-        """Where the posteriors of each target begin, int64: in bytes of a row; then two zeros."""
+        """Where the posteriors or states of each target begin, int64: in bytes of a row; then two zeros."""
         names = target_names(self._network, self._query)
-        sizes = [self._network.cardinalities[self._network.index[name]] for name in names]
-        number = 4 if self._query.precision == "single" else 8
+        sizes = [1 if self._explains else self._network.cardinalities[self._network.index[name]] for name in names]
+        number = 4 if self._explains or self._query.precision == "single" else 8
         return np.array([*(number * np.cumsum([0, *sizes[:-1]])), 0, 0], dtype=np.int64)
 
     def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
@@ -267,16 +271,10 @@ class AnswerTables:
         return schema.with_metadata({**(schema.metadata or {}), **_part_metadata(counts, self._statuses)})
 
     def _targets(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
-        if self._query.kind == "mpe":
-            return [self._named(variable, answers.states[variable], bad) for variable in answers.targets]
         if isinstance(answers, SampledAnswers):
             pairs = [(answers.posteriors[variable], answers.errors[variable]) for variable in answers.targets]
             return [list_array(numbers, bad) for pair in pairs for numbers in pair]
         return [list_array(answers.posteriors[variable], bad) for variable in answers.targets]
-
-    def _named(self, variable: int, states: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None) -> pa.Array:
-        names = string_array(self._network.variables[variable].states)
-        return pa.DictionaryArray.from_arrays(number_array(states, bad), names)
 
 
 def _with_struct(array: pa.Array) -> tuple[pa.Array, ArrayStruct]:
