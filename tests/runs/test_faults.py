@@ -81,7 +81,8 @@ def test_a_mark_comes_after_all_that_it_lists(
         fsync(descriptor)
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         synced.add(str(path))
-        unsynced.difference_update([each for each in unsynced if each.parent == path])
+        # A copy: other threads write other files meanwhile.
+        unsynced.difference_update([each for each in tuple(unsynced) if each.parent == path])
 
     def watched_replace(source: Path, target: Path) -> None:
         assert str(Path(source).absolute()) in synced
@@ -89,7 +90,7 @@ def test_a_mark_comes_after_all_that_it_lists(
         path = Path(target).absolute()
         if path.name in ("done.json", "manifest.json"):
             folder = path.parent
-            assert not [each for each in unsynced if folder in each.parents]
+            assert not [each for each in tuple(unsynced) if folder in each.parents]
             marks.append(path)
         unsynced.add(path)
 

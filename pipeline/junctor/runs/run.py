@@ -70,8 +70,9 @@ if TYPE_CHECKING:
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
 
-# Cores that one process keeps busy with its threads; only machines with more cores get several processes by default.
-WORKER_CORES = 4
+# Cores that one process keeps busy with its threads; only machines with more get several processes by default, of so
+# many cores each. Measured on 16 and 32 cores (docs/performance.md); 2026-11-26.
+PROCESS_CORES, WORKER_CORES = 16, 4
 # Bytes of inputs that wait to be written, encoded.
 INPUTS_AHEAD = 2**28
 # Parts of a store whose metadata are read at a time.
@@ -364,7 +365,8 @@ def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) ->
         if partitions < workers and estimate.is_mostly_in_chunks:
             workers = 1
     else:
-        workers = int(min(usable_cores() // WORKER_CORES, estimate.seconds / CPU.process))
+        cores = usable_cores()
+        workers = int(min(cores // WORKER_CORES, estimate.seconds / CPU.process)) if cores > PROCESS_CORES else 0
     # Fewer workers rather than smaller shares: a plan that does not fit would end the run.
     allowed = allowed_memory(resources.compute)
     if workers * estimate.least <= allowed:
