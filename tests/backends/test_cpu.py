@@ -36,15 +36,7 @@ def check(network: Network, pattern: Pattern, block: EvidenceBlock, algebra: Alg
     compiled = CompiledProgram(program, lanes)
     for _ in range(2):
         # Again, because memory keeps what the first run left.
-        found, expected = (
-            (compiled.explain(block), program.explain(block))
-            if explains
-            else (
-                compiled.run(block),
-                program.run(block),
-            )
-        )
-        compare(found, expected, algebra)
+        compare(compiled.run(block), program.explain(block) if explains else program.run(block), algebra)
     return program
 
 

@@ -1,7 +1,7 @@
-"""Posteriors on their way to the answers of a batch, where each target has a table of its own (Numba).
+"""Posteriors on their way to the answers of a batch, where each target has a table of its own, and states (Numba).
 
-Main functions: `write_posteriors` of a block of cases, `write_rows` of rows with trees, `clear_rows` of rows that are
-impossible.
+Main functions: `write_posteriors` and `write_states` of a block of cases, `write_rows` and `write_row_states` of rows
+with trees, `clear_rows` of rows that are impossible.
 """
 
 from __future__ import annotations
@@ -38,6 +38,35 @@ def write_posteriors(posteriors: Any, states: Any, places: Any, rows: Any, answe
             else:
                 for e in range(size):
                     answers[at + e] = posteriors[row + e, b]
+
+
+@part
+def write_states(states: Any, places: Any, rows: Any, answers: Any) -> None:
+    """Write the states of the explanations of a block to its `rows` of the answers.
+
+    states: int64 [variables, cases].
+    places: int64 [targets, 1], their rows of `states`.
+    rows: int64 [cases].
+    answers: int32 [targets, all rows].
+    """
+    for n in range(places.shape[0]):
+        for b in range(rows.size):
+            answers[n, rows[b]] = states[places[n, 0], b]
+
+
+@loops
+def write_row_states(states: Any, done: Any, rows: Any, targets: Any, answers: Any) -> None:
+    """Write the states of the explanations of some rows.
+
+    states: int32 [all, variables].
+    done: int64 [n], which of them to write.
+    rows: int64 [all], their rows of the batch.
+    targets: int64 [targets], variables.
+    answers: int32 [targets, all rows].
+    """
+    for n in range(targets.size):
+        for i in done:
+            answers[n, rows[i]] = states[i, targets[n]]
 
 
 @loops

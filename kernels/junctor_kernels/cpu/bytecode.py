@@ -115,10 +115,10 @@ class Cases(NamedTuple):
     observed: int64 [m, 2], row of the states of a block, and radix.
     logs: float64, flat, log scales of the columns of these factors.
     sums: float64 [3, cases], written: those of all blocks, log P(e) with the constants; cases fill whole blocks.
-    places: int64 [targets, 4], of `write_posteriors`, or [targets, 2], of `write_lines` for explanations; no targets
+    places: int64 [targets, 4], of `write_posteriors`, or [targets, 1], of `write_states` for explanations; no targets
         where nothing is written.
     rows: int64 [cases or fewer], of the answers.
-    answers: flat, written.
+    answers: flat, or int32 [targets, all rows] for explanations; written.
     begun: address of an int64, the number of blocks that were begun by all calls that share them.
     """
 

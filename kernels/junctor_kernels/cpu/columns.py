@@ -1,7 +1,7 @@
-"""Evidence of many columns at once (Numba): where some rows have any, and their states; columns of explanations, too.
+"""Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
-Main functions: `mark_observed`, `take_states`, `write_states`, `write_lines`, `take_codes`, `add_logs`.
+Main functions: `mark_observed`, `take_states`, `take_codes`, `add_logs`.
 """
 
 from __future__ import annotations
@@ -30,29 +30,12 @@ def _load_state(_typing: Any, _address: Any) -> Any:
     return types.int32(types.int64), code
 
 
-def _store_state(_typing: Any, _address: Any, _state: Any) -> Any:
-    """Write an int32 to an address."""
-
-    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> None:
-        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(32).as_pointer()))
-
-    return types.void(types.int64, types.int32), code
-
-
 state_at = intrinsic(_load_state)
-store_state = intrinsic(_store_state)
 
 
 def addresses_of(columns: Iterable[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
     """Return where columns begin, int64 [columns]; they must lie in one piece each, and stay while they are read."""
     return np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
-
-
-def lines_of(table: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return where the rows of a table in C order begin, int64 [rows]; it must stay while they are read or written."""
-    starts: npt.NDArray[np.int64] = STATE * table.shape[1] * np.arange(len(table), dtype=np.int64)
-    starts += table.__array_interface__["data"][0]
-    return starts
 
 
 @loops
@@ -98,35 +81,6 @@ def take_states(columns: Any, rows: Any, lines: Any, states: Any) -> None:
                 states[line, i] = state_at(columns[c] + STATE * (first + i))
         for i in range(rows.size, states.shape[1]):
             states[line, i] = states[line, last]
-
-
-@loops
-def write_states(states: Any, done: Any, rows: Any, lines: Any, columns: Any) -> None:
-    """Write the states of some rows to columns.
-
-    states: int32 [n, variables].
-    done: int64, which of them to write.
-    rows: int64 [n], their rows in the columns.
-    lines: int64 [c], the variable of each column.
-    columns: int64 [c], addresses of int32.
-    """
-    for c in range(columns.size):
-        for i in done:
-            store_state(columns[c] + STATE * rows[i], states[i, lines[c]])
-
-
-@loops
-def write_lines(states: Any, rows: Any, places: Any) -> None:
-    """Write the states of a block of cases to columns.
-
-    states: integers [lines, lanes].
-    rows: int64 [lanes or fewer], of the columns.
-    places: int64 [c, 2], the line of each column, and the address of its int32.
-    """
-    for c in range(places.shape[0]):
-        line, column = places[c, 0], places[c, 1]
-        for b in range(rows.size):
-            store_state(column + STATE * rows[b], np.int32(states[line, b]))
 
 
 @loops

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.answers import write_posteriors
+from junctor_kernels.cpu.answers import write_posteriors, write_states
 from junctor_kernels.cpu.bytecode import (
     COLUMNS,
     CONSTANT,
@@ -43,7 +43,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.columns import add_logs, take_states, write_lines
+from junctor_kernels.cpu.columns import add_logs, take_states
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import jit, loops, next_number, part, part_with_arrays
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
@@ -174,7 +174,7 @@ def explain(code: Any, work: Any, cases: Any) -> None:
         _explain(code, work)
         _give_sums(work, cases, first)
         rows = cases.rows[first : first + work.sums.shape[1]]
-        write_lines(work.states, rows, cases.places)
+        write_states(work.states, cases.places, rows, cases.answers)
         first = next_number(cases.begun) * work.lanes.shape[1]
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockWorkspace, Cases
-from junctor_kernels.cpu.columns import lines_of
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 from junctor_kernels.tables.reference import MAX_LOG
@@ -89,23 +88,20 @@ class CompiledProgram:
         return self.cases * max(1, min(blocks, most))
 
     def run(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
-        """Propagate a block of cases in the memory of a thread and return its posteriors and log P(e)."""
-        nothing = np.zeros(0, dtype=np.int64)
-        work = self._works[thread]
+        """Propagate a block of cases in the memory of a thread and return its posteriors and log P(e).
+
+        Where cases are explained, their states instead of posteriors.
+        """
+        nothing, work = np.zeros(0, dtype=np.int64), self._works[thread]
+        if self._explains:
+            explained = self._run(block, [work], nothing.reshape(0, 1), nothing, np.zeros((0, 0), dtype=np.int32))
+            return replace(explained, states={v: work.states[row, : block.cases] for v, row in self._rows.items()})
         outcome = self._run(block, [work], nothing.reshape(0, 4), nothing, np.zeros(0, work.arena.dtype))
         posteriors = self._tables[thread]
         if block.cases < self.cases:
             # The rest of the lanes repeats the last case.
             posteriors = {variable: table[:, : block.cases] for variable, table in posteriors.items()}
         return replace(outcome, posteriors=posteriors)
-
-    def explain(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
-        """Return a most probable explanation of every case of a block, which the memory of a thread holds."""
-        nothing = np.zeros(0, dtype=np.int64)
-        work = self._works[thread]
-        outcome = self._run(block, [work], nothing.reshape(0, 2), nothing, np.zeros(0, work.arena.dtype))
-        states = {variable: work.states[row, : block.cases] for variable, row in self._rows.items()}
-        return replace(outcome, states=states)
 
     def work(self, rows: int) -> dict[str, float]:
         """Return the counts of work of so many rows, by feature."""
@@ -139,9 +135,8 @@ class CompiledProgram:
         """Return places, rows and answers of `Cases`."""
         if self._explains:
             assert answers.explained is not None
-            lines = [self._rows[v] for v in answers.targets]
-            places = np.stack([lines, lines_of(answers.explained)], axis=1)
-            return places, rows, np.zeros(0, self._works[0].arena.dtype)
+            lines = np.array([self._rows[v] for v in answers.targets], dtype=np.int64)
+            return lines[:, None], rows, answers.explained
         assert answers.memory is not None
         # Where the posterior of each target comes from; targets are the same in all batches of an engine.
         if self._sources is None:

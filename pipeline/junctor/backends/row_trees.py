@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.answers import write_rows
-from junctor_kernels.cpu.columns import lines_of, write_states
+from junctor_kernels.cpu.answers import write_row_states, write_rows
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
 from junctor_kernels.row_trees import domains as possible
@@ -304,10 +303,8 @@ class RowEngine:
     def _in_threads(self, cells: EvidenceCells, calls: Sequence[RowCall], answers: Answers) -> Rows:
         """Answer the rows of some calls and return those that are left."""
         shared, waiting = self._rooms[0].most, RowCalls(calls)
-        # States of explanations, which are columns of their own.
-        columns = np.zeros(0, dtype=np.int64) if answers.explained is None else lines_of(answers.explained)
         parts = in_threads(
-            lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, columns, thread)),
+            lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, thread)),
             range(min(len(self._rooms), len(calls))),
             len(self._rooms),
             waiting.clear,
@@ -319,7 +316,7 @@ class RowEngine:
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
             alone = calls_of(np.sort(large), 8 * self._width)
-            again = [self._answer(cells, call, answers, columns, 0) for call in alone]
+            again = [self._answer(cells, call, answers, 0) for call in alone]
             status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
             for room in self._rooms:
                 self._resize(room, shared)
@@ -403,13 +400,8 @@ class RowEngine:
             self._tree_bytes -= tree.nbytes
         return tree
 
-    def _answer(
-        self, cells: EvidenceCells, call: RowCall, answers: Answers, columns: npt.NDArray[np.int64], thread: int
-    ) -> npt.NDArray[np.int64]:
-        """Write the answers to some rows and return the status of each; rows left to other backends are not written.
-
-        columns: addresses of the states of each target, where they are explained.
-        """
+    def _answer(self, cells: EvidenceCells, call: RowCall, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
+        """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
         rows, room = call.rows, self._rooms[thread]
         states, soft = cells.evidence(rows, self._sizes)
         results = self._blank(len(rows), call.shared)
@@ -427,7 +419,7 @@ class RowEngine:
             # Rows without a common tree, and those that may have lost digits to underflow: here each has its bounds.
             left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
             self._some(room, left, states, soft, results)
-        self._write(rows, results, answers, columns)
+        self._write(rows, results, answers)
         return status
 
     def _blank(self, rows: int, shared: bool = False) -> tuple[Floats, Floats, Rows, npt.NDArray[np.int32]]:
@@ -449,15 +441,15 @@ class RowEngine:
             for array, values in zip(results, part, strict=True):
                 array[rows] = values
 
-    def _write(self, rows: Rows, results: Arrays, answers: Answers, columns: npt.NDArray[np.int64]) -> None:
+    def _write(self, rows: Rows, results: Arrays, answers: Answers) -> None:
         posteriors, log_values, status, explanations = results
         done, none = np.flatnonzero(status == rowwise.ANSWERED), rows[status == rowwise.IMPOSSIBLE]
         at = rows[done]
         answers.log_value[at], answers.status[at] = log_values[done], OK
         if none.size:
             leave_impossible(none, answers, self._target_sizes)
-        if self._explains:
-            write_states(explanations, done, rows, self._targets, columns)
+        if answers.explained is not None:
+            write_row_states(explanations, done, rows, self._targets, answers.explained)
         elif answers.memory is not None and self._places.size:
             by_row, by_entry = (stride // posteriors.itemsize for stride in posteriors.strides)
             flat = posteriors.ravel(order="K")

@@ -137,7 +137,7 @@ class Grouping(Planner):
         return self.row_engine.savings(pattern.sliced, dict.fromkeys(sorted(pattern.weighted), LEAST_SHARE))
 
     def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
-        """Return the cheapest answers to rows of several patterns; valid: rows of the batch that are not invalid."""
+        """Return the cheapest answers to rows by their patterns; valid: rows of the batch that are not invalid."""
         rows, choice = self.to_come(batch, valid), None
         explains = self._explains_by_trees
         is_light = not self._is_heavy(rows)
