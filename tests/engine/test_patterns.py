@@ -124,6 +124,29 @@ def test_cheap_columns_that_are_often_missing_become_loose() -> None:
     assert (largest.pattern.sliced, largest.pattern.weighted) == ({0, 1}, {2, 3})
 
 
+@pytest.mark.parametrize("share", [0.6, 0.7, 0.8])
+def test_rows_that_observe_most_columns_each_its_own_are_not_priced_as_if_they_observed_all(share: float) -> None:
+    """A plan for all columns has nothing to do; one for a row takes what its open columns take."""
+    rng = np.random.default_rng(2)
+    held = rng.random((500, 40)) < share
+    found = patterns_of(
+        EvidenceBatch(500, {v: np.where(held[:, v], 0, UNOBSERVED).astype(np.int32) for v in range(40)})
+    )
+    offered = PatternPricer(
+        lambda p: 1e-5 * (40 - len(p.sliced)), lambda p: 1e-3 * (40 - len(p.sliced)), lambda _: True, 1e-4
+    )
+    (group,) = PatternChoice(found, offered).groups()
+    assert group.per_row
+    # Of which batch it is a part decides nothing.
+    often = [PatternChoice(patterns_of(part), offered).seconds for part in (_slice(held, 0), _slice(held, 250))]
+    assert often[0] == often[1]
+
+
+def _slice(held: np.ndarray, first: int) -> EvidenceBatch:
+    some = held[first : first + 250]
+    return EvidenceBatch(250, {v: np.where(some[:, v], 0, UNOBSERVED).astype(np.int32) for v in range(some.shape[1])})
+
+
 def test_rows_of_one_pattern_each() -> None:
     found = patterns_of(batch_of(["01", "0", "01", "2"]))
     exact = found.exact(np.array([0, 2, 3]))

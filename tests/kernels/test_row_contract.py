@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.contract import contract
+from junctor_kernels.row_trees.inner_loops import loops
 from junctor_kernels.row_trees.plan import BEHIND
 from junctor_kernels.row_trees.propagate import work
+from junctor_kernels.row_trees.tiles import by_tiles
+
+
+@loops
+def _contract(memory: Any, groups: int, way: int, one: Any, other: Any, out: Any) -> None:
+    if way < 0:
+        contract(memory, groups, one, other, out)
+    else:
+        by_tiles(
+            memory.arena, memory.axes, memory.counters, groups, (one, other, out), way, memory.panel, memory.places
+        )
+
 
 # Which of both operands and the result have an axis.
 KINDS = [(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
@@ -38,8 +55,40 @@ def test_large_tables_whose_axes_are_brought_into_another_order(inner: int, zero
         check(zeros, axes[1:] if inner == 0 else axes, inner)
 
 
-def check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int) -> None:
-    """Compare with NumPy; axes: innermost first, entries and the tables that have them."""
+@pytest.mark.parametrize("way", range(2, 6))
+def test_tiles_of_vectors_that_only_seem_to_lie_in_order(way: int) -> None:
+    # Fewer than eight lanes, the first and the last seven places apart, and lanes that the operand has several times.
+    check(0.0, [(7, (1, 1, 1)), (2, (1, 0, 1)), (3, (1, 1, 0)), (2, (0, 1, 1))], 1, (way,))
+    check(0.0, [(7, (1, 1, 0)), (2, (1, 0, 1)), (3, (0, 1, 1))], 1, (way,))
+    check(0.0, [(2, (1, 0, 1)), (2, (0, 0, 1)), (3, (1, 1, 0)), (2, (1, 0, 1)), (3, (0, 1, 1))], 1, (way,))
+
+
+@pytest.mark.parametrize("way", [2, 3])
+def test_more_rows_than_fit_a_panel(way: int) -> None:
+    check(0.0, [(9, (1, 0, 1)), (1000, (1, 1, 0)), (71, (0, 1, 1)), (2, (1, 1, 1))], 1, (way,))
+
+
+def ways_of(axes: list[tuple[int, tuple[int, int, int]]]) -> list[int]:
+    """Return -1 for the chosen way, and the ways with tiles that are possible."""
+    in_place = [tiles.DIRECT, tiles.DIRECT + 1] if axes[0][1] == (1, 1, 1) else []
+    terms = math.prod(size for size, kind in axes if not kind[2])
+    return [-1, tiles.COPIED, tiles.COPIED + 1, *in_place] if terms <= tiles.MOST_TERMS else [-1]
+
+
+def check(
+    zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int, ways: tuple[int, ...] | None = None
+) -> None:
+    """Compare with NumPy.
+
+    axes: innermost first, entries and the tables that have them.
+    ways: those of these that are possible; all by default.
+    """
+    for way in ways_of(axes):
+        if ways is None or way in ways:
+            _check(zeros, axes, seed, way)
+
+
+def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int, way: int) -> None:
     random = np.random.default_rng(seed)
     shapes = [[size for size, kind in reversed(axes) if kind[table]] for table in range(3)]
     entries = [int(np.prod(shape)) for shape in shapes]
@@ -55,7 +104,7 @@ def check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int)
     for i, (size, kind) in enumerate(axes):
         memory.axes[i] = size, *(stride * has for stride, has in zip(strides, kind, strict=True))
         strides = [stride * (size if has else 1) for stride, has in zip(strides, kind, strict=True)]
-    contract(memory.arena, memory.axes, memory.counters, len(axes), *map(np.uint64, places))
+    _contract(memory, len(axes), way, *map(np.uint64, places))
     letters = "abcdef"[: len(axes)][::-1]
     names = ["".join(n for n, (_, kind) in zip(letters, reversed(axes), strict=True) if kind[t]) for t in range(3)]
     one, other = (before[places[t] : places[t] + entries[t]].reshape(shapes[t]) for t in range(2))

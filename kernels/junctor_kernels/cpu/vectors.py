@@ -16,7 +16,7 @@ from numba.extending import intrinsic, models, register_model
 
 # Width of a vector: AVX-512, or else AVX2, which LLVM splits where registers are narrower. Results do not depend on it:
 # lanes are different entries or cases, never parts of one sum.
-_IS_AVX512 = bool(binding.get_host_cpu_features().get("avx512f"))
+_IS_AVX512, _IS_AVX2 = (bool(binding.get_host_cpu_features().get(name)) for name in ("avx512f", "avx2"))
 BYTES = 64 if _IS_AVX512 else 32
 
 
@@ -141,13 +141,37 @@ def _store_first(_typing: Any, array: Any, _index: Any, vector: Any, _count: Any
     """Write the first `count` numbers of a vector to a flat array from `index` on."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> None:
-        kind, word = args[2].type, ir.IntType(32)
-        place = _place(context, builder, signature.args[0], args, kind)
-        kept = _below(builder, args[3], vector.lanes)
-        name = f"llvm.masked.store.v{vector.lanes}f{vector.dtype.bitwidth}.p0"
-        given = ir.FunctionType(ir.VoidType(), [kind, place.type, word, kept.type])
-        function = cgutils.get_or_insert_function(builder.module, given, name)
-        builder.call(function, [args[2], place, ir.Constant(word, array.dtype.bitwidth // 8), kept])
+        bits = array.dtype.bitwidth
+        if _IS_AVX512:
+            place = _place(context, builder, signature.args[0], args, args[2].type)
+            kept, word = _below(builder, args[3], vector.lanes), ir.IntType(32)
+            name = f"llvm.masked.store.v{vector.lanes}f{bits}.p0"
+            given = ir.FunctionType(ir.VoidType(), [args[2].type, place.type, word, kept.type])
+            function = cgutils.get_or_insert_function(builder.module, given, name)
+            builder.call(function, [args[2], place, ir.Constant(word, bits // 8), kept])
+            return
+
+        def put(first: Any, some: Any) -> None:
+            place = _place(context, builder, signature.args[0], (args[0], first), some.type)
+            builder.store(some, place, align=bits // 8)
+
+        # Masked stores of AVX2 take AMD's cores 40 times as long as others: halves, then their halves, instead.
+        at, left, count = args[1], args[2], args[3]
+        enough = builder.icmp_signed(">=", count, ir.Constant(count.type, vector.lanes))
+        with builder.if_else(enough) as (whole, part):
+            with whole:
+                put(at, left)
+            with part:
+                lanes = vector.lanes
+                while lanes > 1:
+                    lanes //= 2
+                    length = ir.Constant(count.type, lanes)
+                    has = builder.icmp_signed("!=", builder.and_(count, length), ir.Constant(count.type, 0))
+                    low, high = (_part(builder, left, first, lanes) for first in (0, lanes))
+                    with builder.if_then(has):
+                        put(at, low)
+                    left = builder.select(has, high, low)
+                    at = builder.select(has, builder.add(at, length), at)
 
     return types.void(array, types.intp, vector, types.int64), code
 
@@ -177,6 +201,8 @@ def _permuted(_typing: Any, vector: Any, _word: Any) -> Any:
             # LLVM finds no instruction for lanes that are taken one by one.
             name, signature = "llvm.x86.avx512.permvar.df.512", ir.FunctionType(kind, [kind, lanes])
             return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), [args[0], sources])
+        if _IS_AVX2:
+            return _permuted_by_halves(builder, args[0], sources)
         result = ir.Constant(kind, ir.Undefined)
         for i in range(8):
             lane = ir.Constant(ir.IntType(32), i)
@@ -185,6 +211,30 @@ def _permuted(_typing: Any, vector: Any, _word: Any) -> Any:
         return result
 
     return vector(vector, types.uint64), code
+
+
+def _permuted_by_halves(builder: Any, vector: Any, sources: Any) -> Any:
+    """Return a vector of eight float64 whose lane i is lane `sources[i]` of another one, by instructions of AVX2."""
+    words, floats = ir.VectorType(ir.IntType(32), 8), ir.VectorType(ir.FloatType(), 8)
+    half = ir.VectorType(ir.IntType(64), 4)
+
+    def each(number: int) -> Any:
+        return ir.Constant(half, [number] * 4)
+
+    signature = ir.FunctionType(floats, [floats, words])
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx2.permps")
+    halves = [builder.bitcast(_part(builder, vector, first, 4), floats) for first in (0, 4)]
+    results = []
+    for first in (0, 4):
+        lanes = _part(builder, sources, first, 4)
+        # Of two words, the first and the second half of a number.
+        pairs = builder.mul(builder.and_(lanes, each(3)), each(2 + (2 << 32)))
+        pairs = builder.bitcast(builder.add(pairs, each(1 << 32)), words)
+        found = [
+            builder.bitcast(builder.call(function, [some, pairs]), ir.VectorType(ir.DoubleType(), 4)) for some in halves
+        ]
+        results.append(builder.select(builder.icmp_unsigned(">", lanes, each(3)), found[1], found[0]))
+    return builder.shuffle_vector(*results, ir.Constant(words, list(range(8))))
 
 
 def _load_at(_typing: Any, number: Any, _address: Any) -> Any:

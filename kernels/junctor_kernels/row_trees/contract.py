@@ -6,12 +6,10 @@ axis where it is long enough to fill them, else of several axes.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.vectors import (
     add,
     load8,
@@ -21,6 +19,7 @@ from junctor_kernels.cpu.vectors import (
     spread8,
     store,
 )
+from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.inner_loops import (
     ONE,
     OTHER,
@@ -37,15 +36,12 @@ from junctor_kernels.row_trees.inner_loops import (
     swapped,
 )
 from junctor_kernels.row_trees.plan import MOST_AXES
-
-loops = partial(_loops, fastmath={"contract"})
+from junctor_kernels.row_trees.tiles import LONG, UNIT, multiply_tiled
 
 # Rows of axes and counters: those of a contraction, which has at most the axes of its three tables, and behind them the
 # axes of results.
 LINES = 3 * MOST_AXES
-ROWS = 2 * LINES
-# An innermost axis of so many entries or more fills vectors by itself.
-LONG = np.uint64(5)
+ROWS = max(2 * LINES, tiles.LINES)
 # Multiply-adds up to which loops over the innermost axis are faster than vectors over several axes, whose lanes have to
 # be found first; measured on andes, diabetes and munin2.
 FEW = np.uint64(64)
@@ -53,7 +49,7 @@ FEW = np.uint64(64)
 FEW_AXES, IN_CACHE, CALL_WORK = 3, np.uint64(1 << 13), np.uint64(512)
 # Lanes of a vector as bytes of a word: ones.
 EACH = np.uint64(0x0101010101010101)
-UNIT, BYTE = np.uint64(1), np.uint64(8)
+BYTE = np.uint64(8)
 
 
 @inlined
@@ -98,22 +94,29 @@ def write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: An
     return groups
 
 
-@loops
-def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
+@inlined
+def contract(work: Any, groups: int, one: Any, other: Any, out: Any) -> None:
     """Write the contraction of two tables to a third; up to 7 entries behind that one are overwritten.
 
-    arena: of all tables; up to 7 entries behind an operand are read.
-    axes, counters: of a RowWorkspace; the first `groups` axes count, and may be overwritten.
+    work: RowWorkspace; up to 7 entries of its arena behind an operand are read, and the first `groups` axes count, and
+        may be overwritten.
     one, other, out: offsets of the tables.
     """
-    if axes[0, SIZE] < LONG:
-        entries = UNIT
-        for g in range(groups):
-            entries *= axes[g, SIZE]
-        if entries <= WIDTH or entries > FEW:
-            _contract_packed(arena, axes, counters, groups, one, other, out)
-            return
-    _contract_inner(arena, axes, counters, groups, one, other, out)
+    entries = UNIT
+    for g in range(groups):
+        entries *= work.axes[g, SIZE]
+    # Arrays that only large tables need are left out of other calls, which copy all that they are given.
+    if entries < tiles.LEAST or not multiply_tiled(work, groups, one, other, out):
+        _contract(work.arena, work.axes, work.counters, groups, entries, one, other, out)
+
+
+@part
+def _contract(arena: Any, axes: Any, counters: Any, groups: int, entries: Any, one: Any, other: Any, out: Any) -> None:
+    """Contract two tables without tiles."""
+    if axes[0, SIZE] < LONG and (entries <= WIDTH or entries > FEW):
+        _contract_packed(arena, axes, counters, groups, one, other, out)
+    else:
+        _contract_inner(arena, axes, counters, groups, one, other, out)
 
 
 # Vectors of eight entries over several axes.

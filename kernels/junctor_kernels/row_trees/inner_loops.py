@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
 from junctor_kernels.cpu.vectors import (
     add,
@@ -29,6 +30,7 @@ from junctor_kernels.cpu.vectors import (
 )
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
+loops = partial(_loops, fastmath={"contract"})
 part = partial(_part, fastmath={"contract"})
 inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 

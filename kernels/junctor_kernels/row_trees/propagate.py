@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import as_bits, as_float
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
-from junctor_kernels.row_trees.contract import ROWS, contract, loops, write_axes
+from junctor_kernels.row_trees import tiles
+from junctor_kernels.row_trees.contract import ROWS, contract, write_axes
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, part
+from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, loops, part
 from junctor_kernels.row_trees.maxima import maximise, trace
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -64,12 +65,15 @@ class RowWorkspace(NamedTuple):
     arena: all messages.
     axes: [ROWS, 4] of `contract`; unsigned, so that Numba omits the test for negative indices.
     counters: [ROWS], index along each axis.
+    panel, places: of `tiles`.
     facts: [tables, 6], scale and bounds of messages.
     """
 
     arena: npt.NDArray[np.float64]
     axes: npt.NDArray[np.uint64]
     counters: npt.NDArray[np.uint64]
+    panel: npt.NDArray[np.float64]
+    places: npt.NDArray[np.uint64]
     facts: npt.NDArray[np.float64]
 
 
@@ -79,6 +83,8 @@ def work(entries: int, tables: int) -> RowWorkspace:
         np.zeros(entries),
         np.zeros((ROWS, 4), dtype=np.uint64),
         np.zeros(ROWS, dtype=np.uint64),
+        np.zeros(tiles.PANEL),
+        np.zeros(tiles.PLACES, dtype=np.uint64),
         np.zeros((tables, 6)),
     )
 
@@ -118,7 +124,7 @@ def _message(
     if explains:
         maximise(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
     else:
-        contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
+        contract(work, groups, place_one, place_other, np.uint64(place))
     side = DOWNWARD * (out_column == DOWN)
     facts[out, LOST + side] = lost
     _rescale(work, place, entries, out, side)
@@ -421,7 +427,7 @@ def _read(nodes: Any, work: Any, host: int, position: int, start: int, possible:
     scope, up, lost_up, least_up = _operand(nodes.tables, facts, host, UP)
     _, down, lost_down, least_down = _operand(nodes.tables, facts, host, DOWN)
     groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
-    contract(arena, work.axes, work.counters, groups, up, down, np.uint64(place))
+    contract(work, groups, up, down, np.uint64(place))
     total = 0.0
     for e in range(size):
         total += arena[place + e]

@@ -41,6 +41,8 @@ FOUND_SHARE = 0.25
 MOST_TRIALS = 24
 # The share of the rows from which on the most frequent pattern stands for all.
 TYPICAL_SHARE = 0.1
+# Parts of the columns that most rows observe, of which a typical pattern has some.
+TYPICAL_PARTS = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -428,13 +430,22 @@ class PatternChoice:
         return distinct(marks & ~loose, counts) if loose.any() else (marks, counts, np.arange(len(counts)))
 
     def _typical(self, marks: Mask, counts: Rows, loose: Mask) -> Mask:
-        """Return the most frequent pattern or, where none is frequent, the columns that most rows observe.
+        """Return the most frequent pattern or, where none is frequent, columns that most rows observe.
 
         Where all are rare, each batch would have another one first, and its price would be asked for anew.
         """
-        frequent = counts[0] >= TYPICAL_SHARE * counts.sum()
-        often: Mask = (self._share >= 0.5) & ~loose
-        return marks[0] if frequent else often
+        if counts[0] >= TYPICAL_SHARE * counts.sum():
+            frequent: Mask = marks[0]
+            return frequent
+        typical = np.zeros(len(loose), dtype=np.bool_)
+        often = np.flatnonzero((self._share >= 0.5) & ~loose)
+        if often.size:
+            # Not more of them than a row observes: most rows observe each, and hardly one observes all. Evenly spread,
+            # and about so many, so that the next batch has the same ones.
+            observed = float(self._share[~loose].sum())
+            parts = min(TYPICAL_PARTS, round(TYPICAL_PARTS * observed / often.size))
+            typical[often[np.arange(often.size) * parts % TYPICAL_PARTS < parts]] = True
+        return typical
 
     def _seconds(self, marks: Mask, loose: Mask) -> tuple[float, float]:
         """Return the price of a plan, once and for each row: that of a typical pattern stands for all."""
