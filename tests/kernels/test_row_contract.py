@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.contract import contract
 from junctor_kernels.row_trees.inner_loops import loops
+from junctor_kernels.row_trees.maxima import maximise
 from junctor_kernels.row_trees.plan import BEHIND
 from junctor_kernels.row_trees.propagate import work
 from junctor_kernels.row_trees.tiles import by_tiles
 
 
 @loops
-def _contract(memory: Any, groups: int, way: int, one: Any, other: Any, out: Any) -> None:
-    if way < 0:
-        contract(memory, groups, one, other, out)
+def _contract(memory: Any, groups: int, way: int, largest: bool, one: Any, other: Any, out: Any) -> None:
+    room = memory.panel, memory.places
+    if way >= 0:
+        by_tiles(memory.arena, memory.axes, memory.counters, groups, (one, other, out), way, largest, *room)
+    elif largest:
+        maximise(memory, groups, one, other, out)
     else:
-        by_tiles(
-            memory.arena, memory.axes, memory.counters, groups, (one, other, out), way, memory.panel, memory.places
-        )
+        contract(memory, groups, one, other, out)
 
 
 # Which of both operands and the result have an axis.
@@ -85,13 +87,15 @@ def check(
     """
     for way in ways_of(axes):
         if ways is None or way in ways:
-            _check(zeros, axes, seed, way)
+            _check(zeros, axes, seed, way, False)
+            # Without tiles, axes that maxima are taken over have to be the outermost ones.
+            if way >= 0 or sorted(axes, key=lambda axis: not axis[1][2]) == axes:
+                _check(zeros, axes, seed, way, True)
 
 
-def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int, way: int) -> None:
+def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int, way: int, largest: bool) -> None:
     random = np.random.default_rng(seed)
-    shapes = [[size for size, kind in reversed(axes) if kind[table]] for table in range(3)]
-    entries = [int(np.prod(shape)) for shape in shapes]
+    entries = [math.prod(size for size, kind in axes if kind[table]) for table in range(3)]
     places = np.cumsum([1, entries[0] + BEHIND, entries[1] + BEHIND]).tolist()
     memory = work(places[2] + entries[2] + 2 * BEHIND, 1)
     memory.arena[:] = random.random(memory.arena.size)
@@ -104,14 +108,16 @@ def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int
     for i, (size, kind) in enumerate(axes):
         memory.axes[i] = size, *(stride * has for stride, has in zip(strides, kind, strict=True))
         strides = [stride * (size if has else 1) for stride, has in zip(strides, kind, strict=True)]
-    _contract(memory, len(axes), way, *map(np.uint64, places))
-    letters = "abcdef"[: len(axes)][::-1]
-    names = ["".join(n for n, (_, kind) in zip(letters, reversed(axes), strict=True) if kind[t]) for t in range(3)]
-    one, other = (before[places[t] : places[t] + entries[t]].reshape(shapes[t]) for t in range(2))
-    # Ones, for axes that neither operand has.
-    expected = np.einsum(f"{','.join(names)}->{names[2]}", one, other, np.ones(shapes[2])).reshape(-1)
+    _contract(memory, len(axes), way, largest, *map(np.uint64, places))
+    # With an axis of one entry where a table has none.
+    full = [[size if kind[table] else 1 for size, kind in reversed(axes)] for table in range(3)]
+    one, other = (before[places[t] : places[t] + entries[t]].reshape(full[t]) for t in range(2))
+    summed = tuple(i for i, (_, kind) in enumerate(reversed(axes)) if not kind[2])
+    products = np.multiply(one, other)
+    results = products.max(summed, keepdims=True) if largest else products.sum(summed, keepdims=True)
+    expected = np.broadcast_to(results, full[2]).reshape(-1)
     end = places[2] + entries[2]
-    np.testing.assert_allclose(memory.arena[places[2] : end], expected, rtol=1e-13, atol=0)
+    np.testing.assert_allclose(memory.arena[places[2] : end], expected, rtol=0 if largest else 1e-13, atol=0)
     # Nothing else has changed, but for what a vector reaches behind the result.
     np.testing.assert_array_equal(memory.arena[: places[2]], before[: places[2]])
     np.testing.assert_array_equal(memory.arena[end + BEHIND :], before[end + BEHIND :])

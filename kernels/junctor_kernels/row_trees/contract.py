@@ -106,7 +106,7 @@ def contract(work: Any, groups: int, one: Any, other: Any, out: Any) -> None:
     for g in range(groups):
         entries *= work.axes[g, SIZE]
     # Arrays that only large tables need are left out of other calls, which copy all that they are given.
-    if entries < tiles.LEAST or not multiply_tiled(work, groups, one, other, out):
+    if entries < tiles.LEAST or not multiply_tiled(work, groups, one, other, out, False):
         _contract(work.arena, work.axes, work.counters, groups, entries, one, other, out)
 
 

@@ -10,18 +10,29 @@ from typing import Any
 
 from junctor_kernels.cpu.jit import part
 from junctor_kernels.cpu.vectors import larger, load8, multiply, spread8, store_first
-from junctor_kernels.row_trees.contract import UNIT, next_entry
+from junctor_kernels.row_trees.contract import next_entry
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN
 from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, WIDTH, ZERO, inlined
 from junctor_kernels.row_trees.plan import ENTRIES, FIRST, LEFT, LENGTH, POSITIONS, RIGHT, TABLES, UNION, UP
+from junctor_kernels.row_trees.tiles import LEAST, UNIT, multiply_tiled
 
 
-@part
-def maximise(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
+@inlined
+def maximise(work: Any, groups: int, one: Any, other: Any, out: Any) -> None:
     """Write the largest products of two tables to a third: out[kept] = max over the rest of one[..] * other[..].
 
     Arguments as for `contract`. Eliminated axes are the outermost ones.
     """
+    entries = UNIT
+    for g in range(groups):
+        entries *= work.axes[g, SIZE]
+    if entries < LEAST or not multiply_tiled(work, groups, one, other, out, True):
+        _maximise(work.arena, work.axes, work.counters, groups, one, other, out)
+
+
+@part
+def _maximise(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
+    """Maximise without tiles."""
     kept = groups
     while kept > 0 and axes[kept - 1, OUT] == ZERO:
         kept -= 1

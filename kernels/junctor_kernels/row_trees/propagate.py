@@ -109,7 +109,7 @@ def _message(
     one_column, other_column, out_column: UP or DOWN.
     explains: whether the largest products are kept instead of their sums.
     """
-    tables, facts, arena = nodes.tables, work.facts, work.arena
+    tables, facts = nodes.tables, work.facts
     scope_one, place_one, lost_one, least_one = _operand(tables, facts, one, one_column)
     scope_other, place_other, lost_other, least_other = _operand(tables, facts, other, other_column)
     place, entries = tables[out, out_column], tables[out, ENTRIES]
@@ -122,7 +122,7 @@ def _message(
         terms = 1.0 if explains else _terms(work.axes, groups)
         lost = terms * (lost + TINY * (1 + lost))
     if explains:
-        maximise(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
+        maximise(work, groups, place_one, place_other, np.uint64(place))
     else:
         contract(work, groups, place_one, place_other, np.uint64(place))
     side = DOWNWARD * (out_column == DOWN)

@@ -1,9 +1,9 @@
 """Contractions of two large tables of one row by tiles of results in registers (Numba), as matrices are multiplied.
 
-Main function: `multiply_tiled`, called by `contract`. A tile is four (or three) *rows* times eight *lanes* of results:
-one operand, the *wide* one, gives a vector for each term of the sums, and the other, the *tall* one, the numbers or
-vectors that it is multiplied by. So most operands are in registers. Tables that are not read in the order in which they
-lie are copied to panels first (Goto and van de Geijn 2008; for tensors Matthews 2018).
+Main function: `multiply_tiled`, called by `contract` and `maximise`. A tile is four or three *rows* times eight *lanes*
+of results: one operand, the *wide* one, gives a vector for each term of the sums, and the other, the *tall* one, the
+numbers or vectors that it is multiplied by. So most operands are in registers. Tables that are not read in the order in
+which they lie are copied to panels first (Goto and van de Geijn 2008; for tensors Matthews 2018).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.vectors import lane, load8, multiply_add, spread8, store, store_first
+from junctor_kernels.cpu.vectors import lane, larger, load8, multiply, multiply_add, spread8, store, store_first
 from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, WIDTH, ZERO, inlined, part
 from junctor_kernels.row_trees.plan import MOST_AXES
 
@@ -34,11 +34,11 @@ LANE_OUT = LANE_WIDE + MOST_LANES + WIDTH
 PLACES, PANEL = int(LANE_OUT + MOST_LANES + WIDTH), int(TALL + MOST_TERMS * WIDTH)
 # Fewer multiply-adds are not worth the lists.
 LEAST = np.uint64(256)
-# Nanoseconds, fitted to 698 contractions of eight networks (AMD with AVX2): a contraction, each multiply-add and each
-# result without tiles, where the innermost axis fills vectors and where it does not; a contraction by copies and one in
-# place, a vector of multiply-adds of each, and a tile of each; eight lanes, a number that is copied, and one that is
-# written apart from its neighbours.
-ALONG, PACKED = (45.0, 0.21, 0.16), (180.0, 0.66, 0.58)
+# Nanoseconds, fitted to 698 contractions of eight networks and 621 with maxima (AMD with AVX2): a contraction, each
+# multiply-add and each result without tiles, where the innermost axis fills vectors and where it does not, and, in
+# vectors, for maxima; a contraction by copies and one in place, a vector of multiply-adds of each, and a tile of each;
+# eight lanes, a number that is copied, and one that is written apart from its neighbours.
+ALONG, PACKED, MAXIMA = (45.0, 0.21, 0.16), (180.0, 0.66, 0.58), (17.0, 1.1, 5.2)
 OF_COPIES, IN_PLACE = (106.0, 0.6, 12.0), (94.0, 1.0, 3.3)
 LANE, NUMBER, APART = 15.0, 0.56, 0.2
 # Ways: without tiles, by copies and in place, the latter two with the second operand as the wide one where odd.
@@ -46,19 +46,21 @@ PLAIN, COPIED, DIRECT = 0, 2, 4
 
 
 @inlined
-def multiply_tiled(work: Any, groups: int, one: Any, other: Any, out: Any) -> bool:
+def multiply_tiled(work: Any, groups: int, one: Any, other: Any, out: Any, largest: bool) -> bool:
     """Write the contraction of two tables by tiles; return False where other loops are forecast to be faster.
 
     Arguments as for `contract`.
+    largest: whether the largest products are kept instead of their sums.
     """
-    way = choose(work.axes, groups)
+    way = choose(work.axes, groups, largest)
     if way != PLAIN:
-        by_tiles(work.arena, work.axes, work.counters, groups, (one, other, out), way, work.panel, work.places)
+        room = work.panel, work.places
+        by_tiles(work.arena, work.axes, work.counters, groups, (one, other, out), way, largest, *room)
     return bool(way != PLAIN)
 
 
 @part
-def choose(axes: Any, groups: int) -> int:
+def choose(axes: Any, groups: int, largest: bool) -> int:
     """Return the way that is forecast to take least."""
     shared = first = second = terms = UNIT
     for g in range(groups):
@@ -75,7 +77,12 @@ def choose(axes: Any, groups: int) -> int:
         return PLAIN
     inner, kept = axes[0, SIZE], float(shared * first * second)
     start, multiplied, written = PACKED if inner < LONG else ALONG
-    least, best = start + kept * (float(terms) * multiplied + written), PLAIN
+    results = kept
+    if largest:
+        start, multiplied, written = MAXIMA
+        if axes[0, OUT] != ZERO:
+            results *= float((inner + WIDTH - UNIT) // WIDTH) / float(inner)
+    least, best = start + results * (float(terms) * multiplied + written), PLAIN
     for second_is_wide in range(2):
         lanes, rows, wide, tall = first, second, ONE, OTHER
         if second_is_wide:
@@ -105,10 +112,21 @@ def choose(axes: Any, groups: int) -> int:
 
 
 @part
-def by_tiles(arena: Any, axes: Any, counters: Any, groups: int, tables: Any, way: int, panel: Any, places: Any) -> None:
+def by_tiles(
+    arena: Any,
+    axes: Any,
+    counters: Any,
+    groups: int,
+    tables: Any,
+    way: int,
+    largest: bool,
+    panel: Any,
+    places: Any,
+) -> None:
     """Write a contraction in some way.
 
     tables: places of both operands and of the result.
+    largest: whether the largest products are kept instead of their sums.
     panel: float64 [PANEL].
     places: uint64 [PLACES].
     """
@@ -122,13 +140,13 @@ def by_tiles(arena: Any, axes: Any, counters: Any, groups: int, tables: Any, way
     some = _list(axes, counters, ROWS, rows, OTHER, OUT, places, ROW_TALL, ROW_OUT)
     if way >= DIRECT:
         sizes = axes[0, SIZE], some, count
-        _direct(arena, axes, counters, (lanes, others), (wide, tall, out), sizes, places)
+        _direct(arena, axes, counters, (lanes, others), (wide, tall, out), sizes, largest, places)
     else:
         many = _list(axes, counters, LANES, lanes, ONE, OUT, places, LANE_WIDE, LANE_OUT)
         for i in range(many, (many + WIDTH - UNIT) // WIDTH * WIDTH):
             # Vectors behind the last lane repeat it.
             places[LANE_WIDE + i], places[LANE_OUT + i] = places[LANE_WIDE + i - UNIT], places[LANE_OUT + i - UNIT]
-        _copied(arena, axes, counters, others, (wide, tall, out), (many, some, count), panel, places)
+        _copied(arena, axes, counters, others, (wide, tall, out), (many, some, count), largest, panel, places)
 
 
 @part
@@ -195,8 +213,17 @@ def _list(
     return count
 
 
+@inlined
+def _with(one: Any, other: Any, total: Any, largest: bool) -> Any:
+    """Return a sum of products with one more, or the largest of them."""
+    # LLVM makes two loops of one that asks this every time.
+    return larger(multiply(one, other), total) if largest else multiply_add(one, other, total)
+
+
 @part
-def _copied(arena: Any, axes: Any, counters: Any, end: Any, tables: Any, sizes: Any, panel: Any, places: Any) -> None:
+def _copied(
+    arena: Any, axes: Any, counters: Any, end: Any, tables: Any, sizes: Any, largest: bool, panel: Any, places: Any
+) -> None:
     """Write all tiles, from panels.
 
     end: of the lines of other axes.
@@ -215,7 +242,7 @@ def _copied(arena: Any, axes: Any, counters: Any, end: Any, tables: Any, sizes: 
             begin = ZERO
             while begin < lanes:
                 _copy_wide(arena, a, begin, terms, panel, places)
-                _write_tiles(arena, c, (begin, lanes), (first, some), terms, panel, places)
+                _write_tiles(arena, c, (begin, lanes), (first, some), terms, largest, panel, places)
                 begin += WIDTH
             a, b, c, done = _step(axes, counters, OTHERS, end, a, b, c)
         first += some
@@ -264,7 +291,9 @@ def _copy_wide(arena: Any, at: Any, begin: Any, terms: Any, panel: Any, places: 
 
 
 @part
-def _write_tiles(arena: Any, at: Any, these: Any, some: Any, terms: Any, panel: Any, places: Any) -> None:
+def _write_tiles(
+    arena: Any, at: Any, these: Any, some: Any, terms: Any, largest: bool, panel: Any, places: Any
+) -> None:
     """Write the tiles of eight lanes.
 
     at: place of the result.
@@ -283,18 +312,18 @@ def _write_tiles(arena: Any, at: Any, these: Any, some: Any, terms: Any, panel: 
         if height == FOUR:
             for _ in range(terms):
                 x = load8(panel, p)
-                x0 = multiply_add(spread8(panel[tall]), x, x0)
-                x1 = multiply_add(spread8(panel[tall + UNIT]), x, x1)
-                x2 = multiply_add(spread8(panel[tall + TWO]), x, x2)
-                x3 = multiply_add(spread8(panel[tall + THREE]), x, x3)
+                x0 = _with(spread8(panel[tall]), x, x0, largest)
+                x1 = _with(spread8(panel[tall + UNIT]), x, x1, largest)
+                x2 = _with(spread8(panel[tall + TWO]), x, x2, largest)
+                x3 = _with(spread8(panel[tall + THREE]), x, x3, largest)
                 tall += FOUR
                 p += WIDTH
         else:
             for _ in range(terms):
                 x = load8(panel, p)
-                x0 = multiply_add(spread8(panel[tall]), x, x0)
-                x1 = multiply_add(spread8(panel[tall + UNIT]), x, x1)
-                x2 = multiply_add(spread8(panel[tall + TWO]), x, x2)
+                x0 = _with(spread8(panel[tall]), x, x0, largest)
+                x1 = _with(spread8(panel[tall + UNIT]), x, x1, largest)
+                x2 = _with(spread8(panel[tall + TWO]), x, x2, largest)
                 tall += THREE
                 p += WIDTH
         for i in range(min(rows - row, height)):
@@ -309,7 +338,9 @@ def _write_tiles(arena: Any, at: Any, these: Any, some: Any, terms: Any, panel: 
 
 
 @part
-def _direct(arena: Any, axes: Any, counters: Any, ends: Any, tables: Any, sizes: Any, places: Any) -> None:
+def _direct(
+    arena: Any, axes: Any, counters: Any, ends: Any, tables: Any, sizes: Any, largest: bool, places: Any
+) -> None:
     """Write all tiles, from tables whose lanes, of the innermost axis, lie beside each other everywhere.
 
     ends: of the lines of the axes of lanes, a loop around these, and of other axes.
@@ -336,16 +367,16 @@ def _direct(arena: Any, axes: Any, counters: Any, ends: Any, tables: Any, sizes:
                     if height == FOUR:
                         for k in range(terms):
                             x, term = load8(arena, p + j + places[TERM_WIDE + k]), j + places[TERM_TALL + k]
-                            x0 = multiply_add(load8(arena, r0 + term), x, x0)
-                            x1 = multiply_add(load8(arena, r1 + term), x, x1)
-                            x2 = multiply_add(load8(arena, r2 + term), x, x2)
-                            x3 = multiply_add(load8(arena, r3 + term), x, x3)
+                            x0 = _with(load8(arena, r0 + term), x, x0, largest)
+                            x1 = _with(load8(arena, r1 + term), x, x1, largest)
+                            x2 = _with(load8(arena, r2 + term), x, x2, largest)
+                            x3 = _with(load8(arena, r3 + term), x, x3, largest)
                     else:
                         for k in range(terms):
                             x, term = load8(arena, p + j + places[TERM_WIDE + k]), j + places[TERM_TALL + k]
-                            x0 = multiply_add(load8(arena, r0 + term), x, x0)
-                            x1 = multiply_add(load8(arena, r1 + term), x, x1)
-                            x2 = multiply_add(load8(arena, r2 + term), x, x2)
+                            x0 = _with(load8(arena, r0 + term), x, x0, largest)
+                            x1 = _with(load8(arena, r1 + term), x, x1, largest)
+                            x2 = _with(load8(arena, r2 + term), x, x2, largest)
                     for i in range(min(rows - row, height)):
                         store_first(arena, r + j + places[ROW_OUT + row + i], x0, inner - j)
                         x0, x1, x2 = x1, x2, x3
