@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from junctor_kernels.cpu.jit import part
-from junctor_kernels.cpu.vectors import larger, load8, multiply, spread8, store_first
+from junctor_kernels.cpu.vectors import larger, load8, multiply, spread8, store
 from junctor_kernels.row_trees.contract import next_entry
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN
 from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, WIDTH, ZERO, inlined
@@ -79,7 +79,8 @@ def _maximise(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other
                 u, v, _, g = next_entry(axes, counters, kept + 1, groups, u, v, ZERO)
                 if g >= groups:
                     break
-            store_first(arena, c + j, x, min(WIDTH, size - j))
+            # Lines follow each other: what is written behind one is overwritten, but for what lies behind the table.
+            store(arena, c + j, x)
             j += WIDTH
         a, b, c, g = next_entry(axes, counters, 1, kept, a, b, c)
         if g >= kept:
