@@ -22,6 +22,7 @@ from junctor_kernels.row_trees import lane_layout as layout
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
+from junctor_kernels.row_trees import tiles
 
 from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
 from junctor.backends.impossible_answers import leave_impossible
@@ -529,7 +530,8 @@ def room_bytes(network: Network, entries: int) -> int:
     links = sum(len(factor.scope) ** 2 for factor in network.factors)
     graph = 5 * links + 64 * variables
     tables *= rowplan.MOST_AXES + rowplan.COLUMNS + 8
-    return 8 * (fixed + entries + graph + tables) + possible.room_bytes(network.cardinalities, factors)
+    numbers = fixed + entries + graph + tables + tiles.PANEL + tiles.PLACES
+    return 8 * numbers + possible.room_bytes(network.cardinalities, factors)
 
 
 def factors_of(network: Network) -> rowplan.Factors:
