@@ -155,7 +155,7 @@ def _store_first(_typing: Any, array: Any, _index: Any, vector: Any, _count: Any
             place = _place(context, builder, signature.args[0], (args[0], first), some.type)
             builder.store(some, place, align=bits // 8)
 
-        # Masked stores of AVX2 take AMD's cores 40 times as long as others: halves, then their halves, instead.
+        # Masked stores of AVX2 are slow on AMD's cores: halves, then their halves, instead.
         at, left, count = args[1], args[2], args[3]
         enough = builder.icmp_signed(">=", count, ir.Constant(count.type, vector.lanes))
         with builder.if_else(enough) as (whole, part):
