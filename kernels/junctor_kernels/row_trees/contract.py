@@ -25,18 +25,20 @@ from junctor_kernels.row_trees.inner_loops import (
     OTHER,
     OUT,
     SIZE,
+    UNIT,
     WIDTH,
     ZERO,
     constant,
     dots,
     inlined,
     multiples,
+    next_entry,
     part,
     products,
     swapped,
 )
 from junctor_kernels.row_trees.plan import MOST_AXES
-from junctor_kernels.row_trees.tiles import LONG, UNIT, multiply_tiled
+from junctor_kernels.row_trees.tiles import LONG, multiply_tiled
 
 # Rows of axes and counters: those of a contraction, which has at most the axes of its three tables, and behind them the
 # axes of results.
@@ -208,28 +210,6 @@ def _sorted(axes: Any, counters: Any, first: int, groups: int) -> Any:
         for column in range(4):
             axes[to, column] = axes[g, column]
     return inner, lines
-
-
-@inlined
-def next_entry(axes: Any, counters: Any, first: int, end: int, a: Any, b: Any, c: Any) -> Any:
-    """Step along some axes, from the last entry to the first one; return offsets in all three tables.
-
-    Also the axis that went on, `end` behind the last entry. Eliminated axes have no stride in the result.
-    """
-    g = first
-    while g < end:
-        counters[g] += UNIT
-        a += axes[g, ONE]
-        b += axes[g, OTHER]
-        c += axes[g, OUT]
-        if counters[g] < axes[g, SIZE]:
-            break
-        a -= axes[g, SIZE] * axes[g, ONE]
-        b -= axes[g, SIZE] * axes[g, OTHER]
-        c -= axes[g, SIZE] * axes[g, OUT]
-        counters[g] = ZERO
-        g += 1
-    return a, b, c, g
 
 
 @inlined

@@ -37,13 +37,35 @@ inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=Tr
 # Axes of a contraction: entries, then the stride in each operand and in the result; innermost first.
 SIZE, ONE, OTHER, OUT = 0, 1, 2, 3
 # Lanes of a vector.
-WIDTH, ZERO = np.uint64(8), np.uint64(0)
+WIDTH, ZERO, UNIT = np.uint64(8), np.uint64(0), np.uint64(1)
 
 
 @inlined
 def swapped(axis: Any) -> Any:
     """Return an axis with the operands exchanged."""
     return axis[SIZE], axis[OTHER], axis[ONE], axis[OUT]
+
+
+@inlined
+def next_entry(axes: Any, counters: Any, first: int, end: int, a: Any, b: Any, c: Any) -> Any:
+    """Step along some axes, from the last entry to the first one; return offsets in all three tables.
+
+    Also the axis that went on, `end` behind the last entry. Eliminated axes have no stride in the result.
+    """
+    g = first
+    while g < end:
+        counters[g] += UNIT
+        a += axes[g, ONE]
+        b += axes[g, OTHER]
+        c += axes[g, OUT]
+        if counters[g] < axes[g, SIZE]:
+            break
+        a -= axes[g, SIZE] * axes[g, ONE]
+        b -= axes[g, SIZE] * axes[g, OTHER]
+        c -= axes[g, SIZE] * axes[g, OUT]
+        counters[g] = ZERO
+        g += 1
+    return a, b, c, g
 
 
 @inlined

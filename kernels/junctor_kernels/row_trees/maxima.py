@@ -10,11 +10,10 @@ from typing import Any
 
 from junctor_kernels.cpu.jit import part
 from junctor_kernels.cpu.vectors import larger, load8, multiply, spread8, store
-from junctor_kernels.row_trees.contract import next_entry
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, WIDTH, ZERO, inlined
+from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, UNIT, WIDTH, ZERO, inlined, next_entry
 from junctor_kernels.row_trees.plan import ENTRIES, FIRST, LEFT, LENGTH, POSITIONS, RIGHT, TABLES, UNION, UP
-from junctor_kernels.row_trees.tiles import LEAST, UNIT, multiply_tiled
+from junctor_kernels.row_trees.tiles import LEAST, multiply_tiled
 
 
 @inlined

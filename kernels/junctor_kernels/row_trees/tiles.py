@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.vectors import lane, larger, load8, multiply, multiply_add, spread8, store, store_first
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, WIDTH, ZERO, inlined, part
+from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, UNIT, WIDTH, ZERO, inlined, next_entry, part
 from junctor_kernels.row_trees.plan import MOST_AXES
 
-UNIT, TWO, THREE, FOUR = (np.uint64(number) for number in (1, 2, 3, 4))
+TWO, THREE, FOUR = (np.uint64(number) for number in (2, 3, 4))
 # An innermost axis of so many entries or more fills vectors by itself.
 LONG = np.uint64(5)
 # Kinds of axes, by the tables that have them: terms of a sum, lanes (the result and the wide operand), rows (the result
 # and the tall operand), and all others: for each entry of theirs two matrices are multiplied. Each kind has lines in
 # `axes`, from these on.
-TERMS, LANES, ROWS, OTHERS = (np.uint64(MOST_AXES * kind) for kind in (3, 4, 5, 6))
+TERMS, LANES, ROWS, OTHERS = (MOST_AXES * kind for kind in (3, 4, 5, 6))
 LINES = 7 * MOST_AXES
 # Entries of the axes of a kind at the most, and numbers in a panel of the tall operand, which fit a second-level cache.
 MOST_TERMS, MOST_ROWS, MOST_LANES, TALL = (np.uint64(1 << bits) for bits in (10, 12, 13, 15))
@@ -161,37 +161,17 @@ def _sort(axes: Any, counters: Any, first: int, groups: int, wide: int, tall: in
         # As they are counted by `choose`: of two tables that have not an axis, it is one of the second.
         in_one, in_other = axes[g, ONE] != ZERO, axes[g, OTHER] != ZERO
         if axes[g, OUT] == ZERO:
-            to, terms = terms, terms + UNIT
+            to, terms = terms, terms + 1
         elif in_one and in_other:
-            to, others = others, others + UNIT
+            to, others = others, others + 1
         elif in_one == (wide == ONE):
-            to, lanes = lanes, lanes + UNIT
+            to, lanes = lanes, lanes + 1
         else:
-            to, rows = rows, rows + UNIT
+            to, rows = rows, rows + 1
         axes[to, SIZE], axes[to, OUT] = axes[g, SIZE], axes[g, OUT]
         axes[to, ONE], axes[to, OTHER] = axes[g, wide], axes[g, tall]
         counters[to] = ZERO
     return terms, lanes, rows, others
-
-
-@inlined
-def _step(axes: Any, counters: Any, first: Any, end: Any, a: Any, b: Any, c: Any) -> Any:
-    """Step along some axes; return places in the tables, and whether the step went from the last entry to the first."""
-    g, ends = first, True
-    while g < end:
-        counters[g] += UNIT
-        a += axes[g, ONE]
-        b += axes[g, OTHER]
-        c += axes[g, OUT]
-        if counters[g] < axes[g, SIZE]:
-            ends = False
-            break
-        a -= axes[g, SIZE] * axes[g, ONE]
-        b -= axes[g, SIZE] * axes[g, OTHER]
-        c -= axes[g, SIZE] * axes[g, OUT]
-        counters[g] = ZERO
-        g += UNIT
-    return a, b, c, ends
 
 
 @part
@@ -244,7 +224,8 @@ def _copied(
                 _copy_wide(arena, a, begin, terms, panel, places)
                 _write_tiles(arena, c, (begin, lanes), (first, some), terms, largest, panel, places)
                 begin += WIDTH
-            a, b, c, done = _step(axes, counters, OTHERS, end, a, b, c)
+            a, b, c, g = next_entry(axes, counters, OTHERS, end, a, b, c)
+            done = g >= end
         first += some
 
 
@@ -381,6 +362,8 @@ def _direct(
                         store_first(arena, r + j + places[ROW_OUT + row + i], x0, inner - j)
                         x0, x1, x2 = x1, x2, x3
                     j += WIDTH
-                p, q, r, done = _step(axes, counters, LANES, ends[0], p, q, r)
+                p, q, r, g = next_entry(axes, counters, LANES, ends[0], p, q, r)
+                done = g >= ends[0]
             row += height
-        a, b, c, whole = _step(axes, counters, OTHERS, ends[1], a, b, c)
+        a, b, c, g = next_entry(axes, counters, OTHERS, ends[1], a, b, c)
+        whole = g >= ends[1]
