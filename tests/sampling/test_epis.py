@@ -118,7 +118,19 @@ def impossible() -> tuple[Network, Hard, Soft]:
     return network_of(tables, (2, 2, 2)), {1: 0, 2: 1}, {}
 
 
+def contradictory() -> tuple[Network, Hard, Soft]:
+    """Two children of one node that contradict each other, beside a third one that does not."""
+    tables = [
+        ((0,), [0.25, 0.5, 0.25]),
+        ((0, 1), [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]),
+        ((0, 2), [[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]),
+        ((0, 3), [[0.1, 0.9], [0.4, 0.6], [0.5, 0.5]]),
+    ]
+    return network_of(tables, (3, 2, 2, 2)), {1: 0, 2: 0, 3: 1}, {}
+
+
 @example(impossible())
+@example(contradictory())
 @given(rows())
 @settings(max_examples=60)
 def test_messages_are_those_over_whole_tables(row: tuple[Network, Hard, Soft]) -> None:

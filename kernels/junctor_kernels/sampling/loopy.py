@@ -99,11 +99,17 @@ def _sweeps(of: Any, nodes: Any, values: Any, own: Any, up: Any, down: Any, belo
 @part_with_arrays
 def _normalise(numbers: Any) -> None:
     """Divide by the sum; where that is zero, evidence is contradictory, and the message becomes uniform."""
+    if not _scaled(numbers):
+        numbers[:] = 1.0 / len(numbers)
+
+
+@part_with_arrays
+def _scaled(numbers: Any) -> Any:
+    """Divide by the sum unless that is zero; return whether it is not."""
     total = numbers.sum()
     if total > 0.0:
         numbers /= total
-    else:
-        numbers[:] = 1.0 / len(numbers)
+    return total > 0.0
 
 
 @part_with_arrays
@@ -112,13 +118,14 @@ def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
     size = table[STATES]
     for s in range(size):
         out[s] = own[table[NUMBERS] + s]
-    _normalise(out)
+    _scaled(out)
     for k in range(table[CHILDREN], table[CHILDREN] + table[CHILD_COUNT]):
         at = children[k]
         for s in range(size):
             out[s] *= up[at + s]
-        # After every child: products of many messages would underflow.
-        _normalise(out)
+        # After every child: products of many messages would underflow. What is zero everywhere stays so to the end.
+        _scaled(out)
+    _normalise(out)
 
 
 @part_with_arrays
@@ -133,7 +140,7 @@ def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down
         at = children[table[CHILDREN] + k]
         for s in range(size):
             before[k + 1, s] = before[k, s] * up[at + s]
-        _normalise(before[k + 1])
+        _scaled(before[k + 1])
     after = np.ones(size)
     for k in range(count - 1, -1, -1):
         at = children[table[CHILDREN] + k]
@@ -141,7 +148,7 @@ def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down
             down[at + s] = before[k, s] * after[s]
             after[s] *= up[at + s]
         _normalise(down[at : at + size])
-        _normalise(after)
+        _scaled(after)
 
 
 @part_with_arrays
