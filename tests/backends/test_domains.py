@@ -45,7 +45,7 @@ def possible_states(network: Network, batch: EvidenceBatch, row: int) -> list[np
 
 def found_states(engine: RowEngine, batch: EvidenceBatch, row: int) -> list[npt.NDArray[np.bool_]]:
     engine.works_alone(EvidenceCells(batch), np.array([row]))
-    memory, cards = engine._rooms[0].domains, engine._factors.cards
+    memory, cards = engine._pricing.domains, engine._factors.cards
     found = []
     for v, size in enumerate(cards.tolist()):
         first, count = memory.variables[domains.FIRST_STATE, v], memory.variables[domains.STATES, v]
@@ -148,5 +148,5 @@ def test_rows_whose_evidence_rules_out_states_get_trees_of_their_own() -> None:
 def test_memory_counts_what_domains_take() -> None:
     network = wheel(130, "bayes")
     engine = RowEngine(network, range(3), ROOM)
-    parts = (*engine._zeros, *engine._rooms[0].domains)
+    parts = (*engine._zeros, *engine._pricing.domains)
     assert sum(part.nbytes for part in parts) <= room_bytes(network, 0)

@@ -8,7 +8,7 @@ from threading import Thread
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_calls import MOST_ROWS, RowCall, RowCalls, Rows, calls_of
+from junctor.backends.row_calls import LEAST_VARIABLES, MOST_ROWS, RowCall, RowCalls, Rows, calls_of
 
 calls = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=12)
 
@@ -65,3 +65,16 @@ def test_no_call_begins_once_they_are_cleared() -> None:
         return call.rows
 
     assert len(waiting.answer(answer)) == 1
+
+
+@given(st.integers(0, 5000), st.integers(1, 1 << 16), st.integers(1, 2000), st.integers(1, 64))
+def test_few_rows_are_divided_among_threads(count: int, row_bytes: int, variables: int, threads: int) -> None:
+    rows = np.arange(count) * 3
+    calls = calls_of(rows, row_bytes, variables, threads)
+    assert np.array_equal(np.concatenate([rows[:0], *(call.rows for call in calls)]), rows)
+    if threads == 1:
+        return
+    largest = max((len(call.rows) for call in calls), default=0)
+    # Two calls for each thread, or so few rows that a call would take longer than they do.
+    assert largest <= max(-(-count // (2 * threads)), LEAST_VARIABLES // variables, 1)
+    assert len(calls) >= len(calls_of(rows, row_bytes, variables))

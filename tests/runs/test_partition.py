@@ -22,6 +22,7 @@ from helpers.options import on_cpu
 from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
+from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encoded import read_partition
 from junctor.generate import evidence_table, random_network, sample
@@ -31,7 +32,16 @@ from junctor.model.options import ONE_THREAD
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
 from junctor.runs.answer_files import AnswerWriter
-from junctor.runs.partition import MOST_WRITERS, WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
+from junctor.runs.partition import (
+    EXPLAINING_BYTES,
+    MOST_WRITERS,
+    PLENTY_BYTES,
+    WRITERS,
+    PartTask,
+    StageTimings,
+    propagate_here,
+    propagate_partition,
+)
 from junctor.runs.results import answer_width
 from junctor.runs.run import ingest_inputs, ingest_model, run
 from junctor.runs.storage import Ingested
@@ -130,6 +140,86 @@ def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch, 
     list(propagate_here([first], MEMORY))
     propagate_partition(others[0], MEMORY)
     assert found == [True, False]
+
+
+def contradicted(folder: Path, network: Network, output: str) -> Job:
+    """A run with rows that are impossible, and others."""
+    path = folder / "evidence.parquet"
+    if not (folder / "net.bif").exists():
+        junctor.write_network(network, folder / "net.bif")
+        rng = np.random.default_rng(4)
+        columns = {
+            v.name: pa.array([v.states[n] for n in rng.integers(0, v.cardinality, ROWS)]) for v in network.variables[:6]
+        }
+        parquet.write_table(pa.table(columns), path)
+    return prepared(folder, output)
+
+
+def test_reasons_found_beside_the_next_partitions_are_the_same(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+    real = Engine.explain
+
+    def explain(self: Engine, batch: EvidenceBatch, answers: Any, memory: int, threads: int) -> None:
+        asked.append((threading.current_thread().name, memory))
+        real(self, batch, answers, memory, threads)
+
+    monkeypatch.setattr(Engine, "explain", explain)
+    at_once, beside = (contradicted(tmp_path, network, name) for name in ("at once", "beside"))
+    statuses = [part.statuses for part, _ in propagate_here(tasks_of(at_once), PLENTY_BYTES - 1)]
+    assert all(0 < each["impossible"] < sum(each.values()) for each in statuses)
+    assert {name for name, _ in asked} == {threading.main_thread().name}
+    asked.clear()
+    list(propagate_here(tasks_of(beside), PLENTY_BYTES))
+    assert len(asked) == PARTS
+    assert all(name.startswith("junctor-files") and memory == EXPLAINING_BYTES for name, memory in asked)
+    assert parts_of(at_once) == parts_of(beside)
+    reasons = parquet.read_table(beside.directory.path / "posteriors").column("reason")
+    assert sum(reason is not None and " with " in reason for reason in reasons.to_pylist())
+
+
+def test_a_search_for_reasons_that_fails_ends_the_run(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explain(self: Engine, *of: Any) -> None:
+        raise RunError("no reasons")
+
+    job = contradicted(tmp_path, network, "out")
+    real = Engine.explain
+    monkeypatch.setattr(Engine, "explain", lambda self, *of, **how: explain(self))
+    with pytest.raises(RunError, match="no reasons"):
+        list(propagate_here(tasks_of(job), PLENTY_BYTES))
+    assert no_thread_is_left()
+    monkeypatch.setattr(Engine, "explain", real)
+    list(propagate_here(tasks_of(job), PLENTY_BYTES))
+    assert len(parts_of(job)) >= PARTS
+
+
+def test_groups_are_chosen_while_an_earlier_partition_is_answered(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(propagate_here(tasks_of(job), MEMORY))
+    expected = parts_of(job)
+    chosen: list[str] = []
+    real = Router.groups
+
+    def groups(self: Router, batch: EvidenceBatch) -> Any:
+        chosen.append(threading.current_thread().name)
+        return real(self, batch)
+
+    monkeypatch.setattr(Router, "groups", groups)
+    list(propagate_here(tasks_of(job), MEMORY))
+    # The first two by who answers: the engine is there from then on. Once for each partition.
+    assert len(chosen) == PARTS
+    assert sum(name.startswith("junctor-files") for name in chosen) == PARTS - 2
+    assert parts_of(job) == expected
+
+
+def test_what_does_not_fit_is_refused_when_it_is_answered(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(self: Engine, batch: EvidenceBatch) -> None:
+        raise BudgetError("too large")
+
+    monkeypatch.setattr(Engine, "prepare", prepare)
+    assert len(list(propagate_here(tasks_of(job), MEMORY))) == PARTS
 
 
 def test_stages_add_up() -> None:
@@ -287,7 +377,7 @@ def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, mo
     held: list[int] = []
     real = Engine.answer
 
-    def answer(self: Engine, batch: EvidenceBatch, others: int = 0) -> Any:
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0, explain: bool = True) -> Any:
         answers = real(self, batch, others)
         held.append(others)
         beside.append(len(writing))
@@ -316,7 +406,7 @@ def test_threads_of_a_worker_share_the_memory_in_the_same_way(
     beside: dict[int, int] = {}
     real = Engine.answer
 
-    def answer(self: Engine, batch: EvidenceBatch, others: int = 0) -> Any:
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0, explain: bool = True) -> Any:
         answers = real(self, batch, others)
         assert others or batch.rows < PARTITION_ROWS or not writing
         beside[others] = max(beside.get(others, 0), len(writing))
@@ -392,7 +482,7 @@ def test_kept_columns_and_copies_are_taken_off_the_memory_of_plans(
     found: list[int] = []
     real = Engine.answer
 
-    def answer(self: Engine, batch: EvidenceBatch, reserved: int = 0) -> Any:
+    def answer(self: Engine, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Any:
         found.append(reserved)
         return real(self, batch, reserved)
 

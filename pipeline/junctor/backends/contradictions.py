@@ -42,7 +42,7 @@ LOOKED_UP = 2048
 # Places for answers at first, a power of two.
 LEAST_PLACES = 1 << 10
 # Bytes: however many more there are, reasons do not depend on them.
-MOST_MEMORY = 1 << 28
+MOST_MEMORY = 1 << 27
 
 
 def give_reasons(network: Network, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:

@@ -23,6 +23,9 @@ Rows = npt.NDArray[np.int64]
 # millisecond of Python's lock. The number of rows stays within the other bounds.
 CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
 LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
+# Variables of the rows of a call, where rows are too few for all threads: a millisecond, more than a call takes of
+# Python's lock.
+LEAST_VARIABLES = 4096
 # What a call takes, about, where its rows turn out to be quick and others wait.
 CALL_SECONDS = 0.008
 
@@ -104,9 +107,17 @@ class RowCalls:
         return not waiting.shared and count + len(waiting.rows) <= most and waiting.rows[0] > before[-1]
 
 
-def calls_of(rows: Rows, row_bytes: int) -> list[RowCall]:
-    """Return calls of rows with trees of their own, whose answers take so many bytes a row."""
+def calls_of(rows: Rows, row_bytes: int, variables: int = 1, threads: int = 1) -> list[RowCall]:
+    """Return calls of rows with trees of their own.
+
+    rows: int64.
+    row_bytes: bytes of the answers of a row.
+    variables: of the network.
+    threads: that answer them; where rows are few, each gets two calls.
+    """
     # By bytes of answers, because rows of many targets take longer.
     row = max(1, row_bytes)
     count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // row, min(USUAL_ROWS, MOST_CALL_BYTES // row)))
+    if threads > 1:
+        count = min(count, max(1, LEAST_VARIABLES // variables, -(-len(rows) // (2 * threads))))
     return [RowCall(rows[start : start + count]) for start in range(0, len(rows), count)]

@@ -110,16 +110,19 @@ class RowEngine:
         self._places = np.stack([self._starts[self._targets], sizes, np.cumsum(sizes) - sizes], axis=1)
         # At most one likelihood for each variable.
         leaves = len(network.factors) + len(self._sizes)
-        trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads)]
-        self._rooms = [
+        trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads + 1)]
+        # The last one for trees that are only priced: another thread chooses groups while rows are answered.
+        *self._rooms, self._pricing = (
             _Room(tree, possible.domains_for(self._factors, self._zeros), rowwise.work(1, len(tree.nodes.tables)), 0)
             for tree in trees
-        ]
+        )
         self._lock = Lock()
         # The longest unused first, and the bytes of all.
         self._trees: dict[tuple[bytes, bytes, int], SharedTree] = {}
         self._tree_bytes = 0
         self.allow(allowed)
+        # Prices are the same whatever was answered before, or is answered meanwhile.
+        self._most = self.entries
 
     @property
     def variables(self) -> int:
@@ -159,7 +162,7 @@ class RowEngine:
             allowed = min(allowed, working + self._fixed)
         self.entries = (allowed - self._fixed) // 8
         for room in self._rooms:
-            self._resize(room, (allowed // len(self._rooms) - self._fixed) // 8)
+            self._resize(room, ((allowed - self._fixed) // len(self._rooms) - self._fixed) // 8)
 
     def _resize(self, room: _Room, most: int) -> None:
         """Set the limit of a thread's arena; a larger one is dropped."""
@@ -190,22 +193,14 @@ class RowEngine:
             share[v] = part
         return self.work_of(share, soft, rows)
 
-    @property
-    def threads(self) -> int:
-        """How many threads may use it at a time."""
-        return len(self._rooms)
-
-    def work_of(
-        self, share: npt.NDArray[np.float64], soft: Collection[int] = (), rows: int = 1, thread: int = 0
-    ) -> RowWork:
+    def work_of(self, share: npt.NDArray[np.float64], soft: Collection[int] = (), rows: int = 1) -> RowWork:
         """Return the same.
 
         share: [variables], of the rows that observe each.
         soft, rows: of `work`.
-        thread: whose memory is used.
         """
         factors, common = self._evidence_of(share)
-        tree, self._rooms[thread].planned = self._rooms[thread].tree, None
+        tree = self._pricing.tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
         if not rowplan.plan_row(factors, common, kinds, self._wanted, WEIGHTED_MIN_FILL, rows, tree, 0.0):
             return RowWork(math.inf, math.inf, math.inf)
@@ -219,7 +214,7 @@ class RowEngine:
         """
         if math.isinf(self.work(observed, (), shares).operations):
             return dict.fromkeys(shares, 0.0)
-        tree = self._rooms[0].tree
+        tree = self._pricing.tree
         savings = np.zeros(len(self._sizes))
         rowplan.gains(tree.nodes, savings)
         return {v: float(savings[tree.position[v]]) for v in shares}
@@ -234,20 +229,18 @@ class RowEngine:
         means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
-    def works_alone(self, cells: EvidenceCells, rows: Rows, thread: int = 0) -> list[RowWork]:
+    def works_alone(self, cells: EvidenceCells, rows: Rows) -> list[RowWork]:
         """Return the work of rows with a tree for each; infinite where tables are too large.
 
         cells: of a batch.
         rows: int64, rows of the batch.
-        thread: whose memory is used.
         """
         # What a row observes says little: the states that are left possible count.
         states, soft = cells.evidence(rows, self._sizes)
         evidence, count = (np.ascontiguousarray(states.T), *soft), len(rows)
         results = self._blank(count)
         works = [RowWork(0.0, 0.0, 0.0)] * count
-        room = self._rooms[thread]
-        room.planned, row = None, 0
+        room, row = self._pricing, 0
         # Without memory for messages, the kernel stops at every row that it has planned.
         memory = room.tree, room.domains, rowwise.work(1, len(room.tree.nodes.tables))
         while row < count:
@@ -265,7 +258,7 @@ class RowEngine:
     def seconds_alone(self, works: Sequence[RowWork]) -> float:
         """Return the approximate seconds of rows with trees of their own, the mean; infinite where one is too large."""
         seconds = sum(alone_seconds(work, self._explains) for work in works) / len(works)
-        return seconds if all(work.room <= self.entries for work in works) else math.inf
+        return seconds if all(work.room <= self._most for work in works) else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
         """Write answers to rows with a tree for each, and return the rows that are left.
@@ -290,7 +283,7 @@ class RowEngine:
         trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
         alone = [group.rows for group in groups if not group.shared]
-        calls = [call for rows in alone for call in calls_of(rows, 8 * self._width)]
+        calls = [call for rows in alone for call in self._calls(rows)]
         for rows, tree in zip(large, trees, strict=True):
             calls.extend(self._blocks(rows, tree, block))
         calls.extend(RowCall(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
@@ -353,6 +346,10 @@ class RowEngine:
         most = room.most // 2 // max(1.0, tree.entries)
         return int(min(block_rows(tree.entries, tree.tables, tree.is_mixed), most))
 
+    def _calls(self, rows: Rows) -> list[RowCall]:
+        """Return calls of rows with trees of their own, for all threads."""
+        return calls_of(rows, 8 * self._width, self.variables, len(self._rooms))
+
     def _is_worth_it(self, tree: SharedTree, rows: int, room: _Room) -> bool:
         """Return True if so many rows are better off with a common tree."""
         # Fewer rows than a vector has lanes are faster one by one.
@@ -361,7 +358,7 @@ class RowEngine:
     def _blocks(self, rows: Rows, tree: SharedTree | None, most: int) -> list[RowCall]:
         """Return calls of rows that share a tree, blocks of much the same size, about `most` rows or fewer."""
         if tree is None:
-            return calls_of(rows, 8 * self._width)
+            return self._calls(rows)
         step = min(len(rows), self._step(tree, self._rooms[0]))
         count = -(-len(rows) // min(step, most))
         size = min(step, -(-len(rows) // count // layout.WIDTH) * layout.WIDTH)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,8 @@ class Engine:
         # The oldest first, as the router drops them.
         self._programs: dict[PlanKey, ProgramCache] = {}
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {(options, workers): self}
+        # Groups of the batch to come, which another thread may choose while one is answered.
+        self._groups: WeakKeyDictionary[EvidenceBatch, list[PatternGroup]] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
         self._scores = ScoreMaker(network, query) if query.has_scores else None
 
@@ -159,6 +162,11 @@ class Engine:
         """
         return tuple(self.router.routes(batch, reserved, self._fixed()))
 
+    def prepare(self, batch: EvidenceBatch) -> None:
+        """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile."""
+        with self.router.store.lock:
+            self._groups[batch] = self.router.groups(batch)
+
     @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
         """Return the answers to all rows of `batch`, in its order: Scores where the query asks for them.
@@ -168,8 +176,10 @@ class Engine:
         explain: whether reasons of impossible rows name findings that contradict each other.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
-        groups = self.router.groups(batch)
-        compiled = self.router.loads_compiled(groups, batch)
+        with self.router.store.lock:
+            prepared = self._groups.pop(batch, None)
+            groups = self.router.groups(batch) if prepared is None else prepared
+            compiled = self.router.loads_compiled(groups, batch)
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         most = batch.rows if self._scores is None else min(batch.rows, self._slice_rows)
@@ -196,16 +206,27 @@ class Engine:
                 self._answer_trees(trees, batch, answers, budget, resources)
         if trees:
             answers.ways[Backend.ROW_TREES.value] += sum(len(group.rows) for group in trees)
-        if explain and (answers.status == IMPOSSIBLE).any():
-            # Imported where rows are impossible: with it comes compiled code.
-            from junctor.backends.contradictions import give_reasons
-
-            give_reasons(self.network, batch, answers, self._free(budget), self.router.threads)
+        if explain:
+            self.explain(batch, answers, self._free(budget), self.router.threads)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
         left_out = np.flatnonzero(answers.status == UNANSWERED)
         if left_out.size:
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
+
+    def explain(self, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
+        """Write which findings of impossible rows contradict each other; another thread may answer a batch meanwhile.
+
+        batch: evidence.
+        answers: to it.
+        memory: bytes that this may take.
+        threads: number of threads.
+        """
+        if (answers.status == IMPOSSIBLE).any():
+            # Imported where rows are impossible: with it comes compiled code.
+            from junctor.backends.contradictions import give_reasons
+
+            give_reasons(self.network, batch, answers, memory, threads)
 
     def _score(
         self,
@@ -347,7 +368,8 @@ class Engine:
     ) -> tuple[Route, Budget]:
         """Return how a group is answered, and the budget that leaves; raises BudgetError where it is refused."""
         kept = self._fixed()
-        route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept, uses)
+        with self.router.store.lock:
+            route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept, uses)
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
@@ -421,7 +443,8 @@ class Engine:
             if algebra is not self.router.ladder[0]:
                 answers.climbed[algebra.name] += len(rows)
             if chunks is None:
-                chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, resources.gpu)
+                with self.router.store.lock:
+                    chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, resources.gpu)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             doubtful = [rows[:0]]
             for part, programs in self._in_rounds(chunks, algebra, resources.device, rows):
@@ -496,13 +519,15 @@ class Engine:
             return {v: int(states[0]) for v, states in answers.states.items()}
 
         def plan_of(route: Route) -> Plan:
-            return self.router.plan(route.group.pattern, route.uses)
+            with self.router.store.lock:
+                return self.router.plan(route.group.pattern, route.uses)
 
         return ChunkExplainer(self.network, route_of, propagate, in_one_piece, plan_of)
 
     def _chunks_in(self, algebra: Algebra, route: Route, budget: Budget, resources: _Resources) -> ChunkRoute:
         """Return how rows of a route in chunks go through in an algebra."""
-        return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, budget.free, resources.gpu)
+        with self.router.store.lock:
+            return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, budget.free, resources.gpu)
 
     def _chunk_device(self, chunks: ChunkRoute, resources: _Resources) -> BlockDevice | None:
         """Return the GPU for tasks of rows in chunks, opened where only they use it."""

@@ -41,7 +41,6 @@ from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_second
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import MOST_DISTINCT, UniqueRows, distinct_rows, repeated
 from junctor.planning.shape import Pattern
-from junctor.runtime.threads import in_threads
 
 KEPT_CHOICES = 64
 # Groups of rows that are looked at one by one for equal rows; of more, all rows first.
@@ -240,10 +239,7 @@ class Grouping(Planner):
 
     def _works_alone(self, group: PatternGroup, batch: EvidenceBatch) -> list[RowWork]:
         """Return the work of some rows of a group with a tree for each."""
-        engine, cells, sample = self.row_engine, evidence_cells(batch), spread(group.rows, SAMPLED)
-        parts = np.array_split(sample, min(engine.threads, len(sample)))
-        found = in_threads(lambda rows, thread: engine.works_alone(cells, rows, thread), parts, engine.threads)
-        return [work for works in found for work in works]
+        return self.row_engine.works_alone(evidence_cells(batch), spread(group.rows, SAMPLED))
 
     def _impossible(self, group: PatternGroup, batch: EvidenceBatch) -> Mask | None:
         """Return which rows of one pattern are impossible, None where these are none or not worth looking at.

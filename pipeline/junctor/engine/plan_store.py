@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.smaller_plans import SmallerPlan
@@ -25,7 +27,10 @@ PlanKey = tuple[Pattern, int]
 
 @dataclass(eq=False, slots=True)
 class PlanStore:
-    """What routers of one network and query share: plans, their memory, and what is known of patterns."""
+    """What routers of one network and query share: plans, their memory, and what is known of patterns.
+
+    lock: of whoever plans or looks something up; a thread may choose groups while another one answers.
+    """
 
     plans: dict[PlanKey, Plan] = field(default_factory=dict)
     memories: dict[PlanKey, PlanMemory] = field(default_factory=dict)
@@ -34,6 +39,7 @@ class PlanStore:
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
     smaller_plans: dict[tuple[object, ...], tuple[SmallerPlan, ...]] = field(default_factory=dict)
+    lock: AbstractContextManager[Any] = field(default_factory=RLock)
 
 
 def cached(cache: dict[Key, Value], key: Key, most: int, make: Callable[[], Value]) -> Value:

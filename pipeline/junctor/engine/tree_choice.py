@@ -30,7 +30,6 @@ from junctor.engine.patterns import (
 )
 from junctor.evidence.batch import EvidenceBatch
 from junctor.planning.shape import Pattern
-from junctor.runtime.threads import in_threads
 
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
@@ -133,20 +132,18 @@ class TreeChoice:
         return result
 
     def _best_of(self, counts: list[int]) -> _Trial:
-        """Return the cheapest trial, until several in a row are no cheaper: that many threads would wait for."""
-        best, before, threads = None, 0, self._engine.threads
-        # As many at once as there are threads, which wait: some of them follow the last one that counts.
-        for first in range(0, len(counts), threads):
-            for trial in in_threads(self._trial, counts[first : first + threads], threads):
-                before = 0 if best is None or trial.seconds < best.seconds else before + 1
-                best = trial if best is None else min(best, trial, key=lambda each: each.seconds)
-                if before == PATIENCE:
-                    return best
-        assert best is not None
+        """Return the cheapest trial, until several in a row are no cheaper."""
+        # One after the other: half of each is Python, so that in threads they take as long, and more of them run.
+        best, before = self._trial(counts[0]), 0
+        for columns in counts[1:]:
+            trial = self._trial(columns)
+            best, before = (trial, 0) if trial.seconds < best.seconds else (best, before + 1)
+            if before == PATIENCE:
+                break
         return best
 
-    def _trial(self, columns: int, thread: int) -> _Trial:
-        """Group the patterns by the first so many columns of the order, in a thread."""
+    def _trial(self, columns: int) -> _Trial:
+        """Group the patterns by the first so many columns of the order."""
         counts, numbers = self._grouped(self._order[:columns])
         mixed = columns < len(self._order)
         # The largest groups come first: some at fixed places among the rows stand for their neighbours.
@@ -159,18 +156,18 @@ class TreeChoice:
             members = numbers == group
             # Rows that fill no vector have trees of their own: sampled groups say little about the trees of rare ones.
             if counts[first] >= LANES:
-                work = self._work(members, int(counts[group]), thread)
+                work = self._work(members, int(counts[group]))
                 seconds[first:last] = shared_seconds(work, counts[first:last], mixed, self._engine.above_zero)
             # Of the same rows: those of large groups often have smaller trees than others.
-            alone[first:last] = counts[first:last] * self._alone(members, SAMPLED_OF_GROUP, thread)[0]
+            alone[first:last] = counts[first:last] * self._alone(members, SAMPLED_OF_GROUP)[0]
             first = last
         together = (seconds < alone) & (counts >= LANES)
         return _Trial(numbers, counts, together, float(np.where(together, seconds, alone).sum()))
 
-    def _alone(self, members: Mask, most: int, thread: int = 0) -> tuple[float, float]:
+    def _alone(self, members: Mask, most: int) -> tuple[float, float]:
         """Return the mean seconds and tables of rows of some patterns with trees of their own, by some of them."""
         rows = self._patterns.rows[members[self._patterns.numbers]]
-        works = self._engine.works_alone(self._cells, spread(rows, most), thread)
+        works = self._engine.works_alone(self._cells, spread(rows, most))
         seconds, tables = np.mean([(alone_seconds(work), work.tables) for work in works], axis=0).tolist()
         return seconds, tables
 
@@ -186,12 +183,12 @@ class TreeChoice:
         _, counts, numbers = ranked(first, numbers, patterns.counts)
         return counts, numbers
 
-    def _work(self, members: Mask, rows: int, thread: int) -> RowWork:
+    def _work(self, members: Mask, rows: int) -> RowWork:
         """Return the work of a row on a tree for some patterns."""
         hard = self._patterns.hard
         share = np.zeros(self._engine.variables)
         share[self._variables[:hard]] = self._evidence.of(members)[:hard] / rows
-        return self._engine.work_of(share, self._soft, rows, thread)
+        return self._engine.work_of(share, self._soft, rows)
 
     def _pattern(self, members: Mask) -> Pattern:
         """Return the pattern that serves some patterns, as `Patterns.serving`."""

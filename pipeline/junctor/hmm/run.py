@@ -109,9 +109,14 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         return PARTITION_BYTES
 
     def answer(
-        self, inputs: EncodedSequences, options: ComputeOptions, reserved: int, workers: WorkerPool | None
+        self,
+        inputs: EncodedSequences,
+        options: ComputeOptions,
+        reserved: int,
+        workers: WorkerPool | None,
+        explain: bool = True,
     ) -> Answered:
-        """Return the answers."""
+        """Return the answers, whose reasons need no search."""
         from junctor.hmm.results import answers_table
         from junctor.runs.statistics import RowKeys, count_outcomes
 

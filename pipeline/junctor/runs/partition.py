@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -56,14 +56,21 @@ if TYPE_CHECKING:
 # of plans.
 WRITERS, MOST_WRITERS = 2, 64
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
+# Partitions whose impossible rows get reasons while the next ones are answered, where memory is plenty, a thread each;
+# and bytes for a search.
+EXPLAINED_AT_ONCE, EXPLAINING_BYTES = 3, 1 << 27
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Answered:
-    """Answers to a partition: what makes their table and what counts them, where they are written."""
+    """Answers to a partition: what makes their table and what counts them, where they are written.
+
+    explain: finds what is left to be said of them, before both; None for nothing.
+    """
 
     table: Callable[[], pa.Table]
     count: Callable[[], Statistics]
+    explain: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +114,24 @@ class PartitionTask(ABC, Generic[Spec]):
         """Return the bytes of what goes from the inputs to the answers as it is."""
         return 0
 
+    def explaining_bytes(self, inputs: Any) -> int:
+        """Return the bytes that `Answered.explain` takes with what it looks at, 0 where it has nothing to do."""
+        return 0
+
+    def prepare(self, inputs: Any, options: ComputeOptions, workers: WorkerPool | None) -> None:
+        """Do what can be done while an earlier partition is answered; arguments as of `answer`."""
+
     @abstractmethod
-    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> Answered:
+    def answer(
+        self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None, explain: bool
+    ) -> Answered:
         """Return the answers.
 
         inputs: result of `read`.
         options: of this process, with its memory and threads.
         reserved: bytes of that memory for answers of earlier partitions that are being written.
         workers: share the tasks of out-of-core rows, if there are any.
+        explain: False to leave that to `Answered.explain`.
         Raises BudgetError if they do not fit, even if they would without the reserved bytes.
         """
 
@@ -160,21 +177,40 @@ class PartTask(PartitionTask[RunSpec]):
         """Return the bytes of the kept columns."""
         return 0 if inputs.encoded.kept is None else int(inputs.encoded.kept.nbytes)
 
+    def explaining_bytes(self, inputs: CountedEvidence) -> int:
+        """Return the bytes of the search for reasons and of the evidence that it looks at."""
+        if self.spec.method != "exact":
+            return 0
+        batch = inputs.encoded.batch
+        soft = sum(each.values.nbytes + each.rows.nbytes for each in batch.likelihoods.values())
+        return EXPLAINING_BYTES + soft + sum(states.nbytes for states in batch.states.values())
+
+    def prepare(self, inputs: CountedEvidence, options: ComputeOptions, workers: WorkerPool | None) -> None:
+        """Choose how the rows go together."""
+        if self.spec.method == "exact":
+            self._engine(options, workers).prepare(inputs.encoded.batch)
+
+    def _engine(self, options: ComputeOptions, workers: WorkerPool | None) -> Engine:
+        return engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
+
     def answer(
-        self, inputs: CountedEvidence, options: ComputeOptions, reserved: int, workers: WorkerPool | None
+        self, inputs: CountedEvidence, options: ComputeOptions, reserved: int, workers: WorkerPool | None, explain: bool
     ) -> Answered:
         """Return the answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
+        from junctor.model.answers import IMPOSSIBLE
         from junctor.runs.results import status_names, with_kept
         from junctor.runs.statistics import count
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
-        evidence = inputs.encoded
+        evidence, search = inputs.encoded, None
         network, query = network_for(self.home.network, self.spec.network_digest), self.spec.as_query()
         if self.spec.method == "exact":
-            engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
-            answers = engine.answer(evidence.batch, reserved)
+            engine = self._engine(options, workers)
+            answers = engine.answer(evidence.batch, reserved, explain)
+            if not explain and (answers.status == IMPOSSIBLE).any():
+                search = partial(engine.explain, evidence.batch, answers, EXPLAINING_BYTES, threads=1)
         else:
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(evidence.batch, reserved, evidence.first_row)
@@ -183,6 +219,7 @@ class PartTask(PartitionTask[RunSpec]):
         return Answered(
             lambda: with_kept(tables.table(answers, case_ids, apart=False), kept),
             partial(count, network, inputs.cells, answers, case_ids, evidence.first_row, status_names(query)),
+            search,
         )
 
     def write(self, answers: pa.Table, path: Path) -> None:
@@ -218,9 +255,10 @@ class Part:
 
 @dataclass(slots=True)
 class StageTimings:
-    """Seconds of the stages of partitions, of all processes together; `waiting`: of propagation for files."""
+    """Seconds of the stages of partitions, of all processes together; `waiting`: of propagation for the others."""
 
-    # Stages overlap, so that their sum may exceed the seconds of the run.
+    # Stages overlap, so that their sum may exceed the seconds of the run: beside propagation a thread reads and chooses
+    # groups, and others find reasons and write.
 
     reading: float = 0.0
     propagating: float = 0.0
@@ -290,8 +328,13 @@ def propagate_here(
             with partition.stages.time("waiting"):
                 reading.result()
             if i + 1 < len(partitions):
-                reading = threads.submit(partitions[i + 1].read)
-            partition.answer_beside(memory, partial(_wait_for_all, partition, writing), writers)
+                # The first one makes the engine.
+                following = partitions[i + 1]
+                reading = threads.submit(partial(following.read_ahead, memory) if i else following.read)
+            partition.answer_beside(memory, partial(_wait_for_all, partition, writing), writers, explain=False)
+            if i >= EXPLAINED_AT_ONCE:
+                with partition.stages.time("waiting"):
+                    partitions[i - EXPLAINED_AT_ONCE].is_explained.wait()
             # The oldest first: results come in the order of the tasks.
             if len(writing) == at_once:
                 yield partition.wait_for(writing.popleft())
@@ -349,43 +392,65 @@ class _Partition:
         self._workers = workers
         self._inputs: Any = None
         self._answered: Answered | None = None
+        # Its evidence is in memory until then.
+        self.is_explained = threading.Event()
 
     def read(self) -> None:
         _refuse_strange_worker(self.task)
         with self.stages.time("reading"):
             self._inputs = self.task.read()
 
-    def answer(self, memory: int, waiting: int = 0) -> None:
-        """Propagate with `memory` bytes, less the answers of `waiting` partitions that are being written."""
-        task, threads = self.task, self.task.compute.threads or threads_here()
-        options = replace(task.compute, memory=memory, threads=threads, all_gpus=self._all_gpus)
+    def read_ahead(self, memory: int) -> None:
+        """Read and prepare, while an earlier partition is answered with `memory` bytes."""
+        self.read()
+        # What does not fit is refused when it is answered.
+        with suppress(BudgetError, MemoryError), self.stages.time("reading"):
+            self.task.prepare(self._inputs, self._options(memory), self._workers)
+
+    def _options(self, memory: int) -> ComputeOptions:
+        threads = self.task.compute.threads or threads_here()
+        return replace(self.task.compute, memory=memory, threads=threads, all_gpus=self._all_gpus)
+
+    def answer(self, memory: int, waiting: int = 0, explain: bool = True) -> None:
+        """Propagate with `memory` bytes, less the answers of `waiting` partitions that are being written.
+
+        explain: False to find reasons when it is written, where there is memory.
+        """
+        task, options = self.task, self._options(memory)
         with self.stages.time("propagating"):
             # What is carried through by those that are written is taken to be as large as this one.
             carried = task.carried_bytes(self._inputs)
             reserved = (waiting * (task.answer_bytes() + carried) if waiting else 0) + carried
+            later = not explain and memory >= PLENTY_BYTES
+            beside = EXPLAINED_AT_ONCE * task.explaining_bytes(self._inputs) if later else 0
             try:
-                self._answered = task.answer(self._inputs, options, reserved, self._workers)
+                self._answered = task.answer(self._inputs, options, reserved + beside, self._workers, not beside)
             except MemoryError as error:
                 raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
         # Released now: the next partition is read while the answers are written.
         self._inputs = None
+        if self._answered.explain is None:
+            self.is_explained.set()
 
     def writers(self, memory: int) -> int:
         """Return the number of partitions written at a time, by the memory."""
         fitting = int(WRITERS_SHARE * (memory - PLENTY_BYTES) // max(1, self.task.answer_bytes()))
         return max(WRITERS, min(MOST_WRITERS, fitting))
 
-    def answer_beside(self, memory: int, wait_for_others: Callable[[], None], writers: int) -> None:
+    def answer_beside(
+        self, memory: int, wait_for_others: Callable[[], None], writers: int, explain: bool = True
+    ) -> None:
         """Propagate while others are written, or afterwards if the memory is too small for both.
 
         memory: bytes for both.
         wait_for_others: returns when no other answers are in memory.
         writers: partitions written at a time.
+        explain: as of `answer`.
         """
         # Always the memory of all writers, however far they are: a repeated run has to make the same choices.
         is_only = self.task.counts.partitions <= 1
         try:
-            self.answer(memory, waiting=0 if is_only else writers)
+            self.answer(memory, waiting=0 if is_only else writers, explain=explain or is_only)
         except BudgetError:
             if is_only:
                 raise
@@ -399,6 +464,13 @@ class _Partition:
     def write(self) -> tuple[Part, StageTimings]:
         directory, spec, part = self.task.home, self.task.spec, self.task.part
         assert self._answered is not None
+        if self._answered.explain is not None:
+            try:
+                with self.stages.time("writing"):
+                    self._answered.explain()
+                self._answered = replace(self._answered, explain=None)
+            finally:
+                self.is_explained.set()
         with self.stages.time("writing"):
             path = directory.answers_part(spec.folder, part, spec.output_format)
             statistics = directory.statistics(path)
