@@ -191,7 +191,9 @@ class PartTask(PartitionTask[RunSpec]):
             self._engine(options, workers).prepare(inputs.encoded.batch)
 
     def _engine(self, options: ComputeOptions, workers: WorkerPool | None) -> Engine:
-        return engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
+        # One for all threads of a worker.
+        with _making_engine:
+            return engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
 
     def answer(
         self, inputs: CountedEvidence, options: ComputeOptions, reserved: int, workers: WorkerPool | None, explain: bool
@@ -296,7 +298,7 @@ def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, St
     with ExitStack() as until_written:
         with _with_inputs.one_of(2):
             with partition.stages.time("waiting"):
-                partition.read()
+                partition.read() if threads < 2 else partition.read_ahead(memory)
             with _one_at_a_time:
                 if threads > 1:
                     partition.answer_beside(memory, _writing.wait_for_none, writers)
@@ -524,6 +526,7 @@ def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, St
 # `propagate_here` has in memory.
 _with_inputs, _writing = _Count(), _Count()
 _one_at_a_time = threading.Lock()
+_making_engine = threading.Lock()
 
 
 # The network of the latest run.
