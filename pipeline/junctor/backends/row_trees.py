@@ -162,7 +162,7 @@ class RowEngine:
             allowed = min(allowed, working + self._fixed)
         self.entries = (allowed - self._fixed) // 8
         for room in self._rooms:
-            self._resize(room, ((allowed - self._fixed) // len(self._rooms) - self._fixed) // 8)
+            self._resize(room, (allowed // len(self._rooms) - self._fixed) // 8)
 
     def _resize(self, room: _Room, most: int) -> None:
         """Set the limit of a thread's arena; a larger one is dropped."""
@@ -242,7 +242,7 @@ class RowEngine:
         works = [RowWork(0.0, 0.0, 0.0)] * count
         room, row = self._pricing, 0
         # Without memory for messages, the kernel stops at every row that it has planned.
-        memory = room.tree, room.domains, rowwise.work(1, len(room.tree.nodes.tables))
+        memory = room.tree, room.domains, room.work
         while row < count:
             row = rowwise.answer_rows(
                 self._factors, self._zeros, evidence, self._wanted, self._starts, row, memory, results
@@ -527,8 +527,9 @@ def room_bytes(network: Network, entries: int) -> int:
     links = sum(len(factor.scope) ** 2 for factor in network.factors)
     graph = 5 * links + 64 * variables
     tables *= rowplan.MOST_AXES + rowplan.COLUMNS + 8
-    numbers = fixed + entries + graph + tables + tiles.PANEL + tiles.PLACES
-    return 8 * numbers + possible.room_bytes(network.cardinalities, factors)
+    # Of rows that are answered, and of trees that are priced.
+    planned = 8 * (graph + tables + tiles.PANEL + tiles.PLACES) + possible.room_bytes(network.cardinalities, factors)
+    return 8 * (fixed + entries) + 2 * planned
 
 
 def factors_of(network: Network) -> rowplan.Factors:
