@@ -277,24 +277,22 @@ def _contract_inner(arena: Any, axes: Any, counters: Any, groups: int, one: Any,
         if entries > IN_CACHE:
             _shared_last(axes, groups)
     # Dot products where the innermost axis is eliminated; else the first eliminated axis becomes the inner loop, with
-    # results in registers.
+    # results in registers. The first axis that is left is a loop around it.
     sums_inner = axes[0, OUT] == zero and axes[0, SIZE] > unit
     more = unit, zero, zero, zero
     if sums_inner:
         # Another axis is summed out in registers, too.
         more, groups = _taken(axes, groups)
-    loop = 1
-    while not sums_inner and loop < groups and axes[loop, OUT] != zero:
-        loop += 1
-    # The first axis that is left is a loop around it.
-    around = 2 if loop == 1 else 1
-    terms = _axis(axes, groups, loop)
+        terms, around = _axis(axes, groups, 1), 2
+    else:
+        terms, groups = _taken(axes, groups)
+        around = 1
     lines = _axis(axes, groups, around)
     # Sums over further axes are added to what is there.
     adds = sums_inner and terms[OUT] == zero and terms[SIZE] > unit
-    for g in range(1, groups):
+    for g in range(around, groups):
         counters[g] = zero
-        adds |= g != loop and axes[g, OUT] == zero
+        adds |= axes[g, OUT] == zero
     if adds:
         entries = unit
         for g in range(groups):
@@ -315,20 +313,7 @@ def _contract_inner(arena: Any, axes: Any, counters: Any, groups: int, one: Any,
             multiples(arena, b, a, c, size, swapped(terms), swapped(lines), adds)
         else:
             constant(arena, a, b, c, size, terms, lines, adds)
-        g = around + 1
-        while g < groups:
-            if g != loop:
-                counters[g] += unit
-                a += axes[g, ONE]
-                b += axes[g, OTHER]
-                c += axes[g, OUT]
-                if counters[g] < axes[g, SIZE]:
-                    break
-                a -= axes[g, SIZE] * axes[g, ONE]
-                b -= axes[g, SIZE] * axes[g, OTHER]
-                c -= axes[g, SIZE] * axes[g, OUT]
-                counters[g] = zero
-            g += 1
+        a, b, c, g = next_entry(axes, counters, around + 1, groups, a, b, c)
         if g >= groups:
             return
 
