@@ -46,6 +46,12 @@ class EvidenceBatch:
     invalid: dict[int, str] = field(default_factory=dict)
     complete: frozenset[int] | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of states and likelihoods."""
+        soft = sum(each.rows.nbytes + each.values.nbytes for each in self.likelihoods.values())
+        return soft + sum(states.nbytes for states in self.states.values())
+
 
 def span_of(rows: Rows) -> Rows | slice:
     """Return ascending rows as a slice where they have no gaps: NumPy indexes several times faster with a slice."""

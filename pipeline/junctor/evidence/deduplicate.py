@@ -42,7 +42,7 @@ class UniqueRows:
     @property
     def nbytes(self) -> int:
         """Bytes of the evidence and of the numbers."""
-        return self.numbers.nbytes + sum(column.nbytes for column in self.batch.states.values())
+        return self.numbers.nbytes + self.batch.nbytes
 
     def spread(self, unique: Answers, answers: Answers) -> None:
         """Copy the answers to the distinct rows, `unique`, to all equal rows in `answers`."""

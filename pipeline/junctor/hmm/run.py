@@ -114,7 +114,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         options: ComputeOptions,
         reserved: int,
         workers: WorkerPool | None,
-        explain: bool = True,
+        explain: bool,
     ) -> Answered:
         """Return the answers, whose reasons need no search."""
         from junctor.hmm.results import answers_table

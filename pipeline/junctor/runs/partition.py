@@ -179,11 +179,7 @@ class PartTask(PartitionTask[RunSpec]):
 
     def explaining_bytes(self, inputs: CountedEvidence) -> int:
         """Return the bytes of the search for reasons and of the evidence that it looks at."""
-        if self.spec.method != "exact":
-            return 0
-        batch = inputs.encoded.batch
-        soft = sum(each.values.nbytes + each.rows.nbytes for each in batch.likelihoods.values())
-        return EXPLAINING_BYTES + soft + sum(states.nbytes for states in batch.states.values())
+        return EXPLAINING_BYTES + inputs.encoded.batch.nbytes if self.spec.method == "exact" else 0
 
     def prepare(self, inputs: CountedEvidence, options: ComputeOptions, workers: WorkerPool | None) -> None:
         """Choose how the rows go together."""
@@ -298,7 +294,10 @@ def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, St
     with ExitStack() as until_written:
         with _with_inputs.one_of(2):
             with partition.stages.time("waiting"):
-                partition.read() if threads < 2 else partition.read_ahead(memory)
+                if threads > 1:
+                    partition.read_ahead(memory)
+                else:
+                    partition.read()
             with _one_at_a_time:
                 if threads > 1:
                     partition.answer_beside(memory, _writing.wait_for_none, writers)
