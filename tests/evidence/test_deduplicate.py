@@ -17,8 +17,9 @@ from junctor.engine.engine import Engine
 from junctor.engine.patterns import PatternGroup
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
-from junctor.evidence.deduplicate import distinct_rows
-from junctor.generate import chain, sample
+from junctor.evidence.deduplicate import distinct_rows, united
+from junctor.generate import chain, random_network, sample
+from junctor.model.answers import Answers, Scores
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
 
@@ -109,6 +110,65 @@ def test_answers_to_different_rows_count_as_memory() -> None:
     assert_all_close(tight.answer(batch).posteriors, answers.posteriors)
     (prepared,) = tight.programs
     assert prepared.sizes.rows == 300
+
+
+@given(data=st.data())
+def test_distinct_rows_of_several_groups_as_one(data: st.DataObject) -> None:
+    """Rows of groups in any order; other rows of the batch are in none."""
+    network = data.draw(strategies.networks(max_variables=5))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=12, min_rows=1))
+    batch = EvidenceBatch(batch.rows, batch.states)
+    group_of = np.array(data.draw(st.lists(st.integers(0, 3), min_size=batch.rows, max_size=batch.rows)))
+    everything = Pattern(frozenset(), frozenset(batch.states))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct, "LEAST_ROWS", 0)
+        patch.setattr(distinct, "MOST_DISTINCT", 1.0)
+        rows = [np.flatnonzero(group_of == n) for n in range(3) if (group_of == n).any()]
+        parts = [distinct_rows(batch, some, everything, network.cardinalities) for some in rows]
+    if not parts:
+        return
+    found = united(batch, [part for part in parts if part is not None])
+    np.testing.assert_array_equal(found.rows, np.flatnonzero(group_of < 3))
+    assert found.batch.rows == len(found.chosen) == sum(len(part.chosen) for part in parts if part is not None)
+    for v, states in batch.states.items():
+        np.testing.assert_array_equal(found.batch.states[v][found.numbers], states[found.rows])
+        np.testing.assert_array_equal(found.batch.states[v], states[found.chosen])
+
+
+@pytest.mark.parametrize("query", [Query(), Query(answers="scores", top=2, probabilities=("x_3=0",))])
+def test_equal_rows_of_many_trees_are_copied_at_once(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were copied group by group, which they are where memory is short, and as if each was answered."""
+    network, rng = random_network(40, (2, 3), 3, 8, seed=1, zeros=0.1), np.random.default_rng(1)
+    few = sample(network, 300, seed=2)[:, :12]
+    few[rng.random(few.shape) < 0.1] = UNOBSERVED
+    # Some of them are impossible.
+    few[:20] = [network.cardinalities[v] - 1 for v in range(12)]
+    again = rng.integers(0, 300, 20_000)
+    batch = EvidenceBatch(20_000, {v: np.ascontiguousarray(few[again, v], dtype=np.int32) for v in range(12)})
+    engines = [Engine(network, query, replace(on_cpu(), threads=threads)) for threads in (1, 2, 1)]
+    groups = engines[0].router.groups(batch)
+    assert sum(group.by_trees and group.unique is not None for group in groups) > 1
+    together, in_threads = (engine.answer(batch) for engine in engines[:2])
+    monkeypatch.setattr(engines[2].router, "left_by_unique", lambda unique, budget, least=0: None)
+    one_by_one = engines[2].answer(batch)
+    monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
+    expected = Engine(network, query, on_cpu()).answer(batch)
+    assert 0 < np.count_nonzero(together.status) < 20_000
+    assert together.ways == one_by_one.ways
+    assert_same(together, in_threads)
+    assert all((a.tobytes() == b.tobytes()) for a, b in zip(tables_of(together), tables_of(in_threads), strict=True))
+    for found in (one_by_one, expected):
+        np.testing.assert_array_equal(found.status, together.status)
+        assert found.reasons == together.reasons
+        np.testing.assert_allclose(found.log_value, together.log_value, rtol=1e-12)
+        for one, other in zip(tables_of(found), tables_of(together), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+def tables_of(answers: Answers) -> list[np.ndarray]:
+    if isinstance(answers, Scores):
+        return [answers.best, answers.probabilities, answers.entropies, answers.chosen]
+    return list(answers.posteriors.values())
 
 
 def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,8 +22,9 @@ from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.plan_store import PlanKey, PlanStore
 from junctor.engine.router import Router
 from junctor.engine.routes import Backend, GpuRoom, Route
-from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of, spread_scores
+from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.deduplicate import UniqueRows, united
 from junctor.model.answers import (
     IMPOSSIBLE,
     UNANSWERED,
@@ -57,6 +58,24 @@ PLAN_STEP_BYTES = 300
 RESTING_SHARE = 0.5
 
 logger = logging.getLogger("junctor")
+
+Kind = TypeVar("Kind", bound=Answers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    """Groups with trees that are answered together.
+
+    groups: of the rows of the batch, or of the distinct ones.
+    rows: how many get their answers.
+    budget: in addition to all answers to the batch, and to the distinct rows.
+    unique: the distinct rows, where only those are answered.
+    """
+
+    groups: Sequence[PatternGroup]
+    rows: int
+    budget: Budget
+    unique: UniqueRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +212,18 @@ class Engine:
         held = answers.nbytes if self._scores is None else self.router.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
         resources = _Resources(compiled, device)
-        # Trees of all groups together: each alone may be too little work for all threads.
-        trees = [group for group in groups if group.by_trees and group.unique is None]
-        plans = [group for group in groups if group not in trees]
+        plans, trees = self._together(groups, batch, budget)
         if isinstance(answers, Scores):
             self._score(plans, trees, batch, answers, memory, budget, resources)
         else:
             for group in plans:
                 way = self._answer_group(group, batch, answers, budget, resources)
                 answers.ways[way.value] += len(group.rows)
-            if trees:
-                self._answer_trees(trees, batch, answers, budget, resources)
-        if trees:
-            answers.ways[Backend.ROW_TREES.value] += sum(len(group.rows) for group in trees)
+            for some in trees:
+                execute = partial(self._answer_trees, some.groups, budget=some.budget, resources=resources)
+                self._answer_some(some.unique, batch, answers, resources, execute)
+        for some in trees:
+            answers.ways[Backend.ROW_TREES.value] += some.rows
         if explain:
             self.explain(batch, answers, self._free(budget), self.router.threads)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
@@ -213,6 +231,31 @@ class Engine:
         if left_out.size:
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
+
+    def _together(
+        self, groups: Sequence[PatternGroup], batch: EvidenceBatch, budget: Budget
+    ) -> tuple[list[PatternGroup], list[_Trees]]:
+        """Return groups that are answered one by one, and those with trees, which are answered together.
+
+        Each of these alone may be too little work for all threads. Equal rows of all of them are copied at once.
+        """
+        alone = [group for group in groups if not group.by_trees]
+        trees = [group for group in groups if group.by_trees and group.unique is None]
+        repeated = [group for group in groups if group.by_trees and group.unique is not None]
+        result = [_Trees(trees, sum(len(group.rows) for group in trees), budget)] if trees else []
+        if not repeated:
+            return alone, result
+        unique = united(batch, [group.unique for group in repeated if group.unique is not None])
+        left = self.router.left_by_unique(unique, budget)
+        if left is None:
+            # Answers to the distinct rows of one group after the other.
+            return [*alone, *repeated], result
+        ends = np.cumsum([group.answered for group in repeated]).tolist()
+        parts = [
+            replace(group, rows=np.arange(end - group.answered, end), unique=None)
+            for group, end in zip(repeated, ends, strict=True)
+        ]
+        return alone, [*result, _Trees(parts, len(unique.rows), left, unique)]
 
     def explain(self, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
         """Write which findings of impossible rows contradict each other; another thread may answer a batch meanwhile.
@@ -231,7 +274,7 @@ class Engine:
     def _score(
         self,
         plans: Sequence[PatternGroup],
-        trees: Sequence[PatternGroup],
+        trees: Sequence[_Trees],
         batch: EvidenceBatch,
         scores: Scores,
         memory: npt.NDArray[Any],
@@ -246,28 +289,40 @@ class Engine:
                 self._leave_impossible(group.rows, scores)
                 continue
             unique = route.group.unique
-            if unique is None:
-                self._score_group(route, left, group.rows, batch, scores, memory, resources)
-                continue
-            size = self._score_maker.size(unique.batch.rows)
-            pinned = fresh(size) if resources.device is None else resources.device.host(size)
-            different = self._score_maker.blank(unique.batch, pinned)
-            everything = np.arange(unique.batch.rows)
-            self._score_group(route, left, everything, unique.batch, different, memory, resources)
-            # Equal rows get equal bytes: copies, not answers of their own.
-            spread_scores(unique, different, scores)
-            scores.climbed.update(different.climbed)
-        if trees:
-            self._score_slices(
-                trees,
-                lambda parts, some, answers, how: self._answer_trees(parts, some, answers, budget, how),
-                batch,
-                scores,
-                memory,
-                resources,
-                True,
-            )
+            rows = group.rows if unique is None else np.arange(unique.batch.rows)
+            execute = partial(self._score_group, route, left, rows, memory=memory, resources=resources)
+            self._answer_some(unique, batch, scores, resources, execute)
+        for some in trees:
+            answer = partial(self._answer_trees, budget=some.budget, resources=resources)
+            execute = partial(self._score_slices, some.groups, answer, memory=memory, compiled=True)
+            self._answer_some(some.unique, batch, scores, resources, execute)
         clear_unanswered(scores)
+
+    def _answer_some(
+        self,
+        unique: UniqueRows | None,
+        batch: EvidenceBatch,
+        answers: Kind,
+        resources: _Resources,
+        execute: Callable[[EvidenceBatch, Kind], None],
+    ) -> None:
+        """Write answers to rows of a batch, or to their distinct ones, which are copied to the others.
+
+        unique: the distinct rows, where only those are answered.
+        execute: writes the answers to the rows that it is for.
+        """
+        if unique is None:
+            execute(batch, answers)
+            return
+        rows = unique.batch.rows
+        size = self._score_maker.size(rows) if isinstance(answers, Scores) else self._size(rows)
+        memory = fresh(size) if resources.device is None else resources.device.host(size)
+        blank: Callable[..., Any] = self._score_maker.blank if isinstance(answers, Scores) else self.blank
+        different = blank(unique.batch, memory)
+        execute(unique.batch, different)
+        # Equal rows get equal bytes: copies, not answers of their own.
+        unique.spread(different, answers, self.router.threads)
+        answers.climbed.update(different.climbed)
 
     def _score_group(
         self,
@@ -286,17 +341,16 @@ class Engine:
             # What few rows a joint table answers load no compiled code for their scores either.
             compiled = resources.compiled or route.backend is Backend.ROW_TREES
             group = replace(route.group, rows=rows, unique=None)
-            execute = partial(self._execute_part, route, budget)
-            self._score_slices([group], execute, batch, scores, memory, resources, compiled)
+            execute = partial(self._execute_part, route, budget=budget, resources=resources)
+            self._score_slices([group], execute, batch, scores, memory, compiled)
 
     def _score_slices(
         self,
         groups: Sequence[PatternGroup],
-        execute: Callable[[Sequence[PatternGroup], EvidenceBatch, Answers, _Resources], None],
+        execute: Callable[[Sequence[PatternGroup], EvidenceBatch, Answers], None],
         batch: EvidenceBatch,
         scores: Scores,
         memory: npt.NDArray[Any],
-        resources: _Resources,
         compiled: bool,
     ) -> None:
         """Write the scores of the rows of some groups.
@@ -316,16 +370,16 @@ class Engine:
                 here.append(replace(groups[number], rows=np.arange(begin, begin + len(part))))
                 begin += len(part)
             answers = self.blank(some, memory[: self._size(some.rows)])
-            execute(here, some, answers, resources)
+            execute(here, some, answers)
             self._score_maker.write(answers, rows, scores, self.router.threads, compiled)
 
     def _execute_part(
         self,
         route: Route,
-        budget: Budget,
         groups: Sequence[PatternGroup],
         batch: EvidenceBatch,
         answers: Answers,
+        budget: Budget,
         resources: _Resources,
     ) -> None:
         for group in groups:
@@ -346,16 +400,9 @@ class Engine:
         """
         route, budget = self._route(group, batch, budget, resources)
         unique = route.group.unique
-        if unique is None:
-            self._execute(route, group.rows, batch, answers, budget, resources)
-            return route.backend
-        size = self._size(unique.batch.rows)
-        memory = fresh(size) if resources.device is None else resources.device.host(size)
-        different = self.blank(unique.batch, memory)
-        self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, resources)
-        # Equal rows get equal bytes: copies, not answers of their own.
-        unique.spread(different, answers)
-        answers.climbed.update(different.climbed)
+        rows = group.rows if unique is None else np.arange(unique.batch.rows)
+        execute = partial(self._execute, route, rows, budget=budget, resources=resources)
+        self._answer_some(unique, batch, answers, resources, execute)
         return route.backend
 
     def _route(

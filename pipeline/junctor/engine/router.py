@@ -73,7 +73,10 @@ class Router(Grouping, ChunkRouting):
         uses = self.uses(group, batch) if uses is None else uses
         whole = budget
         if group.unique is not None:
-            left = self._left_by_unique(group.unique, group, uses, budget, gpu)
+            # In chunks any memory that is left will do.
+            is_whole = group.by_plan and not self.in_chunks(group.pattern, uses, budget.free, gpu)
+            least = self.plan_memory(group.pattern, uses).least if is_whole else 0
+            left = self.left_by_unique(group.unique, budget, least)
             # All rows instead: their answers have memory already.
             group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
         if not group.by_plan:
@@ -106,15 +109,14 @@ class Router(Grouping, ChunkRouting):
             return Backend.ENTRIES, "compiled where tables are large, over entries: too few rows for blocks"
         return Backend.NUMPY, "NumPy: too little work for compiled code"
 
-    def _left_by_unique(
-        self, unique: UniqueRows, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None
-    ) -> Budget | None:
-        """Return what answers to the unique rows of a group leave of a budget, None where they take too much of it."""
+    def left_by_unique(self, unique: UniqueRows, budget: Budget, least: int = 0) -> Budget | None:
+        """Return what answers to unique rows leave of a budget, None where they take too much of it.
+
+        unique: of a group, or of several.
+        budget: in addition to all answers to the batch.
+        least: bytes that the plan of the rows needs.
+        """
         taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
-        # In chunks any memory that is left will do.
-        least = 0
-        if group.by_plan and not self.in_chunks(group.pattern, uses, budget.free, gpu):
-            least = self.plan_memory(group.pattern, uses).least
         small = taken <= UNIQUE_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None
 

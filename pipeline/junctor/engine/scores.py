@@ -16,7 +16,6 @@ import numpy.typing as npt
 from junctor_kernels.tables import scores as reference
 
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence, span_of
-from junctor.evidence.deduplicate import UniqueRows
 from junctor.model.answers import OK, Answers, SampledAnswers, Scores, score_bytes, unscored
 from junctor.model.network import Network
 from junctor.model.query import Query, chosen_states, target_names
@@ -188,21 +187,3 @@ def rows_of(batch: EvidenceBatch, rows: Rows, variables: Collection[int]) -> Evi
     return EvidenceBatch(
         len(rows), {v: batch.states[v][at] for v in sorted(batch.states.keys() & variables)}, likelihoods
     )
-
-
-def spread_scores(unique: UniqueRows, different: Scores, scores: Scores) -> None:
-    """Copy the scores of the distinct rows to all equal rows in `scores`."""
-    at, numbers = span_of(unique.rows), unique.numbers
-    scores.status[at], scores.log_value[at] = different.status[numbers], different.log_value[numbers]
-    for source, target in (
-        (different.best, scores.best),
-        (different.probabilities, scores.probabilities),
-        (different.entropies, scores.entropies),
-        (different.chosen, scores.chosen),
-    ):
-        # Target by target: one index of all of them would make a copy of everything first.
-        for n in range(len(source)):
-            target[n][at] = source[n][numbers]
-    bad = np.flatnonzero(different.status[numbers] != OK)
-    for row, number in zip(unique.rows[bad].tolist(), numbers[bad].tolist(), strict=True):
-        scores.reasons[row] = different.reasons[number]

@@ -1,8 +1,8 @@
-"""Rows of equal evidence: their answer is computed once and copied. Main function: `distinct_rows`."""
+"""Rows of equal evidence: their answer is computed once and copied. Main functions: `distinct_rows`, `united`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import EvidenceBatch, Rows, span_of
-from junctor.model.answers import OK, Answers
+from junctor.model.answers import OK, Answers, Scores
 from junctor.planning.shape import Pattern
+from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +25,8 @@ MOST_DISTINCT = 0.5
 TABLE_SHARE = 4
 # Largest range of keys: within int64.
 MOST_KEYS = 1 << 62
+# Bytes of answers from which on threads copy them.
+THREAD_BYTES = 1 << 21
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,28 +34,36 @@ class UniqueRows:
     """The distinct rows among some rows of a batch.
 
     rows: int64 [n], ascending.
+    chosen: int64 [distinct rows], the row that stands for all that are equal to it.
     batch: evidence of the distinct rows.
     numbers: int64 [n], index in `batch` of each of `rows`.
     """
 
     rows: Rows
+    chosen: Rows
     batch: EvidenceBatch
     numbers: Rows
 
     @property
     def nbytes(self) -> int:
         """Bytes of the evidence and of the numbers."""
-        return self.numbers.nbytes + self.batch.nbytes
+        return self.numbers.nbytes + self.chosen.nbytes + self.batch.nbytes
 
-    def spread(self, unique: Answers, answers: Answers) -> None:
-        """Copy the answers to the distinct rows, `unique`, to all equal rows in `answers`."""
+    def spread(self, unique: Answers, answers: Answers, threads: int = 1) -> None:
+        """Copy the answers to the distinct rows to all rows that are equal to them.
+
+        unique: answers to the distinct rows.
+        answers: of the same kind, to the batch, written here.
+        threads: number of threads.
+        """
         at, numbers = span_of(self.rows), self.numbers
-        pairs: list[tuple[Array, Array]] = [(unique.status, answers.status), (unique.log_value, answers.log_value)]
-        pairs += [(unique.posteriors[v], array) for v, array in answers.posteriors.items()]
-        pairs += [(unique.states[v], array) for v, array in answers.states.items()]
-        # Whole columns: a copy of one row at a time would take longer than its answer.
-        for source, target in pairs:
-            _copy(source, target, at, numbers)
+        # Whole tables: a copy of one row at a time would take longer than its answer.
+        pairs = list(zip(_tables(unique), _tables(answers), strict=True))
+
+        def copy(pair: tuple[Array, Array], _: int) -> None:
+            _copy(*pair, at, numbers)
+
+        in_threads(copy, pairs, threads if answers.nbytes > THREAD_BYTES else 1)
         bad = np.flatnonzero(unique.status[numbers] != OK)
         for row, number in zip(self.rows[bad].tolist(), numbers[bad].tolist(), strict=True):
             answers.reasons[row] = unique.reasons[number]
@@ -105,7 +116,24 @@ def distinct_rows(
     if len(first) > MOST_DISTINCT * len(rows):
         return None
     chosen = rows[first]
-    return UniqueRows(rows, EvidenceBatch(len(chosen), {v: batch.states[v][chosen] for v in variables}), numbers)
+    return UniqueRows(rows, chosen, _of_rows(batch, chosen, variables), numbers)
+
+
+def united(batch: EvidenceBatch, parts: Sequence[UniqueRows]) -> UniqueRows:
+    """Return the distinct rows of several parts of a batch as one; those of a part follow those of the one before."""
+    numbers, count = np.full(batch.rows, -1, dtype=np.int64), 0
+    for part in parts:
+        numbers[part.rows] = part.numbers + count
+        count += len(part.chosen)
+    rows = np.flatnonzero(numbers >= 0)
+    chosen = np.concatenate([part.chosen for part in parts])
+    variables = {v for part in parts for v in part.batch.states}
+    return UniqueRows(rows, chosen, _of_rows(batch, chosen, sorted(variables)), numbers[rows])
+
+
+def _of_rows(batch: EvidenceBatch, rows: Rows, variables: Sequence[int]) -> EvidenceBatch:
+    """Return the states of some rows, which have evidence on no other variables."""
+    return EvidenceBatch(len(rows), {v: batch.states[v][rows] for v in variables})
 
 
 def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:
@@ -124,12 +152,23 @@ def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:
     return numbers, order[begins]
 
 
+def _tables(answers: Answers) -> Iterator[Array]:
+    """Yield what there is of each row, [rows] or [rows, numbers]."""
+    yield answers.status
+    yield answers.log_value
+    yield from answers.posteriors.values()
+    yield from answers.states.values()
+    if isinstance(answers, Scores):
+        for tables in (answers.best, answers.probabilities, answers.entropies, answers.chosen):
+            yield from tables
+
+
 def _copy(source: Array, target: Array, at: Rows | slice, numbers: Rows) -> None:
     if isinstance(at, slice):
         # mode="raise" would buffer the output.
         np.take(source, numbers, axis=0, out=target[at], mode="clip")
         return
-    if source.ndim == 2 and source.strides[1] == target.strides[1] == source.itemsize:
+    if source.ndim == 2:
         # A row as one item: number by number takes NumPy ten times as long.
         row = np.dtype((np.void, source.itemsize * source.shape[1]))
         source, target = source.view(row)[:, 0], target.view(row)[:, 0]
