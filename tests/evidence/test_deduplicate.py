@@ -87,6 +87,24 @@ def test_numbers_name_equal_rows(most_keys: int, table_share: int, monkeypatch: 
     assert (there[found.numbers] == states[rows]).all()
 
 
+@pytest.mark.parametrize("least", [0, 1 << 40])
+@given(
+    keys=st.lists(
+        # Few of them, neighbours, multiples of a power of two, and any.
+        st.one_of(
+            st.integers(0, 3), st.integers(0, 200), st.integers(0, 8).map(lambda n: n << 60), st.integers(0, 2**64 - 1)
+        )
+    )
+)
+def test_numbers_of_keys(least: int, keys: list[int]) -> None:
+    """Looked up in compiled code or sorted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct, "COMPILED_KEYS", least)
+        numbers, first = distinct.numbered(np.array(keys, dtype=np.uint64))
+    assert [keys[first[number]] for number in numbers.tolist()] == keys
+    assert sorted(first.tolist()) == sorted({key: keys.index(key) for key in keys}.values())
+
+
 def test_rows_that_differ_are_left_alone() -> None:
     network = chain(length=60, states=4, seed=1)
     states = sample(network, 300, seed=1)

@@ -1,7 +1,7 @@
 """Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
-Main functions: `mark_observed`, `take_states`, `take_codes`, `add_logs`.
+Main functions: `mark_observed`, `take_states`, `take_codes`, `number_keys`, `add_logs`.
 """
 
 from __future__ import annotations
@@ -96,6 +96,31 @@ def take_codes(columns: Any, rows: Any, sizes: Any, codes: Any) -> None:
         for i in range(rows.size):
             code = state_at(columns[c] + STATE * rows[i])
             codes[c, i] = sizes[c] if code < 0 else code
+
+
+@loops
+def number_keys(keys: Any, table: Any, numbers: Any, first: Any) -> int:
+    """Number distinct keys from 0 as they come, and return how many there are.
+
+    keys: uint64 [n].
+    table: int32 [a power of two, above n], filled with -1; written.
+    numbers: int64 [n], written: the number of each key.
+    first: int64 [n], written: where each distinct key comes first.
+    """
+    count, mask = 0, np.uint64(table.size - 1)
+    for i in range(keys.size):
+        key = keys[i]
+        # Bits from high to low, since keys may be small numbers or multiples of one: the last step of SplitMix64
+        # (Steele, Lea, Flood 2014).
+        mixed = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        at = (mixed ^ (mixed >> np.uint64(27))) & mask
+        while table[at] >= 0 and keys[first[table[at]]] != key:
+            at = (at + np.uint64(1)) & mask
+        if table[at] < 0:
+            table[at], first[count] = count, i
+            count += 1
+        numbers[i] = table[at]
+    return count
 
 
 @loops

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.evidence.deduplicate import UniqueRows
+from junctor.evidence.deduplicate import UniqueRows, numbered
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
 
@@ -530,14 +530,15 @@ def distinct(
         columns, keys = range(marks.shape[1]), np.zeros(len(marks), dtype=np.uint64)
         for its in in_threads(lambda part, _: keys_of(marks, words, columns[part]), parts, threads):
             keys += its
-    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    numbers, first = numbered(keys)
     if len(first) == len(marks) and (counts[:1] == counts).all():
         # All are distinct and as frequent, more often than not.
         return marks, counts, np.arange(len(marks))
-    others = first[numbers.ravel()]
+    others = first[numbers]
     if not all(in_threads(lambda part, _: _are_equal(marks[:, part], others), parts, threads)):
-        _, first, numbers = np.unique(_packed(marks), return_index=True, return_inverse=True)
-    chosen, totals, numbers = ranked(first, numbers.ravel(), counts)
+        _, first, unique = np.unique(_packed(marks), return_index=True, return_inverse=True)
+        numbers = unique.ravel()
+    chosen, totals, numbers = ranked(first, numbers, counts)
     # All are distinct more often than not, and copies of large tables take long.
     same = len(chosen) == len(marks) and np.array_equal(chosen, np.arange(len(marks)))
     if same:
@@ -582,8 +583,7 @@ def keys_of(marks: Mask, words: npt.NDArray[np.uint64], columns: Iterable[int]) 
 
 def _are_equal(marks: Mask, others: Rows) -> bool:
     """Return True if each row of `marks` is equal to the one that it is compared with."""
-    twins = np.flatnonzero(others != np.arange(len(others)))
-    return not twins.size or all(np.array_equal(column[twins], column[others[twins]]) for column in marks.T)
+    return all(np.array_equal(column, column.take(others)) for column in marks.T)
 
 
 def _packed(marks: Mask) -> npt.NDArray[np.void]:

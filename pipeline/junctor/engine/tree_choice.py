@@ -29,6 +29,7 @@ from junctor.engine.patterns import (
     words_of,
 )
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.deduplicate import numbered
 from junctor.planning.shape import Pattern
 
 # Rows of a vector: fewer are computed with lanes left empty.
@@ -117,7 +118,9 @@ class TreeChoice:
         result = []
         groups = np.arange(len(best.counts) + 1)
         # All groups at once: there may be hundreds, and thousands of rows.
-        by_group, of_row = np.argsort(best.numbers, kind="stable"), best.numbers[patterns.numbers]
+        # Numbers of two bytes are sorted by their digits, several times as fast.
+        short = best.numbers.astype(np.min_scalar_type(len(best.counts)))
+        by_group, of_row = np.argsort(short, kind="stable"), short[patterns.numbers]
         members, rows = np.searchsorted(best.numbers[by_group], groups), np.argsort(of_row, kind="stable")
         lines = np.searchsorted(of_row[rows], groups)
         for number in np.flatnonzero(best.together):
@@ -166,8 +169,8 @@ class TreeChoice:
 
     def _alone(self, members: Mask, most: int) -> tuple[float, float]:
         """Return the mean seconds and tables of rows of some patterns with trees of their own, by some of them."""
-        rows = self._patterns.rows[members[self._patterns.numbers]]
-        works = self._engine.works_alone(self._cells, spread(rows, most))
+        rows = self._patterns.rows[spread(np.flatnonzero(members.take(self._patterns.numbers)), most)]
+        works = self._engine.works_alone(self._cells, rows)
         seconds, tables = np.mean([(alone_seconds(work), work.tables) for work in works], axis=0).tolist()
         return seconds, tables
 
@@ -179,7 +182,7 @@ class TreeChoice:
             return patterns.counts, np.arange(len(patterns.counts))
         # Equal by chance with probability 1e-12, and then they only share a tree.
         keys = keys_of(patterns.marks, words_of(patterns.marks.shape[1]), columns)
-        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        numbers, first = numbered(keys)
         _, counts, numbers = ranked(first, numbers, patterns.counts)
         return counts, numbers
 

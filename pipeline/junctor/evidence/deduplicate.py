@@ -1,4 +1,7 @@
-"""Rows of equal evidence: their answer is computed once and copied. Main functions: `distinct_rows`, `united`."""
+"""Rows of equal evidence: their answer is computed once and copied.
+
+Main functions: `distinct_rows`, and `united` for those of several groups.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ Array = npt.NDArray[Any]
 LEAST_ROWS = 64
 # Largest share of distinct rows for which copies pay: a copy takes up to half as long as an answer.
 MOST_DISTINCT = 0.5
-# Keys of rows are counted in a table of all possible keys where it has at most so many entries for each row, and are
-# sorted otherwise.
+# Keys of rows are counted in a table of all possible keys where it has at most so many entries for each row.
 TABLE_SHARE = 4
+# Keys that compiled code looks up, which has to be loaded for that; fewer are sorted.
+COMPILED_KEYS = 1 << 15
 # Largest range of keys: within int64.
 MOST_KEYS = 1 << 62
 # Bytes of answers from which on threads copy them.
@@ -80,7 +84,20 @@ def repeated(batch: EvidenceBatch) -> int:
     for word, states in zip(words, batch.states.values(), strict=True):
         np.multiply(states, word, out=term)
         keys += term
-    return batch.rows - np.unique(keys).size
+    return batch.rows - len(numbered(keys.view(np.uint64))[1])
+
+
+def numbered(keys: npt.NDArray[np.uint64]) -> tuple[Rows, Rows]:
+    """Return a number for each key, the same for equal ones, from 0, and where each distinct one comes first."""
+    if len(keys) < COMPILED_KEYS:
+        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        return numbers.ravel(), first
+    # Imported here: loaded where there are many.
+    from junctor_kernels.cpu.columns import number_keys
+
+    numbers, first = np.empty((2, len(keys)), dtype=np.int64)
+    table = np.full(1 << (2 * len(keys)).bit_length(), -1, dtype=np.int32)
+    return numbers, first[: number_keys(keys, table, numbers, first)]
 
 
 def distinct_rows(
@@ -137,19 +154,13 @@ def _of_rows(batch: EvidenceBatch, rows: Rows, variables: Sequence[int]) -> Evid
 
 
 def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:
-    """Return the rank of each key among the distinct keys (below `size`), and one position of each distinct key."""
+    """Return a number for each key (below `size`), the same for equal ones, and one position of each distinct key."""
     if size <= TABLE_SHARE * len(keys):
         places = np.full(size, -1, dtype=np.int64)
         places[keys] = np.arange(len(keys))
         present = places >= 0
         return (np.cumsum(present) - 1)[keys], places[present]
-    # Not a stable sort: which of several equal rows stands for all of them does not matter.
-    order = np.argsort(keys)
-    ascending = keys[order]
-    begins = np.append(True, ascending[1:] != ascending[:-1])
-    numbers = np.empty(len(keys), dtype=np.int64)
-    numbers[order] = np.cumsum(begins) - 1
-    return numbers, order[begins]
+    return numbered(keys.view(np.uint64))
 
 
 def _tables(answers: Answers) -> Iterator[Array]:
