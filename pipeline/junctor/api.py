@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -44,6 +44,7 @@ from junctor.runtime.machine import allowed_memory, compute_options
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.evidence.encode import EncodedPartition
     from junctor.evidence.mapping import MappingSource
     from junctor.model.answers import Answers
     from junctor.sampling.auto import AutoEngine
@@ -375,22 +376,39 @@ class _Answerer:
         from junctor.evidence.mapping import read_mapping
 
         table, mapping = as_arrow(evidence.table), read_mapping(evidence.mapping, self._network)
-        results = []
-        # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
-        for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
-            encoded = encode_table(
-                piece,
+        rows = table.num_rows
+
+        def read(piece: tuple[int, pa.Table]) -> EncodedPartition:
+            return encode_table(
+                piece[1],
                 self._network,
                 case_id=evidence.case_id,
                 ignore_extra=evidence.ignore_extra,
                 strict=evidence.strict,
                 keep=keep,
                 missing=missing,
-                first_row=first,
+                first_row=piece[0],
                 mapping=mapping,
             )
-            answers = self._answer(encoded.batch, first, table.num_rows)
-            results.append(with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept))
+
+        def finish(encoded: EncodedPartition, answers: Answers) -> pa.Table:
+            return with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept)
+
+        # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
+        pieces = list(_slices(table, default_partition_rows(self._network, self._query)))
+        if len(pieces) > 1 and self._query.method == "exact" and self._options.threads != 1:
+            # Imported when needed, as below.
+            from junctor.engine.sequence import answer_in_sequence
+
+            turn = partial(_turn, self._options)
+            engine_for = partial(self._engine_for, rows)
+            return pa.concat_tables(
+                answer_in_sequence(pieces, read, lambda encoded: encoded.batch, engine_for, turn, finish)
+            )
+        results = []
+        for piece in pieces:
+            encoded = read(piece)
+            results.append(finish(encoded, self._answer(encoded.batch, encoded.first_row, rows)))
         return pa.concat_tables(results)
 
     def rest(self) -> None:

@@ -14,6 +14,12 @@ from junctor.model.errors import BudgetError
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+# Memory from which on there is some for what goes beside propagation.
+PLENTY_BYTES = 1 << 31
+# Batches whose impossible rows get reasons while the next ones are answered, where memory is plenty, a thread each;
+# and bytes for a search.
+EXPLAINED_AT_ONCE, EXPLAINING_BYTES = 3, 1 << 27
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

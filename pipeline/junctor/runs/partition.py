@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
+from junctor.planning.budget import EXPLAINED_AT_ONCE, EXPLAINING_BYTES, PLENTY_BYTES
 from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
 from junctor.runtime.dask_cluster import Resources, refuse_other_version, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
@@ -55,10 +56,7 @@ if TYPE_CHECKING:
 # GiB, and as many as there are cores. What is reserved for them does not depend on cores, because it limits the memory
 # of plans.
 WRITERS, MOST_WRITERS = 2, 64
-PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
-# Partitions whose impossible rows get reasons while the next ones are answered, where memory is plenty, a thread each;
-# and bytes for a search.
-EXPLAINED_AT_ONCE, EXPLAINING_BYTES = 3, 1 << 27
+WRITERS_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
