@@ -15,7 +15,7 @@ from junctor.backends import row_trees, row_work
 from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import OK, Answers
 from junctor.model.errors import Place
@@ -80,9 +80,13 @@ def test_rows_on_one_tree_equal_rows_one_by_one(rows: int) -> None:
         np.testing.assert_allclose(together.posteriors[v], alone.posteriors[v], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("rows", [5, 33, 64, 200, 700])
-def test_rows_that_share_a_tree_are_divided_among_threads(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = random_network(40, seed=6)
+@pytest.mark.parametrize("seed", [6, 8])
+@pytest.mark.parametrize("rows", [5, 33, 64, 200, 257, 641, 700])
+def test_rows_that_share_a_tree_are_divided_among_threads(
+    rows: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte, also where the last block has one row: 257 and 641 of 16 threads."""
+    network = random_network(40, seed=seed)
     batch, found, calls = random_batch(network, rows), [], []
     sizes: list[int] = []
     real = RowEngine._answer
@@ -103,6 +107,44 @@ def test_rows_that_share_a_tree_are_divided_among_threads(rows: int, monkeypatch
     assert found[0] == found[1] == found[2]
     assert calls[1] >= min(2, rows // 32)
     assert calls[2] >= min(16, rows // 40)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_groups_of_a_call_are_answered_as_each_alone(soft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, whoever shares a call; and about the same where memory is too small for some of them."""
+    network, rng = random_network(40, seed=6), np.random.default_rng(3)
+    sizes = [1, 2, 7, 8, 64, 65, 1, 130, 300, 20, 3, 90, 256, 257, 40]
+    batch = random_batch(network, sum(sizes))
+    if soft:
+        some = np.flatnonzero(rng.random(batch.rows) < 0.3)
+        values = rng.random((len(some), network.cardinalities[5])) + 0.1
+        states = {v: column for v, column in batch.states.items() if v != 5}
+        batch = EvidenceBatch(batch.rows, states, {5: SoftEvidence(some, values)})
+    order, ends = rng.permutation(batch.rows), np.cumsum(sizes)
+    groups = [TreeRows(np.sort(order[end - size : end]), shared=True) for end, size in zip(ends, sizes, strict=True)]
+
+    def answered_by(threads: int, parts: list[list[TreeRows]], memory: int = 16 * ROOM) -> list[np.ndarray]:
+        answers = blank(network, batch, range(40))
+        for part in parts:
+            assert not RowEngine(network, range(40), memory, threads).answer_groups(batch, part, answers).size
+        return [answers.log_value, *answers.posteriors.values()]
+
+    expected = answered_by(1, [[group] for group in groups])
+    calls: list[int] = []
+    real = row_trees.calls_of_groups
+
+    def counted(*args: Any) -> Any:
+        found = real(*args)
+        calls.append(len(found))
+        return found
+
+    monkeypatch.setattr(row_trees, "calls_of_groups", counted)
+    for threads in (1, 2, 8):
+        for one, other in zip(answered_by(threads, [groups]), expected, strict=True):
+            assert one.tobytes() == other.tobytes()
+    assert 0 < calls[0] < len(groups)
+    for one, other in zip(answered_by(1, [groups], ROOM >> 6), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:

@@ -20,8 +20,8 @@ from numba import typeof
 from junctor_kernels.cpu import plan as blocks
 from junctor_kernels.cpu.bytecode import BlockWorkspace, Bytecode, Cases
 from junctor_kernels.orders.sparse import NOT_LISTED, SparseGraph
+from junctor_kernels.row_trees import blocks as row_blocks
 from junctor_kernels.row_trees import lane_layout as layout
-from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 
 # The process that was started, if any: one is enough, and it is kept until this one ends.
@@ -63,13 +63,12 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
     )
     graph = SparseGraph(ints(1), np.zeros(1, np.int32), NOT_LISTED)
     factors = rowplan.Factors(*(ints(1),) * 5, floats(1), 0, graph, ints(1), floats(1))
-    tree, memory = rowplan.tree(graph, 1), layout.lanes_for(1, 1, 1)
+    memory = rowplan.tree(graph, 1), layout.lanes_for(1, 1, 1), ints(1)
     soft, results = (ints(2), floats(2), ints(1)), (floats(2), floats(1), ints(1))
     wanted = np.zeros(1, np.bool_)
     return [
         (blocks.propagate, (code, work, cases)),
-        (together.answer_lanes, (factors, ints(2), soft, 0, wanted, ints(1), tree, memory, results)),
-        (layout.lay_out, (factors, ints(2), tree, memory, ints(1))),
+        (row_blocks.answer_blocks, (factors, ints(2), soft, 0, 1, 1, wanted, ints(1), memory, ints(1), results)),
     ]
 
 

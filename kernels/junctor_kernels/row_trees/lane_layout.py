@@ -1,6 +1,6 @@
 """Layout of the messages of rows that share a join tree: groups of rows for each table, and memory (Numba).
 
-Main functions: `lanes_for` and `lay_out`, called by `junctor.backends.row_trees` before `lanes.answer_lanes`. Rows are
+Main functions: `lanes_for` and `lay_out`, called by `blocks` before `lanes.answer_lanes`. Rows are
 grouped for each table by what they observe there; messages down lie where others are of no use any more.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import inlined, loops, part
+from junctor_kernels.cpu.jit import inlined, part
 from junctor_kernels.cpu.vectors import BYTES
 from junctor_kernels.row_trees.plan import (
     ENTRIES,
@@ -43,7 +43,7 @@ GAP_AT, GAP_LENGTH = range(2)
 # Rows of a map: group and lane of every row, rows in the order of groups.
 GROUP, LANE, MEMBER = range(3)
 # Needs of a block of rows.
-NEED_GROUPS, NEED_MAPS, NEED_ARENA, NEED_LIVE, NEED_LISTS, NEEDS = range(6)
+NEED_GROUPS, NEED_MAPS, NEED_ARENA, NEED_LIVE, NEED_LISTS, NEED_ROWS, NEED_BLOCK, NEEDS = range(8)
 # Rows of `lists`: offsets of kept entries in both operands, of eliminated ones, and of the terms that are not zero.
 KEPT_ONE, KEPT_OTHER, TERM_ONE, TERM_OTHER, LIVE_ONE, LIVE_OTHER = range(6)
 
@@ -117,7 +117,9 @@ class Lanes(NamedTuple):
 def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int64] | None = None) -> Lanes:
     """Return memory for blocks of so many rows; `needs`: of `lay_out`, none at first."""
     # At least one of each: what is too small is written over until its needs are known.
-    groups, maps, arena, live, lists = (1, 1, 1, 1, 1) if needs is None else (max(1, int(need)) for need in needs)
+    groups, maps, arena, live, lists = (
+        (1, 1, 1, 1, 1) if needs is None else (max(1, int(need)) for need in needs[:NEED_ROWS])
+    )
     width = -(-rows // WIDTH) * WIDTH
     slots = 1 << (4 * rows - 1).bit_length()
 
@@ -158,11 +160,11 @@ def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int6
     )
 
 
-@loops
+@part
 def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> bool:
     """Group the rows of a block for every table, and place the messages; return False if the memory is too small.
 
-    factors: of the network.
+    factors: of the network, with the means of the rows of the tree.
     states: int64 [variables, rows], -1 for unobserved.
     tree: planned for these rows: what all of them observe is cut out.
     lanes: written.
@@ -172,11 +174,8 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
     tables, spans = nodes.tables, lanes.spans
     for i in range(nodes.counts[POSITIONS]):
         v = tree.order[i]
-        lanes.loose[i] = 0
-        for row in range(rows):
-            if states[v, row] >= 0:
-                lanes.loose[i] = 1
-                break
+        # In any row of the tree, not of the block: bytes must not depend on who is in a block.
+        lanes.loose[i] = factors.means[v] < factors.cards[v]
     lanes.given[0] = factors.starts.size - 1
     # Offset 0 of the arena is the number 1, and so is the flag of its only entry.
     groups, maps, place, live, listed, widest = 0, 0, WIDTH, 1, 1, 1

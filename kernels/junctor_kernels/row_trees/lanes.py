@@ -1,6 +1,6 @@
 """Rows that share a join tree: a message for all of them at once, cases in the lanes of vectors (Numba).
 
-Main function: `answer_lanes`, called by `junctor.backends.row_trees` for blocks that `lane_layout` has laid out. Rows
+Main function: `answer_lanes`, called by `blocks` for rows that `lane_layout` has laid out. Rows
 may differ in what they observe: a message depends on the pattern of evidence in its own scope only, so rows are grouped
 for each table by what they observe there, and observed variables are cut out of the tables of a group. Rows that
 observe the same are one group everywhere.
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import as_bits, as_float, inlined, loops, part
+from junctor_kernels.cpu.jit import as_bits, as_float, inlined, part
 from junctor_kernels.cpu.vectors import (
     above_zero,
     larger,
@@ -79,7 +79,7 @@ PLACE, WIDE, FLAGS, SPARSE, LEAST_ENTRY = range(5)
 LARGEST, SMALLEST, BY = range(3)
 
 
-@loops
+@part
 def answer_lanes(
     factors: Any, states: Any, soft: Any, first: int, wanted: Any, starts: Any, tree: Any, lanes: Any, results: Any
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -23,6 +23,8 @@ Rows = npt.NDArray[np.int64]
 # millisecond of Python's lock. The number of rows stays within the other bounds.
 CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
 LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
+# Bytes of answers of a call of groups: they stay in the cache until they are written.
+SHARED_CALL_BYTES = 1 << 19
 # Variables of the rows of a call, where rows are too few for all threads: a millisecond, more than a call takes of
 # Python's lock.
 LEAST_VARIABLES = 4096
@@ -53,11 +55,23 @@ class SharedTree:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowCall:
-    """Rows of one call: they share a tree, planned before or by the call, or each has its own."""
+    """Rows of one call: groups that share a tree each, planned before or by the call, or each row has its own.
+
+    rows: of the batch.
+    ends: int64 [groups], where groups end among the rows; None for trees of their own.
+    tree: of a single group, where it was planned before.
+    block: rows that are computed together at most.
+    """
 
     rows: Rows
-    shared: bool = False
+    ends: Rows | None = None
     tree: SharedTree | None = None
+    block: int = rowplan.MOST_TOGETHER
+
+    @property
+    def shared(self) -> bool:
+        """Whether rows share trees."""
+        return self.ends is not None
 
 
 class RowCalls:
@@ -121,3 +135,27 @@ def calls_of(rows: Rows, row_bytes: int, variables: int = 1, threads: int = 1) -
     if threads > 1:
         count = min(count, max(1, LEAST_VARIABLES // variables, -(-len(rows) // (2 * threads))))
     return [RowCall(rows[start : start + count]) for start in range(0, len(rows), count)]
+
+
+def call_rows(rows: int, row_bytes: int, threads: int) -> int:
+    """Return how many rows of groups are a call, about.
+
+    rows: of all groups.
+    row_bytes: bytes of the answers of a row.
+    threads: that answer them; each gets several calls, which are not all of the same work.
+    """
+    most = max(1, SHARED_CALL_BYTES // max(1, row_bytes))
+    return most if threads == 1 else max(1, min(most, -(-rows // (4 * threads))))
+
+
+def calls_of_groups(groups: Sequence[Rows], most: int) -> list[RowCall]:
+    """Return calls of groups whose trees are not planned yet, of about `most` rows each."""
+    calls: list[RowCall] = []
+    some: list[Rows] = []
+    for number, rows in enumerate(groups):
+        some.append(rows)
+        ends = np.cumsum([len(each) for each in some])
+        if ends[-1] >= most or number == len(groups) - 1:
+            calls.append(RowCall(np.concatenate(some), ends))
+            some = []
+    return calls

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -17,16 +17,15 @@ import numpy.typing as npt
 from junctor_kernels.cpu.answers import write_row_states, write_rows
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
+from junctor_kernels.row_trees import blocks, tiles
 from junctor_kernels.row_trees import domains as possible
 from junctor_kernels.row_trees import lane_layout as layout
-from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
-from junctor_kernels.row_trees import tiles
 
 from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
 from junctor.backends.impossible_answers import leave_impossible
-from junctor.backends.row_calls import RowCall, RowCalls, SharedTree, calls_of
+from junctor.backends.row_calls import RowCall, RowCalls, SharedTree, call_rows, calls_of, calls_of_groups
 from junctor.backends.row_work import RowWork, alone_seconds, block_rows, unaliased
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import OK, Answers
@@ -37,8 +36,9 @@ Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Arrays = tuple[npt.NDArray[Any], ...]
 
-# Rows of a group that are one call, which plans their tree: it is not kept for others.
-ONE_CALL_ROWS = 64
+# Rows of a group that is part of a call, which plans its tree: it is not kept for others. Of more than so many groups
+# they may have as many rows as a call.
+ONE_CALL_ROWS, FEW_GROUPS = 64, 8
 # Fewer rows are not divided among threads: the start of each table would outweigh its rows.
 FEWEST_TOGETHER = 32
 # Initial entries of the arena; it grows with the rows that need more.
@@ -57,6 +57,7 @@ class _Room:
     domains: possible states of one row.
     work: arena of the messages of one row, and workspace.
     lanes: messages of rows that share a tree; None before the first of them.
+    block: states of rows that share a tree and are computed together.
     most: entries that the arena may grow to.
     planned: what `tree` is, where rows share it.
     """
@@ -66,6 +67,7 @@ class _Room:
     work: rowwise.RowWorkspace
     most: int
     lanes: layout.Lanes | None = None
+    block: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     planned: SharedTree | None = None
 
 
@@ -149,7 +151,7 @@ class RowEngine:
         """Drop the memory of messages, but for so many bytes at the most, of rows that share trees."""
         # Those take a tenth longer in new pages, which the system clears; rows with trees of their own take few.
         for room in self._rooms:
-            room.work = rowwise.work(1, len(room.tree.nodes.tables))
+            room.work, room.block = rowwise.work(1, len(room.tree.nodes.tables)), room.block[:0].copy()
             size = 0 if room.lanes is None else room.lanes.nbytes
             if size <= most:
                 most -= size
@@ -276,17 +278,21 @@ class RowEngine:
         groups: of rows.
         answers: of the batch, written here.
         """
-        block = self._block(sum(len(group.rows) for group in groups if group.shared))
-        one_call = min(ONE_CALL_ROWS, block)
-        large = [group.rows for group in groups if group.shared and len(group.rows) > one_call]
+        shared = [group.rows for group in groups if group.shared]
+        count = sum(map(len, shared))
+        block = self._block(count)
+        most = call_rows(count, 8 * self._width, len(self._rooms))
+        # Of many groups hardly one has a tree that the next batch finds.
+        one_call = min(ONE_CALL_ROWS if len(shared) <= FEW_GROUPS else max(ONE_CALL_ROWS, most), block)
+        large = [rows for rows in shared if len(rows) > one_call]
         cells = evidence_cells(batch)
         trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
         alone = [group.rows for group in groups if not group.shared]
         calls = [call for rows in alone for call in self._calls(rows)]
         for rows, tree in zip(large, trees, strict=True):
-            calls.extend(self._blocks(rows, tree, block))
-        calls.extend(RowCall(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
+            calls.extend(self._blocks(rows, tree, block, most))
+        calls.extend(calls_of_groups([rows for rows in shared if len(rows) <= one_call], most))
         return np.sort(self._in_threads(cells, calls, answers)) if calls else np.zeros(0, dtype=np.int64)
 
     def _block(self, rows: int) -> int:
@@ -317,16 +323,13 @@ class RowEngine:
         left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
         return left
 
-    def _plan(
-        self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int, kept: bool = False
-    ) -> SharedTree | None:
+    def _plan(self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int) -> SharedTree | None:
         """Return the tree of some rows; None where they are better off with trees of their own.
 
         share: [variables], of these rows that observe each.
         kinds: variables with likelihoods, UNOBSERVED where no row has one.
         rows: their number.
         thread: in whose memory the tree is planned.
-        kept: whether the tree is for several calls.
         """
         factors, common = self._evidence_of(share)
         room = self._rooms[thread]
@@ -334,7 +337,7 @@ class RowEngine:
         if not rowplan.plan_rows(factors, common, kinds, self._wanted, rows, room.tree):
             return None
         entries, tables = room.tree.nodes.work[rowplan.MEAN_ENTRIES], room.tree.nodes.counts[rowplan.TABLES]
-        tree = SharedTree(factors, rowplan.stored(room.tree) if kept else (), float(entries), int(tables))
+        tree = SharedTree(factors, (), float(entries), int(tables))
         if not self._is_worth_it(tree, rows, room):
             return None
         room.planned = tree
@@ -355,15 +358,23 @@ class RowEngine:
         # Fewer rows than a vector has lanes are faster one by one.
         return rows > 1 and self._step(tree, room) >= min(rows, layout.WIDTH)
 
-    def _blocks(self, rows: Rows, tree: SharedTree | None, most: int) -> list[RowCall]:
-        """Return calls of rows that share a tree, blocks of much the same size, about `most` rows or fewer."""
+    def _blocks(self, rows: Rows, tree: SharedTree | None, block: int, most: int) -> list[RowCall]:
+        """Return calls of rows that share a tree.
+
+        rows: of a group.
+        tree: planned before; None where they are better off with trees of their own.
+        block: rows of a block at most, about; all blocks are of much the same size.
+        most: rows of a call, about.
+        """
         if tree is None:
             return self._calls(rows)
         step = min(len(rows), self._step(tree, self._rooms[0]))
-        count = -(-len(rows) // min(step, most))
+        count = -(-len(rows) // min(step, block))
         size = min(step, -(-len(rows) // count // layout.WIDTH) * layout.WIDTH)
         size = size if tree.is_mixed else unaliased(size)
-        return [RowCall(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
+        several = size * max(1, most // size)
+        parts = [rows[start : start + several] for start in range(0, len(rows), several)]
+        return [RowCall(part, np.array([len(part)]), tree, size) for part in parts]
 
     def _plan_before(self, cells: EvidenceCells, rows: Rows, thread: int) -> SharedTree | None:
         """Return the tree of rows of several calls, as `_plan`."""
@@ -373,7 +384,9 @@ class RowEngine:
         with self._lock:
             tree = self._taken(key)
         if tree is None:
-            tree = self._plan(share, soft, len(rows), thread, kept=True)
+            tree = self._plan(share, soft, len(rows), thread)
+            if tree is not None:
+                tree = replace(tree, arrays=rowplan.stored(self._rooms[thread].tree))
         elif not self._is_worth_it(tree, len(rows), self._rooms[thread]):
             tree = None
         if tree is not None:
@@ -407,12 +420,7 @@ class RowEngine:
         if not call.shared:
             self._each(room, states, soft, results)
         else:
-            tree = call.tree
-            if tree is None:
-                share = np.count_nonzero(states != UNOBSERVED, axis=1) / len(rows)
-                tree = self._plan(share, soft[0].max(axis=0), len(rows), thread)
-            if tree is not None:
-                self._together(room, tree, states, soft, (posteriors, log_values, status))
+            self._in_groups(room, call, states, soft, thread, (posteriors, log_values, status))
             results = posteriors.T, log_values, status, explanations
             # Rows without a common tree, and those that may have lost digits to underflow: here each has its bounds.
             left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
@@ -456,40 +464,61 @@ class RowEngine:
             for v in answers.targets:
                 answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
 
-    def _together(self, room: _Room, tree: SharedTree, states: Rows, soft: Arrays, results: Arrays) -> None:
-        """Answer rows on one tree, in blocks that fit the memory; rows without an answer keep their status."""
-        if room.planned is not tree:
-            rowplan.restore(tree.arrays, room.tree)
-            room.planned = tree
-        step = self._step(tree, room)
-        for start in range(0, len(results[2]), step):
-            block = np.ascontiguousarray(states[:, start : start + step])
-            if not self._lay_out(room, tree.factors, block):
-                return
-            how = self._wanted, self._starts, room.tree, room.lanes, results
-            together.answer_lanes(tree.factors, block, soft, start, *how)
+    def _in_groups(self, room: _Room, call: RowCall, states: Rows, soft: Arrays, thread: int, results: Arrays) -> None:
+        """Answer groups of rows that share a tree each; rows without an answer keep their status."""
+        assert call.ends is not None
+        first = 0
+        for last in call.ends.tolist():
+            tree = call.tree
+            if tree is None:
+                share = np.count_nonzero(states[:, first:last] != UNOBSERVED, axis=1) / (last - first)
+                tree = self._plan(share, soft[0][first:last].max(axis=0), last - first, thread)
+            elif room.planned is not tree:
+                rowplan.restore(tree.arrays, room.tree)
+                room.planned = tree
+            if tree is not None:
+                together = min(call.block, self._step(tree, room))
+                self._together(room, tree.factors, together, (states, soft, first, last), results)
+            first = last
 
-    def _lay_out(self, room: _Room, factors: rowplan.Factors, states: Rows) -> bool:
-        """Prepare the memory for a block of rows; return False if their messages take too much."""
+    def _together(
+        self, room: _Room, factors: rowplan.Factors, together: int, rows: tuple[Rows, Arrays, int, int], results: Arrays
+    ) -> None:
+        """Answer rows on the tree in memory, `together` at a time; rows: states and likelihoods, first and last one."""
+        states, soft, first, last = rows
         needs = np.zeros(layout.NEEDS, dtype=np.int64)
-        tables, variables = len(room.tree.nodes.tables), len(self._sizes)
         if room.lanes is None:
-            room.lanes = layout.lanes_for(states.shape[1], tables, variables)
-        elif room.lanes.rows < states.shape[1]:
-            room.lanes = layout.lanes_for(states.shape[1], tables, variables)._replace(arena=room.lanes.arena)
-        while not layout.lay_out(factors, states, room.tree, room.lanes, needs):
-            if needs[layout.NEED_ARENA] > room.most // 2:
-                return False
-            arena, sizes = room.lanes.arena, needs + needs // 4
-            # Messages stay where they have room; else they get a quarter more than needed, and later twice as much, so
-            # that not every following block reallocates: the system clears new pages.
-            stays = needs[layout.NEED_ARENA] <= arena.size
-            if stays:
-                sizes[layout.NEED_ARENA] = 1
-            elif arena.size > needs[layout.NEED_ARENA] // 2:
-                sizes[layout.NEED_ARENA] = 2 * needs[layout.NEED_ARENA]
-            lanes = layout.lanes_for(room.lanes.rows, tables, variables, sizes)
-            room.lanes = lanes._replace(arena=arena) if stays else lanes
+            room.lanes = layout.lanes_for(1, len(room.tree.nodes.tables), len(self._sizes))
+        while first < last:
+            memory, asked = (room.tree, room.lanes, room.block), (self._wanted, self._starts)
+            first = blocks.answer_blocks(factors, states, soft, first, last, together, *asked, memory, needs, results)
+            # The kernel stops where it needs more memory, and goes on with it.
+            if first < last and not self._enlarge(room, needs):
+                return
+
+    def _enlarge(self, room: _Room, needs: Rows) -> bool:
+        """Enlarge the memory for a block of rows; return False if their messages take too much."""
+        assert room.lanes is not None
+        tables, variables = len(room.tree.nodes.tables), len(self._sizes)
+        if needs[layout.NEED_ROWS]:
+            if room.lanes.rows < needs[layout.NEED_ROWS]:
+                lanes = layout.lanes_for(int(needs[layout.NEED_ROWS]), tables, variables)
+                room.lanes = lanes._replace(arena=room.lanes.arena)
+            if room.block.size < needs[layout.NEED_BLOCK]:
+                room.block = np.empty(int(needs[layout.NEED_BLOCK]), dtype=np.int64)
+            return True
+        if needs[layout.NEED_ARENA] > room.most // 2:
+            return False
+        arena, sizes = room.lanes.arena, needs + needs // 4
+        # Messages stay where they have room; else they get a quarter more than needed, and later twice as much, so that
+        # not every following block reallocates: the system clears new pages.
+        stays = needs[layout.NEED_ARENA] <= arena.size
+        if stays:
+            sizes[layout.NEED_ARENA] = 1
+        elif arena.size > needs[layout.NEED_ARENA] // 2:
+            sizes[layout.NEED_ARENA] = 2 * needs[layout.NEED_ARENA]
+        lanes = layout.lanes_for(room.lanes.rows, tables, variables, sizes)
+        room.lanes = lanes._replace(arena=arena) if stays else lanes
         return True
 
     def _each(self, room: _Room, states: Rows, soft: Arrays, results: Arrays) -> None:
