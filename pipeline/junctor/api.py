@@ -396,15 +396,14 @@ class _Answerer:
 
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         pieces = list(_slices(table, default_partition_rows(self._network, self._query)))
-        if len(pieces) > 1 and self._query.method == "exact" and self._options.threads != 1:
+        is_long = len(pieces) > 1 and self._query.method == "exact" and self._options.threads != 1
+        # What a batch takes of a GPU is mostly Python, of one thread at a time however many there are.
+        if is_long and not self._engine_for(rows).router.sees_gpu:
             # Imported when needed, as below.
             from junctor.engine.sequence import answer_in_sequence
 
-            turn = partial(_turn, self._options)
             engine_for = partial(self._engine_for, rows)
-            return pa.concat_tables(
-                answer_in_sequence(pieces, read, lambda encoded: encoded.batch, engine_for, turn, finish)
-            )
+            return pa.concat_tables(answer_in_sequence(pieces, read, lambda each: each.batch, engine_for, finish))
         results = []
         for piece in pieces:
             encoded = read(piece)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import junctor
@@ -106,7 +105,7 @@ def test_order_of_results_and_steps(count: int, plenty: bool, refuses: bool) -> 
     recorder: Any = Recorder(PLENTY_BYTES if plenty else PLENTY_BYTES - 1, refuses)
     sources = range(1, count + 1)
     found = answer_in_sequence(
-        sources, EvidenceBatch, lambda batch: batch, lambda: recorder, nullcontext, lambda batch, _: batch.rows
+        sources, EvidenceBatch, lambda batch: batch, lambda: recorder, lambda batch, _: batch.rows
     )
     assert found == [*sources]
     answered = "answer" if plenty and not refuses else "answer, explain"
@@ -149,6 +148,6 @@ def test_failures_end_it(where: str, network: Network) -> None:
 
     before = threading.active_count()
     with pytest.raises(ValueError, match=where):
-        answer_in_sequence(range(6), read, lambda batch: batch, engine_for, nullcontext, finish)
+        answer_in_sequence(range(6), read, lambda batch: batch, engine_for, finish)
     assert not [each for each in threading.enumerate() if each.name.startswith("junctor-batches")]
     assert threading.active_count() <= before + 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TypeVar
 
 from junctor.engine.engine import Engine
@@ -28,7 +28,6 @@ def answer_in_sequence(
     read: Callable[[Source], Read],
     batch_of: Callable[[Read], EvidenceBatch],
     engine_for: Callable[[], Engine],
-    turn: Callable[[], AbstractContextManager[None]],
     finish: Callable[[Read, Answers], Result],
 ) -> list[Result]:
     """Return what is made of the answers to several batches, in their order; the same as if one waited for the other.
@@ -37,7 +36,6 @@ def answer_in_sequence(
     read: makes a source what a batch is in.
     batch_of: returns the batch.
     engine_for: returns the engine of the next batch.
-    turn: context managers in which a batch is answered.
     finish: makes the result.
     Raises what they raise, once nothing is in progress.
     """
@@ -63,14 +61,13 @@ def answer_in_sequence(
             found = read_ahead(sources[0], engine) if coming is None else coming.result()
             engine = engine_for() if n else engine
             coming = threads.submit(read_ahead, sources[n + 1], engine) if n + 1 < len(sources) else None
-            batch, answers, later = batch_of(found), None, engine.allowed >= PLENTY_BYTES
-            with turn():
-                if later:
-                    # Where that leaves too little, reasons are found at once.
-                    with suppress(BudgetError):
-                        answers = engine.answer(batch, EXPLAINED_AT_ONCE * (EXPLAINING_BYTES + batch.nbytes), False)
-                later = answers is not None
-                answers = engine.answer(batch) if answers is None else answers
+            batch, answers = batch_of(found), None
+            if engine.allowed >= PLENTY_BYTES:
+                # Where that leaves too little, reasons are found at once.
+                with suppress(BudgetError):
+                    answers = engine.answer(batch, EXPLAINED_AT_ONCE * (EXPLAINING_BYTES + batch.nbytes), False)
+            later = answers is not None
+            answers = engine.answer(batch) if answers is None else answers
             if len(finishing) == EXPLAINED_AT_ONCE:
                 results.append(finishing.popleft().result())
             if later:
