@@ -76,20 +76,22 @@ class ScoreMaker:
 
         total, memory = len(answers.status), answers.memory
         assert memory is not None
-        # Rows without gaps are written where they belong, others together first.
-        there = scores if isinstance(at, slice) else _Part(total, scores, 0, len(self.targets))
-        start = at.start if isinstance(at, slice) else 0
 
         def make(task: tuple[int, int, int], _: int) -> None:
             first, last, begin = task
-            arrays = (array[first:last] for array in (there.best, there.probabilities, there.entropies))
             end, numbers = min(begin + TASK_ROWS, total), memory[total * self._starts[first] :]
-            score_rows(numbers, self._sizes[first:last], total, begin, end, start + begin, *arrays)
+            asked = numbers, self._sizes[first:last], total, begin, end
+            if isinstance(at, slice):
+                arrays = (array[first:last] for array in (scores.best, scores.probabilities, scores.entropies))
+                score_rows(*asked, at.start + begin, *arrays)
+            else:
+                # Rows with gaps are made together first.
+                part = _Part(end - begin, scores, first, last)
+                score_rows(*asked, 0, part.best, part.probabilities, part.entropies)
+                part.copy_to(scores, at[begin:end])
 
         tasks = [(*targets, begin) for targets in self._shares(total) for begin in range(0, total, TASK_ROWS)]
         in_threads(make, tasks, threads)
-        if isinstance(there, _Part):
-            there.copy_to(scores, at)
 
     def _shares(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield first and last target of each task: whole columns lie together in memory, cells of a row do not."""
@@ -111,16 +113,19 @@ class _Part:
     """Scores of some rows of some targets, which lie together while they are made."""
 
     def __init__(self, rows: int, like: Scores, first: int, last: int) -> None:
-        self._targets = slice(first, last)
+        self._first = first
         shape = last - first, rows
         self.best = np.empty((*shape, like.best.shape[2]), dtype=like.best.dtype)
         self.probabilities = np.empty(self.best.shape, dtype=like.probabilities.dtype)
         self.entropies = np.empty(shape, dtype=like.entropies.dtype)
 
     def copy_to(self, scores: Scores, at: Rows | slice) -> None:
-        scores.best[self._targets, at] = self.best
-        scores.probabilities[self._targets, at] = self.probabilities
-        scores.entropies[self._targets, at] = self.entropies
+        # Target by target: one index of all of them takes five times as long.
+        for n in range(len(self.entropies)):
+            target = self._first + n
+            scores.best[target][at] = self.best[n]
+            scores.probabilities[target][at] = self.probabilities[n]
+            scores.entropies[target][at] = self.entropies[n]
 
 
 def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> Scores:
