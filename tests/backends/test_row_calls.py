@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from threading import Thread
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_calls import LEAST_VARIABLES, MOST_ROWS, RowCall, RowCalls, Rows, calls_of
+from junctor.backends.row_calls import (
+    LEAST_VARIABLES,
+    MOST_ROWS,
+    SHARED_CALL_BYTES,
+    RowCall,
+    RowCalls,
+    Rows,
+    call_rows,
+    calls_of,
+    calls_of_groups,
+)
 
 calls = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=12)
 
@@ -18,7 +29,10 @@ def test_threads_answer_every_row_once_and_rows_of_a_call_ascend(
     sizes: list[tuple[int, bool]], threads: int, seconds: float
 ) -> None:
     # Groups of rows that alternate: those of the next call may come before.
-    asked = [RowCall(np.arange(size) * 7 + n % 3, shared) for n, (size, shared) in enumerate(sizes)]
+    asked = [
+        RowCall(np.arange(size) * 7 + n % 3, np.array([size]) if shared else None)
+        for n, (size, shared) in enumerate(sizes)
+    ]
     waiting = RowCalls(asked)
     taken: list[RowCall] = []
     found: list[tuple[Rows, Rows]] = []
@@ -78,3 +92,19 @@ def test_few_rows_are_divided_among_threads(count: int, row_bytes: int, variable
     # Two calls for each thread, or so few rows that a call would take longer than they do.
     assert largest <= max(-(-count // (2 * threads)), LEAST_VARIABLES // variables, 1)
     assert len(calls) >= len(calls_of(rows, row_bytes, variables))
+
+
+@given(
+    st.lists(st.integers(1, 300), max_size=40), st.integers(1, 10_000_000), st.integers(1, 1 << 20), st.integers(1, 64)
+)
+def test_groups_of_calls(sizes: list[int], rows: int, row_bytes: int, threads: int) -> None:
+    """Every group whole, in one call; calls end as soon as they have rows enough, which fit the cache."""
+    most = call_rows(rows, row_bytes, threads)
+    assert most == 1 or most * row_bytes <= SHARED_CALL_BYTES
+    ends = np.cumsum([0, *sizes])
+    groups = [np.arange(*bounds) for bounds in pairwise(ends)]
+    calls = calls_of_groups(groups, most)
+    found = [part for call in calls for part in np.split(call.rows, call.ends[:-1])]  # type: ignore[index]
+    assert [part.tolist() for part in found] == [group.tolist() for group in groups]
+    assert all(call.shared and len(call.rows) == call.ends[-1] for call in calls)  # type: ignore[index]
+    assert all(len(call.rows) >= most for call in calls[:-1])

@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.int64]
 # millisecond of Python's lock. The number of rows stays within the other bounds.
 CALL_BYTES, MOST_CALL_BYTES = 1 << 18, 1 << 21
 LEAST_ROWS, USUAL_ROWS, MOST_ROWS = 16, 32, 1024
-# Bytes of answers of a call of groups: they stay in the cache until they are written.
+# Bytes of answers, or of states, of a call of groups: they stay in the cache until they are written.
 SHARED_CALL_BYTES = 1 << 19
 # Variables of the rows of a call, where rows are too few for all threads: a millisecond, more than a call takes of
 # Python's lock.
@@ -141,7 +141,7 @@ def call_rows(rows: int, row_bytes: int, threads: int) -> int:
     """Return how many rows of groups are a call, about.
 
     rows: of all groups.
-    row_bytes: bytes of the answers of a row.
+    row_bytes: bytes of the answers of a row, or of its states where these are more.
     threads: that answer them; each gets several calls, which are not all of the same work.
     """
     most = max(1, SHARED_CALL_BYTES // max(1, row_bytes))
@@ -152,10 +152,11 @@ def calls_of_groups(groups: Sequence[Rows], most: int) -> list[RowCall]:
     """Return calls of groups whose trees are not planned yet, of about `most` rows each."""
     calls: list[RowCall] = []
     some: list[Rows] = []
+    count = 0
     for number, rows in enumerate(groups):
         some.append(rows)
-        ends = np.cumsum([len(each) for each in some])
-        if ends[-1] >= most or number == len(groups) - 1:
-            calls.append(RowCall(np.concatenate(some), ends))
-            some = []
+        count += len(rows)
+        if count >= most or number == len(groups) - 1:
+            calls.append(RowCall(np.concatenate(some), np.cumsum([len(each) for each in some])))
+            some, count = [], 0
     return calls

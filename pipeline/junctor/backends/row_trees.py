@@ -151,7 +151,7 @@ class RowEngine:
         """Drop the memory of messages, but for so many bytes at the most, of rows that share trees."""
         # Those take a tenth longer in new pages, which the system clears; rows with trees of their own take few.
         for room in self._rooms:
-            room.work, room.block = rowwise.work(1, len(room.tree.nodes.tables)), room.block[:0].copy()
+            room.work, room.block = rowwise.work(1, len(room.tree.nodes.tables)), np.empty(0, dtype=np.int64)
             size = 0 if room.lanes is None else room.lanes.nbytes
             if size <= most:
                 most -= size
@@ -281,7 +281,7 @@ class RowEngine:
         shared = [group.rows for group in groups if group.shared]
         count = sum(map(len, shared))
         block = self._block(count)
-        most = call_rows(count, 8 * self._width, len(self._rooms))
+        most = call_rows(count, 8 * max(self._width, self.variables), len(self._rooms))
         # Of many groups hardly one has a tree that the next batch finds.
         one_call = min(ONE_CALL_ROWS if len(shared) <= FEW_GROUPS else max(ONE_CALL_ROWS, most), block)
         large = [rows for rows in shared if len(rows) > one_call]
