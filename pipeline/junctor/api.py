@@ -398,7 +398,7 @@ class _Answerer:
         pieces = list(_slices(table, default_partition_rows(self._network, self._query)))
         is_long = len(pieces) > 1 and self._query.method == "exact" and self._options.threads != 1
         # What a batch takes of a GPU is mostly Python, of one thread at a time however many there are.
-        if is_long and not self._engine_for(rows).router.sees_gpu:
+        if is_long and not _may_use_gpu(self._options):
             # Imported when needed, as below.
             from junctor.engine.sequence import answer_in_sequence
 
@@ -505,7 +505,11 @@ def _measured(when: int) -> int:
 
 
 def _turn(options: ComputeOptions) -> AbstractContextManager[Any]:
-    return _gpu_lock if options.device != "cpu" and has_gpu() else nullcontext()
+    return _gpu_lock if _may_use_gpu(options) else nullcontext()
+
+
+def _may_use_gpu(options: ComputeOptions) -> bool:
+    return options.device != "cpu" and has_gpu()
 
 
 def _slices(table: pa.Table, rows: int) -> Iterator[tuple[int, pa.Table]]:

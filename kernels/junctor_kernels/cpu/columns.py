@@ -16,6 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from junctor_kernels.cpu.jit import loops
+from junctor_kernels.cpu.mixing import mixed
 
 # Bytes of a state.
 STATE = 4
@@ -110,10 +111,8 @@ def number_keys(keys: Any, table: Any, numbers: Any, first: Any) -> int:
     count, mask = 0, np.uint64(table.size - 1)
     for i in range(keys.size):
         key = keys[i]
-        # Bits from high to low, since keys may be small numbers or multiples of one: the last step of SplitMix64
-        # (Steele, Lea, Flood 2014).
-        mixed = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        at = (mixed ^ (mixed >> np.uint64(27))) & mask
+        # Keys may be small numbers, or multiples of one.
+        at = mixed(key) & mask
         while table[at] >= 0 and keys[first[table[at]]] != key:
             at = (at + np.uint64(1)) & mask
         if table[at] < 0:

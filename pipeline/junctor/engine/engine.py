@@ -67,15 +67,18 @@ class _Trees:
     """Groups with trees that are answered together.
 
     groups: of the rows of the batch, or of the distinct ones.
-    rows: how many get their answers.
     budget: in addition to all answers to the batch, and to the distinct rows.
     unique: the distinct rows, where only those are answered.
     """
 
     groups: Sequence[PatternGroup]
-    rows: int
     budget: Budget
     unique: UniqueRows | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the batch get their answers."""
+        return sum(len(group.rows) for group in self.groups) if self.unique is None else len(self.unique.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +245,7 @@ class Engine:
         alone = [group for group in groups if not group.by_trees]
         trees = [group for group in groups if group.by_trees and group.unique is None]
         repeated = [group for group in groups if group.by_trees and group.unique is not None]
-        result = [_Trees(trees, sum(len(group.rows) for group in trees), budget)] if trees else []
+        result = [_Trees(trees, budget)] if trees else []
         if not repeated:
             return alone, result
         unique = united(batch, [group.unique for group in repeated if group.unique is not None])
@@ -255,7 +258,7 @@ class Engine:
             replace(group, rows=np.arange(end - group.answered, end), unique=None)
             for group, end in zip(repeated, ends, strict=True)
         ]
-        return alone, [*result, _Trees(parts, len(unique.rows), left, unique)]
+        return alone, [*result, _Trees(parts, left, unique)]
 
     def explain(self, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
         """Write which findings of impossible rows contradict each other; another thread may answer a batch meanwhile.
