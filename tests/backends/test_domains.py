@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers import oracle, strategies
-from helpers.engine_cases import check_posteriors
+from helpers.engine_cases import blank, check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.evidence_cells import EvidenceCells
@@ -14,7 +14,7 @@ from junctor.backends.row_trees import RowEngine, room_bytes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import layered, sample
-from junctor.model.answers import IMPOSSIBLE, Answers
+from junctor.model.answers import IMPOSSIBLE
 from junctor.model.network import Factor, Kind, Network, Variable
 from junctor.model.query import Query
 from junctor_kernels.row_trees import domains
@@ -103,12 +103,6 @@ def test_more_states_than_a_word_has_bits(states: int, kind: Kind) -> None:
         assert answers.log_value[row] == pytest.approx(log_evidence)
         for v in range(3):
             np.testing.assert_allclose(answers.posteriors[v][row], expected[v], atol=1e-14)
-
-
-def blank(network: Network, batch: EvidenceBatch) -> Answers:
-    targets = tuple(range(len(network.variables)))
-    posteriors = {v: np.full((batch.rows, network.cardinalities[v]), np.nan) for v in targets}
-    return Answers(targets, np.full(batch.rows, -1, np.int8), np.full(batch.rows, np.nan), posteriors)
 
 
 def test_likelihoods_count_where_one_state_is_left() -> None:

@@ -8,30 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import check_posteriors
+from helpers.engine_cases import blank, check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends import row_trees, row_work
+from junctor.backends import row_trees, shared_trees
+from junctor.backends.row_queue import RowTask
 from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network, sample
-from junctor.model.answers import OK, Answers
+from junctor.model.answers import OK
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.query import Query
-from junctor_kernels.row_trees import lane_layout
+from junctor_kernels.row_trees import lane_layout, together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees.lane_layout import WIDTH
 from junctor_kernels.row_trees.plan import MOST_TOGETHER
 
 ROOM = 1 << 28
-
-
-def blank(network: Network, batch: EvidenceBatch, targets: range | list[int]) -> Answers:
-    posteriors = {v: np.full((batch.rows, network.cardinalities[v]), np.nan) for v in targets}
-    return Answers(tuple(targets), np.full(batch.rows, -1, np.int8), np.full(batch.rows, np.nan), posteriors)
 
 
 @given(data=st.data())
@@ -87,31 +83,31 @@ def test_rows_that_share_a_tree_are_divided_among_threads(
 ) -> None:
     """Byte for byte, also where the last block has one row: 257 and 641 of 16 threads."""
     network = random_network(40, seed=seed)
-    batch, found, calls = random_batch(network, rows), [], []
-    sizes: list[int] = []
-    real = RowEngine._answer
+    batch, found, pieces = random_batch(network, rows), [], []
+    tasks: list[RowTask] = []
+    real = RowEngine._run
 
-    def recorded(engine: RowEngine, cells: Any, task: Any, *rest: Any) -> Any:
-        sizes.append(len(task.rows))
-        return real(engine, cells, task, *rest)
+    def recorded(engine: RowEngine, cells: Any, some: list[RowTask], *rest: Any) -> Any:
+        tasks.extend(some)
+        return real(engine, cells, some, *rest)
 
-    monkeypatch.setattr(RowEngine, "_answer", recorded)
+    monkeypatch.setattr(RowEngine, "_run", recorded)
     for threads in (1, 2, 16):
-        sizes.clear()
+        tasks.clear()
         answers = blank(network, batch, range(40))
         engine = RowEngine(network, range(40), 16 * ROOM, threads)
         assert not engine.answer_groups(batch, [TreeRows(np.arange(rows), shared=True)], answers).size
-        assert sum(sizes) == rows
-        calls.append(len(sizes))
+        assert sum(len(task.rows) for task in tasks) == rows
+        pieces.append(sum(task.pieces for task in tasks))
         found.append([answers.log_value.tobytes(), *(table.tobytes() for table in answers.posteriors.values())])
     assert found[0] == found[1] == found[2]
-    assert calls[1] >= min(2, rows // 32)
-    assert calls[2] >= min(16, rows // 40)
+    assert pieces[1] >= min(2, rows // 32)
+    assert pieces[2] >= min(16, rows // 40)
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_groups_of_a_call_are_answered_as_each_alone(soft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte, whoever shares a call; and about the same where memory is too small for some of them."""
+def test_groups_of_a_task_are_answered_as_each_alone(soft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, whoever shares a task; and about the same where memory is too small for some of them."""
     network, rng = random_network(40, seed=6), np.random.default_rng(3)
     sizes = [1, 2, 7, 8, 64, 65, 1, 130, 300, 20, 3, 90, 256, 257, 40]
     batch = random_batch(network, sum(sizes))
@@ -130,21 +126,26 @@ def test_groups_of_a_call_are_answered_as_each_alone(soft: bool, monkeypatch: py
         return [answers.log_value, *answers.posteriors.values()]
 
     expected = answered_by(1, [[group] for group in groups])
-    calls: list[int] = []
-    real = row_trees.calls_of_groups
+    tasks: list[RowTask] = []
+    real = RowEngine._run
 
-    def counted(*args: Any) -> Any:
-        found = real(*args)
-        calls.append(len(found))
-        return found
+    def recorded(engine: RowEngine, cells: Any, some: list[RowTask], *rest: Any) -> Any:
+        tasks.extend(some)
+        return real(engine, cells, some, *rest)
 
-    monkeypatch.setattr(row_trees, "calls_of_groups", counted)
+    monkeypatch.setattr(RowEngine, "_run", recorded)
     for threads in (1, 2, 8):
         for one, other in zip(answered_by(threads, [groups]), expected, strict=True):
             assert one.tobytes() == other.tobytes()
-    assert 0 < calls[0] < len(groups)
+    assert any(task.ends is not None and len(task.ends) > 1 for task in tasks)
     for one, other in zip(answered_by(1, [groups], ROOM >> 6), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
+    # Likelihoods of few rows at a time.
+    tasks.clear()
+    monkeypatch.setattr(row_trees, "LIKELIHOOD_BYTES", 1)
+    for one, other in zip(answered_by(2, [groups]), expected, strict=True):
+        assert one.tobytes() == other.tobytes()
+    assert not soft or sum(task.ends is not None for task in tasks) > 1
 
 
 def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:
@@ -172,7 +173,7 @@ def test_trees_of_a_pattern_serve_the_next_batch(monkeypatch: pytest.MonkeyPatch
         assert np.isfinite(engine.work(range(9)).operations)
     assert planned == [100, 100]
     # Without room for them, trees are planned anew.
-    monkeypatch.setattr(row_trees, "KEPT_BYTES", 1)
+    monkeypatch.setattr(shared_trees, "KEPT_BYTES", 1)
     tight = RowEngine(network, range(40), 16 * ROOM)
     assert [answered(tight, network, batch) for batch in 2 * batches] == 2 * fresh
     assert len(planned) == 6
@@ -306,16 +307,16 @@ def test_rows_whose_numbers_underflow_are_left() -> None:
 
 @given(st.floats(1, 1e12), st.floats(1, 1e6), st.booleans())
 def test_rows_of_a_block_fill_vectors_and_lie_apart_in_the_cache(entries: float, tables: float, mixed: bool) -> None:
-    rows = row_work.block_rows(entries, tables, mixed)
+    rows = together.block_rows(entries, tables, mixed)
     assert 0 <= rows <= MOST_TOGETHER
     # No more bytes than planned, but for rows with few numbers in each table, which may be more.
-    assert 8 * entries * rows <= row_work.BLOCK_BYTES or rows <= row_work.FEW_NUMBERS_ROWS
+    assert 8 * entries * rows <= together.BLOCK_BYTES or rows <= together.FEW_NUMBERS_ROWS
     if not mixed and rows >= WIDTH:
         assert rows % WIDTH == 0
-        assert 8 * rows % row_work.ALIASED_BYTES
+        assert 8 * rows % together.ALIASED_BYTES
 
 
 def test_rows_of_larger_tables_are_fewer_in_a_block() -> None:
-    rows = [row_work.block_rows(1000 * size, 1000, mixed=False) for size in (1, 10, 100, 1000)]
+    rows = [together.block_rows(1000 * size, 1000, mixed=False) for size in (1, 10, 100, 1000)]
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > 4 * rows[-1]

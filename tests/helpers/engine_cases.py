@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK, UNANSWERED, Answers
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, UNANSWERED, Answers, unanswered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.query import Query
 
 from helpers import oracle, strategies
 
 TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
+
+
+def blank(network: Network, batch: EvidenceBatch, targets: Sequence[int] | None = None) -> Answers:
+    """Return posteriors to be written, all nan, of all variables if nothing is said."""
+    targets, sizes = tuple(range(len(network.variables)) if targets is None else targets), network.cardinalities
+    memory = np.full(batch.rows * sum(sizes[v] for v in targets), np.nan)
+    return unanswered(Query(), targets, sizes, batch.rows, {}, memory.view(np.uint8))
 
 
 def check_posteriors(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor_kernels.cpu.answers import clear_rows, write_rows
+from junctor_kernels.cpu.jit import loops
+
+
+@loops
+def write(posteriors: Any, by_row: int, by_entry: int, status: Any, rows: Any, places: Any, answers: Any) -> None:
+    write_rows(posteriors, by_row, by_entry, status, rows, places, answers)
 
 
 @st.composite
@@ -52,7 +60,9 @@ def test_rows_are_written_and_no_others(
     places = np.stack([starts[order], targets, np.cumsum(targets) - targets], axis=1)
     by_row, by_entry = (stride // 8 for stride in posteriors.strides)
     memory = np.zeros(rows * width, dtype=dtype)
-    write_rows(posteriors.ravel(order="K"), by_row, by_entry, done, some, places, memory)
+    status = np.ones(len(some), dtype=np.int64)
+    status[done] = 0
+    write(posteriors.ravel(order="K"), by_row, by_entry, status, some, places, memory)
     for table, target in zip(tables_of(memory, targets.tolist(), rows), order, strict=True):
         expected = np.zeros(table.shape)
         expected[some[done]] = posteriors[done][:, starts[target] : starts[target] + sizes[target]]

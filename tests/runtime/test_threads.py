@@ -16,7 +16,7 @@ from helpers.engine_cases import assert_same
 from helpers.options import on_cpu
 from helpers.signals import ctrl_c_is_heard
 from junctor.backends import plan_memory as memory
-from junctor.backends import row_calls
+from junctor.backends import row_queue
 from junctor.backends.row_trees import RowEngine, room_bytes
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
@@ -139,9 +139,7 @@ def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch:
 
 def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where the share of a thread is too small for some rows: those get all of the memory."""
-    monkeypatch.setattr(row_calls, "LEAST_ROWS", 8)
-    monkeypatch.setattr(row_calls, "CALL_BYTES", 0)
-    monkeypatch.setattr(row_calls, "MOST_CALL_BYTES", 0)
+    monkeypatch.setattr(row_queue, "ALONE_BYTES", 0)
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
     batch = random_batch(network, 100, share=0.3)
     targets = range(30)

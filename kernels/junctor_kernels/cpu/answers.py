@@ -54,40 +54,43 @@ def write_states(states: Any, places: Any, rows: Any, answers: Any) -> None:
             answers[n, rows[b]] = states[places[n, 0], b]
 
 
-@loops
-def write_row_states(states: Any, done: Any, rows: Any, targets: Any, answers: Any) -> None:
+@part
+def write_row_states(states: Any, status: Any, rows: Any, targets: Any, answers: Any) -> None:
     """Write the states of the explanations of some rows.
 
-    states: int32 [all, variables].
-    done: int64 [n], which of them to write.
-    rows: int64 [all], their rows of the batch.
+    states: int32 [n, variables].
+    status: int64 [n], 0 for rows that have an answer; others are not written.
+    rows: int64 [n], their rows of the batch.
     targets: int64 [targets], variables.
     answers: int32 [targets, all rows].
     """
     for n in range(targets.size):
-        for i in done:
-            answers[n, rows[i]] = states[i, targets[n]]
+        for i in range(rows.size):
+            if status[i] == 0:
+                answers[n, rows[i]] = states[i, targets[n]]
 
 
-@loops
-def write_rows(posteriors: Any, by_row: int, by_entry: int, done: Any, rows: Any, places: Any, answers: Any) -> None:
+@part
+def write_rows(posteriors: Any, by_row: int, by_entry: int, status: Any, rows: Any, places: Any, answers: Any) -> None:
     """Write the posteriors of some rows.
 
     posteriors: float64, flat.
     by_row, by_entry: strides of their rows and entries.
-    done: int64 [n], which of them to write.
-    rows: int64 [all], their rows of the batch.
+    status, rows: of `write_row_states`.
     places: int64 [targets, 3], first entry of the posterior, number of states, and the sum of those of all targets
         before.
     answers: flat, [all rows, states] of one target after the other.
     """
+    if not places.shape[0]:
+        return
     total = answers.size // (places[-1, 1] + places[-1, 2])
     for n in range(places.shape[0]):
         start, size, first = places[n, 0], places[n, 1], places[n, 2] * total
-        for i in done:
-            at, source = first + rows[i] * size, i * by_row + start * by_entry
-            for e in range(size):
-                answers[at + e] = posteriors[source + e * by_entry]
+        for i in range(rows.size):
+            if status[i] == 0:
+                at, source = first + rows[i] * size, i * by_row + start * by_entry
+                for e in range(size):
+                    answers[at + e] = posteriors[source + e * by_entry]
 
 
 @loops

@@ -86,6 +86,15 @@ def _write_top(posteriors: Any, terms: Any, size: int, states: Any, probabilitie
         entropies[row] = _entropy(total)
 
 
+@part
+def _write_some(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
+    """Write the scores of some rows of a variable, which follow each other."""
+    if states.shape[1] == 1:
+        _write_one(posteriors, terms, size, states, probabilities, entropies)
+    else:
+        _write_top(posteriors, terms, size, states, probabilities, entropies)
+
+
 @inlined
 def _entropy(total: float) -> Any:
     # A probability may be a rounding error above 1.
@@ -100,6 +109,7 @@ def score_rows(
     begin: int,
     end: int,
     at: int,
+    places: Any,
     states: Any,
     probabilities: Any,
     entropies: Any,
@@ -110,12 +120,16 @@ def score_rows(
     sizes: int64 [variables], cardinalities.
     total: rows of the posteriors.
     begin, end: rows of the posteriors that are looked at.
-    at: row of the scores for row `begin`; the others follow.
+    at: row of the scores for row `begin`; the others follow, unless they have places of their own.
+    places: int64 [total], row of the scores for each row; none where they follow each other.
     states: int32 [variables, rows, K], written, as in `tables.scores.score`.
     probabilities: float [variables, rows, K], written.
     entropies: float [variables, rows], written.
     """
     terms = np.empty(max(TERMS, sizes.max()))
+    few = min(TERMS, end - begin) if places.size else 0
+    some = np.empty((few, states.shape[2]), states.dtype)
+    numbers = np.empty((few, states.shape[2]), probabilities.dtype), np.empty(few, entropies.dtype)
     start = 0
     for v in range(sizes.size):
         size = sizes[v]
@@ -124,9 +138,15 @@ def score_rows(
             last, here = min(first + step, end), at + first - begin
             part = posteriors[start + first * size : start + last * size]
             _write_terms(part, terms)
-            rows = slice(here, here + last - first)
-            if states.shape[2] == 1:
-                _write_one(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
+            if places.size:
+                count = last - first
+                _write_some(part, terms, size, some[:count], numbers[0][:count], numbers[1][:count])
+                for i in range(count):
+                    row = places[first + i]
+                    for place in range(states.shape[2]):
+                        states[v, row, place], probabilities[v, row, place] = some[i, place], numbers[0][i, place]
+                    entropies[v, row] = numbers[1][i]
             else:
-                _write_top(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
+                rows = slice(here, here + last - first)
+                _write_some(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
         start += total * size

@@ -20,9 +20,9 @@ from numba import typeof
 from junctor_kernels.cpu import plan as blocks
 from junctor_kernels.cpu.bytecode import BlockWorkspace, Bytecode, Cases
 from junctor_kernels.orders.sparse import NOT_LISTED, SparseGraph
-from junctor_kernels.row_trees import blocks as row_blocks
 from junctor_kernels.row_trees import lane_layout as layout
 from junctor_kernels.row_trees import plan as rowplan
+from junctor_kernels.row_trees import queue as row_queue
 
 # The process that was started, if any: one is enough, and it is kept until this one ends.
 _started: list[subprocess.Popen[bytes]] = []
@@ -64,11 +64,15 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
     graph = SparseGraph(ints(1), np.zeros(1, np.int32), NOT_LISTED)
     factors = rowplan.Factors(*(ints(1),) * 5, floats(1), 0, graph, ints(1), floats(1))
     memory = rowplan.tree(graph, 1), layout.lanes_for(1, 1, 1), ints(1)
-    soft, results = (ints(2), floats(2), ints(1)), (floats(2), floats(1), ints(1))
-    wanted = np.zeros(1, np.bool_)
+    waiting = row_queue.Queue(*(ints(1), ints(1), 1, 1, ints(1), ints(1)), *(ints(2), floats(2), ints(1)))
+    asked = row_queue.Asked(np.zeros(1, np.bool_), ints(1), 1, ints(1), ints(2))
+    piece = row_queue.piece_for(1, 1, 1, 1, 0, False)
+    results = row_queue.Results(
+        *(floats(1), ints(1), floats(1), np.zeros(1, np.float32), np.zeros((1, 1), dtype=np.int32))
+    )
     return [
         (blocks.propagate, (code, work, cases)),
-        (row_blocks.answer_blocks, (factors, ints(2), soft, 0, 1, 1, wanted, ints(1), memory, ints(1), results)),
+        (row_queue.answer_shared, (factors, waiting, asked, memory, piece, 1, 1, ints(1), results)),
     ]
 
 

@@ -1,6 +1,6 @@
 """The row engine: every row of evidence is planned and propagated on its own in compiled code (Numba).
 
-Main function: `answer_rows`, called by `junctor.backends.row_trees`. Rows that observe different variables share
+Main function: `answer_rows`, called by `queue`. Rows that observe different variables share
 nothing, but each row's evidence, and every state that it makes impossible, is cut out of the factors, and the rest is
 small. The tree of a row is a binary join tree (Shenoy 1997, `plan`).
 """
@@ -17,7 +17,7 @@ from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_abov
 from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.contract import ROWS, contract, write_axes
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, loops, part
+from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, part
 from junctor_kernels.row_trees.maxima import maximise, trace
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -257,7 +257,7 @@ def _gather(values: Any, possible: Any, work: Any, length: int, source: Any, tar
             return
 
 
-@loops
+@part
 def answer_rows(
     factors: Any, zeros: Any, evidence: Any, wanted: Any, starts: Any, first: int, room: Any, results: Any
 ) -> int:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.columns import addresses_of, mark_observed, take_states
+from junctor_kernels.cpu.columns import addresses_of, mark_observed
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 
@@ -49,22 +49,36 @@ class EvidenceCells:
         kinds = [v if self._likelihoods[v].among(rows)[0].size else UNOBSERVED for v in self._kinds]
         return np.array(kinds or [UNOBSERVED], dtype=np.int64)
 
-    def evidence(self, rows: Rows, sizes: Sequence[int]) -> tuple[Rows, Arrays]:
-        """Return the states of some rows of the batch, int64 [variables, rows], and their likelihoods.
+    @property
+    def columns(self) -> tuple[Rows, Rows]:
+        """Addresses of the states of all observed variables, and these variables, int64 each."""
+        return self._addresses, self._variables
 
-        Likelihoods: soft variables int64 [rows, kinds] (-1: none), values, and the first column of each kind.
+    @property
+    def kinds(self) -> int:
+        """Number of variables with likelihoods."""
+        return len(self._kinds)
+
+    def likelihood_bytes(self, sizes: Sequence[int]) -> int:
+        """Return the bytes of the likelihoods of a row; sizes: numbers of states."""
+        return 8 * sum(1 + sizes[v] for v in self._kinds)
+
+    def likelihoods(self, rows: Rows, sizes: Sequence[int]) -> Arrays:
+        """Return the likelihoods of some rows.
+
+        sizes: numbers of states of all variables.
+        Result: variables int64 [rows, kinds] (-1: none), values float64 [rows, entries], and the first column of each
+        kind int64 [kinds + 1].
         """
-        states = np.full((len(sizes), len(rows)), UNOBSERVED, dtype=np.int64)
-        take_states(self._addresses, np.ascontiguousarray(rows), self._variables, states)
         kinds = self._kinds
         places = np.array([0, *accumulate(sizes[v] for v in kinds)], dtype=np.int64)
-        soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
-        likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
+        soft = np.full((len(rows), len(kinds)), UNOBSERVED, dtype=np.int64)
+        likelihoods = np.zeros((len(rows), int(places[-1])))
         for kind, v in enumerate(kinds):
             here, values = self._likelihoods[v].among(rows)
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
-        return states, (soft, likelihoods, places)
+        return soft, likelihoods, places
 
 
 # Columns are found one by one, which takes as long as a row of a large network; several steps ask for them.

@@ -9,24 +9,30 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.answers import write_row_states, write_rows
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph, with_triangles
-from junctor_kernels.row_trees import blocks, tiles
 from junctor_kernels.row_trees import domains as possible
 from junctor_kernels.row_trees import lane_layout as layout
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
+from junctor_kernels.row_trees import queue, tiles, together
 
 from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
 from junctor.backends.impossible_answers import leave_impossible
-from junctor.backends.row_calls import RowCall, RowCalls, SharedTree, call_rows, calls_of, calls_of_groups
-from junctor.backends.row_work import RowWork, alone_seconds, block_rows, unaliased
+from junctor.backends.row_queue import (
+    LIKELIHOOD_BYTES,
+    MOST_ROWS,
+    RowTask,
+    RowTasks,
+    pieces_alone,
+    pieces_shared,
+)
+from junctor.backends.row_work import RowWork, alone_seconds
+from junctor.backends.shared_trees import KeptTrees, SharedTree
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
@@ -34,19 +40,17 @@ from junctor.runtime.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Arrays = tuple[npt.NDArray[Any], ...]
 
-# Rows of a group that is part of a call, which plans its tree: it is not kept for others. Of more than so many groups
-# they may have as many rows as a call.
-ONE_CALL_ROWS, FEW_GROUPS = 64, 8
+# Rows of a group that is a piece, whose tree is planned by whoever takes it: it is not kept for others. Of more than so
+# many groups they may have as many rows as a piece.
+ONE_PIECE_ROWS, FEW_GROUPS = 64, 8
 # Fewer rows are not divided among threads: the start of each table would outweigh its rows.
 FEWEST_TOGETHER = 32
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
-# Bytes of trees that are kept for the next batch, and their share of all memory at the most.
-KEPT_BYTES, KEPT_SHARE = 1 << 24, 1 / 64
 # Status of a row that no kernel has seen.
 UNTOUCHED = -1
+NO_ROWS: Rows = np.zeros(0, dtype=np.int64)
 
 
 @dataclass
@@ -56,18 +60,22 @@ class _Room:
     tree: the tree of the current rows.
     domains: possible states of one row.
     work: arena of the messages of one row, and workspace.
+    factors: of the network, with means and weights of the rows that share `tree`.
+    most: entries that the arena may grow to.
     lanes: messages of rows that share a tree; None before the first of them.
     block: states of rows that share a tree and are computed together.
-    most: entries that the arena may grow to.
-    planned: what `tree` is, where rows share it.
+    piece: states and posteriors of the rows that the thread is at; None before the first of them.
+    planned: what `tree` is, where rows share it and it was planned before.
     """
 
     tree: rowplan.Tree
     domains: possible.Domains
     work: rowwise.RowWorkspace
-    most: int
+    factors: rowplan.Factors
+    most: int = 0
     lanes: layout.Lanes | None = None
     block: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    piece: queue.Piece | None = None
     planned: SharedTree | None = None
 
 
@@ -109,22 +117,22 @@ class RowEngine:
         # Numbers of a row of posteriors; unwanted variables take none.
         self._width = int(widths.sum())
         sizes = self._target_sizes = np.array([self._sizes[v] for v in targets], dtype=np.int64)
-        self._places = np.stack([self._starts[self._targets], sizes, np.cumsum(sizes) - sizes], axis=1)
+        places = np.stack([self._starts[self._targets], sizes, np.cumsum(sizes) - sizes], axis=1)
+        self._asked = queue.Asked(self._wanted, self._starts, self._width, self._targets, places)
         # At most one likelihood for each variable.
         leaves = len(network.factors) + len(self._sizes)
-        trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads + 1)]
         # The last one for trees that are only priced: another thread chooses groups while rows are answered.
-        *self._rooms, self._pricing = (
-            _Room(tree, possible.domains_for(self._factors, self._zeros), rowwise.work(1, len(tree.nodes.tables)), 0)
-            for tree in trees
-        )
-        self._lock = Lock()
-        # The longest unused first, and the bytes of all.
-        self._trees: dict[tuple[bytes, bytes, int], SharedTree] = {}
-        self._tree_bytes = 0
+        *self._rooms, self._pricing = (self._room(leaves) for _ in range(threads + 1))
+        self._trees = KeptTrees()
         self.allow(allowed)
         # Prices are the same whatever was answered before, or is answered meanwhile.
         self._most = self.entries
+
+    def _room(self, leaves: int) -> _Room:
+        factors, tree = self._factors, rowplan.tree(self._factors.graph, leaves)
+        domains, work = possible.domains_for(factors, self._zeros), rowwise.work(1, len(tree.nodes.tables))
+        own = factors._replace(means=factors.means.copy(), weights=factors.weights.copy())
+        return _Room(tree, domains, work, own)
 
     @property
     def variables(self) -> int:
@@ -152,6 +160,7 @@ class RowEngine:
         # Those take a tenth longer in new pages, which the system clears; rows with trees of their own take few.
         for room in self._rooms:
             room.work, room.block = rowwise.work(1, len(room.tree.nodes.tables)), np.empty(0, dtype=np.int64)
+            room.piece = None
             size = 0 if room.lanes is None else room.lanes.nbytes
             if size <= most:
                 most -= size
@@ -238,22 +247,17 @@ class RowEngine:
         rows: int64, rows of the batch.
         """
         # What a row observes says little: the states that are left possible count.
-        states, soft = cells.evidence(rows, self._sizes)
-        evidence, count = (np.ascontiguousarray(states.T), *soft), len(rows)
-        results = self._blank(count)
-        works = [RowWork(0.0, 0.0, 0.0)] * count
-        room, row = self._pricing, 0
+        task, results = RowTask(rows, MOST_ROWS), self._blank(len(rows))
+        works = [RowWork(0.0, 0.0, 0.0)] * len(rows)
+        room, waiting = self._pricing, self._queue(cells, task)
+        piece = self._piece(room, task, cells.kinds)
         # Without memory for messages, the kernel stops at every row that it has planned.
         memory = room.tree, room.domains, room.work
-        while row < count:
-            row = rowwise.answer_rows(
-                self._factors, self._zeros, evidence, self._wanted, self._starts, row, memory, results
-            )
-            if row < count:
-                operations, entries = room.tree.nodes.work.tolist()
-                works[row] = RowWork(operations, entries, float(room.tree.nodes.counts[rowplan.TABLES]))
-                row += 1
-        for row in np.flatnonzero(results[2] == rowwise.TOO_LARGE).tolist():
+        while not queue.answer_alone(self._factors, self._zeros, waiting, self._asked, memory, piece, results):
+            operations, entries = room.tree.nodes.work.tolist()
+            works[piece.at[queue.NEXT]] = RowWork(operations, entries, float(room.tree.nodes.counts[rowplan.TABLES]))
+            piece.at[queue.NEXT] += 1
+        for row in np.flatnonzero(results.status == rowwise.TOO_LARGE).tolist():
             works[row] = RowWork(math.inf, math.inf, math.inf)
         return works
 
@@ -278,50 +282,115 @@ class RowEngine:
         groups: of rows.
         answers: of the batch, written here.
         """
+        cells, threads = evidence_cells(batch), len(self._rooms)
         shared = [group.rows for group in groups if group.shared]
+        alone = [group.rows for group in groups if not group.shared]
         count = sum(map(len, shared))
         block = self._block(count)
-        most = call_rows(count, 8 * max(self._width, self.variables), len(self._rooms))
+        most = pieces_shared(count, 8 * max(self._width, self.variables), threads)
         # Of many groups hardly one has a tree that the next batch finds.
-        one_call = min(ONE_CALL_ROWS if len(shared) <= FEW_GROUPS else max(ONE_CALL_ROWS, most), block)
-        large = [rows for rows in shared if len(rows) > one_call]
-        cells = evidence_cells(batch)
-        trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, len(self._rooms))
-        # Rows with trees of their own first: they take longest.
-        alone = [group.rows for group in groups if not group.shared]
-        calls = [call for rows in alone for call in self._calls(rows)]
+        one_piece = min(ONE_PIECE_ROWS if len(shared) <= FEW_GROUPS else max(ONE_PIECE_ROWS, most), block)
+        large = [rows for rows in shared if len(rows) > one_piece]
+        trees = in_threads(lambda rows, thread: self._plan_before(cells, rows, thread), large, threads)
+        tasks: list[RowTask] = []
         for rows, tree in zip(large, trees, strict=True):
-            calls.extend(self._blocks(rows, tree, block, most))
-        calls.extend(calls_of_groups([rows for rows in shared if len(rows) <= one_call], most))
-        return np.sort(self._in_threads(cells, calls, answers)) if calls else np.zeros(0, dtype=np.int64)
+            if tree is None:
+                alone.append(rows)
+            else:
+                tasks.extend(self._on_tree(cells, rows, tree, block, most))
+        tasks.extend(self._of_groups(cells, [rows for rows in shared if len(rows) <= one_piece]))
+        # Rows with trees of their own first: they take longest.
+        left, again = self._run(cells, [*self._alone(cells, alone), *tasks], answers, threads)
+        # Rows without a common tree, and those that may have lost digits to underflow: here each has its bounds.
+        if again.size:
+            more, _ = self._run(cells, self._alone(cells, [again]), answers, threads)
+            left = np.concatenate([left, more])
+        return np.sort(left)
 
     def _block(self, rows: int) -> int:
-        """Return how many rows of so many that share trees are one call at most, so that all threads have some."""
-        # Two calls for each thread: blocks are not all of the same work.
+        """Return how many rows of so many that share trees are a piece at most, so that all threads have some."""
+        # Two pieces for each thread: they are not all of the same work.
         return rows if len(self._rooms) == 1 else max(FEWEST_TOGETHER, -(-rows // (2 * len(self._rooms))))
 
-    def _in_threads(self, cells: EvidenceCells, calls: Sequence[RowCall], answers: Answers) -> Rows:
-        """Answer the rows of some calls and return those that are left."""
-        shared, waiting = self._rooms[0].most, RowCalls(calls)
-        parts = in_threads(
-            lambda _, thread: waiting.answer(lambda call: self._answer(cells, call, answers, thread)),
-            range(min(len(self._rooms), len(calls))),
-            len(self._rooms),
-            waiting.clear,
-        )
-        rows, status = (np.concatenate([each[n] for part in parts for each in part]) for n in range(2))
-        large = rows[status == rowwise.TOO_LARGE]
-        if large.size and len(self._rooms) > 1:
+    def _alone(self, cells: EvidenceCells, groups: Sequence[Rows]) -> list[RowTask]:
+        """Return tasks of rows with trees of their own."""
+        if not groups:
+            return []
+        rows = groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups))
+        piece = pieces_alone(len(rows), 8 * self._width, len(self._rooms))
+        return [RowTask(part, piece) for part in self._parts(cells, rows)]
+
+    def _parts(self, cells: EvidenceCells, rows: Rows) -> list[Rows]:
+        """Return rows in parts, one for each task."""
+        size = cells.likelihood_bytes(self._sizes)
+        most = max(MOST_ROWS, LIKELIHOOD_BYTES // size) if size else max(1, len(rows))
+        return [rows[start : start + most] for start in range(0, len(rows), most)]
+
+    def _on_tree(self, cells: EvidenceCells, rows: Rows, tree: SharedTree, block: int, most: int) -> list[RowTask]:
+        """Return tasks of rows that share a tree.
+
+        rows: of a group.
+        tree: planned before.
+        block: rows of a block at most, about; all blocks are of much the same size.
+        most: rows of a piece, about.
+        """
+        step = min(len(rows), self._step(tree, self._rooms[0]))
+        count = -(-len(rows) // min(step, block))
+        size = min(step, -(-len(rows) // count // layout.WIDTH) * layout.WIDTH)
+        size = size if tree.is_mixed else together.unaliased(size)
+        several = size * max(1, most // size)
+        return [RowTask(part, several, tree=tree, block=size) for part in self._parts(cells, rows)]
+
+    def _of_groups(self, cells: EvidenceCells, groups: Sequence[Rows]) -> list[RowTask]:
+        """Return tasks of groups that share a tree each, which whoever takes them plans."""
+        tasks, some, count = [], [NO_ROWS], 0
+        size = cells.likelihood_bytes(self._sizes)
+        for number, rows in enumerate(groups):
+            some.append(rows)
+            count += len(rows)
+            if number == len(groups) - 1 or count * size > LIKELIHOOD_BYTES:
+                sizes = [len(each) for each in some[1:]]
+                tasks.append(RowTask(np.concatenate(some), max(sizes), np.cumsum(sizes)))
+                some, count = [NO_ROWS], 0
+        return tasks
+
+    def _run(self, cells: EvidenceCells, tasks: Sequence[RowTask], answers: Answers, threads: int) -> tuple[Rows, Rows]:
+        """Answer the rows of some tasks; return those that are left, and those that need trees of their own."""
+        if not tasks:
+            return NO_ROWS, NO_ROWS
+        for task in tasks:
+            task.results = self._blank(len(task.rows), answers)
+        waiting, several = RowTasks(tasks), min(threads, sum(task.pieces for task in tasks))
+        in_threads(lambda _, thread: self._join(cells, waiting, thread), range(several), several, waiting.close)
+        found = [self._note(task, answers) for task in tasks]
+        none, large, left, again = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+        if none.size:
+            leave_impossible(np.sort(none), answers, self._target_sizes, threads)
+        if large.size and threads > 1:
             # Rows too large for the share of one thread may fit where one thread has all memory.
+            most = self._rooms[0].most
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
-            alone = calls_of(np.sort(large), 8 * self._width)
-            again = [self._answer(cells, call, answers, 0) for call in alone]
-            status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
+            large, _ = self._run(cells, self._alone(cells, [large]), answers, 1)
             for room in self._rooms:
-                self._resize(room, shared)
-        left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
-        return left
+                self._resize(room, most)
+        return np.concatenate([large, left]), again
+
+    def _note(self, task: RowTask, answers: Answers) -> tuple[Rows, Rows, Rows, Rows]:
+        """Write log P(e) and the status of the rows of a task that have an answer.
+
+        Returns rows that are impossible, too large for the memory of a thread, in doubt, and without a common tree.
+        """
+        rows, status = task.rows, task.results.status
+        done = status == rowwise.ANSWERED
+        if done.all():
+            answers.log_value[rows], answers.status[rows] = task.results.log_values, OK
+            return NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS
+        at, none = rows[done], status == rowwise.IMPOSSIBLE
+        answers.log_value[at], answers.status[at] = task.results.log_values[done], OK
+        if task.is_shared:
+            return rows[none], NO_ROWS, NO_ROWS, rows[~done & ~none]
+        return rows[none], rows[status == rowwise.TOO_LARGE], rows[status == rowwise.DOUBTFUL], NO_ROWS
 
     def _plan(self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int) -> SharedTree | None:
         """Return the tree of some rows; None where they are better off with trees of their own.
@@ -347,42 +416,18 @@ class RowEngine:
         """Return how many rows on a tree are a block at most."""
         # A network may have no table at all.
         most = room.most // 2 // max(1.0, tree.entries)
-        return int(min(block_rows(tree.entries, tree.tables, tree.is_mixed), most))
-
-    def _calls(self, rows: Rows) -> list[RowCall]:
-        """Return calls of rows with trees of their own, for all threads."""
-        return calls_of(rows, 8 * self._width, self.variables, len(self._rooms))
+        return int(min(together.block_rows(tree.entries, tree.tables, tree.is_mixed), most))
 
     def _is_worth_it(self, tree: SharedTree, rows: int, room: _Room) -> bool:
         """Return True if so many rows are better off with a common tree."""
-        # Fewer rows than a vector has lanes are faster one by one.
-        return rows > 1 and self._step(tree, room) >= min(rows, layout.WIDTH)
-
-    def _blocks(self, rows: Rows, tree: SharedTree | None, block: int, most: int) -> list[RowCall]:
-        """Return calls of rows that share a tree.
-
-        rows: of a group.
-        tree: planned before; None where they are better off with trees of their own.
-        block: rows of a block at most, about; all blocks are of much the same size.
-        most: rows of a call, about.
-        """
-        if tree is None:
-            return self._calls(rows)
-        step = min(len(rows), self._step(tree, self._rooms[0]))
-        count = -(-len(rows) // min(step, block))
-        size = min(step, -(-len(rows) // count // layout.WIDTH) * layout.WIDTH)
-        size = size if tree.is_mixed else unaliased(size)
-        several = size * max(1, most // size)
-        parts = [rows[start : start + several] for start in range(0, len(rows), several)]
-        return [RowCall(part, np.array([len(part)]), tree, size) for part in parts]
+        return together.is_worth_it(rows, self._step(tree, room))
 
     def _plan_before(self, cells: EvidenceCells, rows: Rows, thread: int) -> SharedTree | None:
         """Return the tree of rows of several calls, as `_plan`."""
         share, soft = cells.share(rows, len(self._sizes)), cells.soft(rows)
         # All that a tree depends on: the next batch of the pattern finds it.
         key = share.tobytes(), soft.tobytes(), len(rows)
-        with self._lock:
-            tree = self._taken(key)
+        tree = self._trees.find(key)
         if tree is None:
             tree = self._plan(share, soft, len(rows), thread)
             if tree is not None:
@@ -390,111 +435,73 @@ class RowEngine:
         elif not self._is_worth_it(tree, len(rows), self._rooms[thread]):
             tree = None
         if tree is not None:
-            self._keep(key, tree)
+            self._trees.keep(key, tree, 8 * self.entries)
         return tree
 
-    def _keep(self, key: tuple[bytes, bytes, int], tree: SharedTree) -> None:
-        """Keep a tree for the next batch, and drop the longest unused ones that there is no room for."""
-        allowed = min(KEPT_BYTES, KEPT_SHARE * 8 * self.entries)
-        with self._lock:
-            # Two groups of a batch may have the same key.
-            self._taken(key)
-            self._trees[key] = tree
-            self._tree_bytes += tree.nbytes
-            while self._tree_bytes > allowed:
-                self._taken(next(iter(self._trees)))
+    def _blank(self, rows: int, answers: Answers | None = None) -> queue.Results:
+        """Return where so many rows are answered; answers: of the batch, written too."""
+        memory: npt.NDArray[Any] = np.empty(0) if answers is None or answers.memory is None else answers.memory
+        explained = None if answers is None else answers.explained
+        is_double = memory.dtype == np.float64
+        return queue.Results(
+            np.zeros(rows),
+            np.full(rows, UNTOUCHED, dtype=np.int64),
+            memory if is_double else np.empty(0),
+            np.empty(0, dtype=np.float32) if is_double else memory,
+            np.empty((0, 0), dtype=np.int32) if explained is None else explained,
+        )
 
-    def _taken(self, key: tuple[bytes, bytes, int]) -> SharedTree | None:
-        """Return a tree that was kept, and keep it no longer; the lock is held."""
-        tree = self._trees.pop(key, None)
+    def _queue(self, cells: EvidenceCells, task: RowTask) -> queue.Queue:
+        ends = NO_ROWS if task.ends is None else task.ends
+        begun = task.begun.__array_interface__["data"][0]
+        likelihoods = cells.likelihoods(task.rows, self._sizes)
+        return queue.Queue(np.ascontiguousarray(task.rows), ends, task.piece, begun, *cells.columns, *likelihoods)
+
+    def _piece(self, room: _Room, task: RowTask, kinds: int) -> queue.Piece:
+        """Return memory for pieces of a task; kinds: number of variables with likelihoods."""
+        piece, rows = room.piece, task.piece
+        alone = 0 if task.is_shared else rows
+        if (
+            piece is None
+            or piece.posteriors.size < rows * self._width
+            or piece.states.size < alone * self.variables
+            or piece.kinds.size != kinds
+        ):
+            piece = queue.piece_for(rows, alone, self.variables, self._width, kinds, self._explains)
+            room.piece = piece
+        piece.at[:] = 0
+        return piece
+
+    def _join(self, cells: EvidenceCells, tasks: RowTasks, thread: int) -> None:
+        """Answer pieces of tasks in a thread until none waits."""
+        room = self._rooms[thread]
+        while (task := tasks.next()) is not None:
+            waiting = tasks.queue_of(task, lambda task: self._queue(cells, task))
+            piece = self._piece(room, task, cells.kinds)
+            if task.is_shared:
+                self._on_common_trees(room, task, waiting, piece)
+            else:
+                self._on_own_trees(room, task, waiting, piece)
+            tasks.leave(task)
+
+    def _on_common_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.Piece) -> None:
+        """Answer rows that share trees; the kernel stops where it needs more memory, and goes on with it."""
+        needs, tree, block = np.zeros(layout.NEEDS, dtype=np.int64), task.tree, 0
         if tree is not None:
-            self._tree_bytes -= tree.nbytes
-        return tree
-
-    def _answer(self, cells: EvidenceCells, call: RowCall, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
-        """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
-        rows, room = call.rows, self._rooms[thread]
-        states, soft = cells.evidence(rows, self._sizes)
-        results = self._blank(len(rows), call.shared)
-        posteriors, log_values, status, explanations = results
-        if not call.shared:
-            self._each(room, states, soft, results)
-        else:
-            self._in_groups(room, call, states, soft, thread, (posteriors, log_values, status))
-            results = posteriors.T, log_values, status, explanations
-            # Rows without a common tree, and those that may have lost digits to underflow: here each has its bounds.
-            left = np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL))
-            self._some(room, left, states, soft, results)
-        self._write(rows, results, answers)
-        return status
-
-    def _blank(self, rows: int, shared: bool = False) -> tuple[Floats, Floats, Rows, npt.NDArray[np.int32]]:
-        """Return posteriors, log P(e), status and explanations of some rows, to be written.
-
-        shared: whether posteriors are of all rows for each entry instead of all entries for each row, as written.
-        """
-        # Whoever answers a row writes all of it.
-        posteriors = np.empty((self._width, rows) if shared else (rows, self._width))
-        explanations = np.empty((rows, len(self._sizes) if self._explains else 0), dtype=np.int32)
-        return posteriors, np.zeros(rows), np.full(rows, UNTOUCHED, dtype=np.int64), explanations
-
-    def _some(self, room: _Room, rows: Rows, states: Rows, soft: Arrays, results: Arrays) -> None:
-        """Answer some rows of a call with a tree for each."""
-        if rows.size:
-            part = tuple(array[rows] for array in results)
-            part = (np.ascontiguousarray(part[0]), *part[1:])
-            self._each(room, np.ascontiguousarray(states[:, rows]), (soft[0][rows], soft[1][rows], soft[2]), part)
-            for array, values in zip(results, part, strict=True):
-                array[rows] = values
-
-    def _write(self, rows: Rows, results: Arrays, answers: Answers) -> None:
-        posteriors, log_values, status, explanations = results
-        done, none = np.flatnonzero(status == rowwise.ANSWERED), rows[status == rowwise.IMPOSSIBLE]
-        at = rows[done]
-        answers.log_value[at], answers.status[at] = log_values[done], OK
-        if none.size:
-            leave_impossible(none, answers, self._target_sizes)
-        if answers.explained is not None:
-            write_row_states(explanations, done, rows, self._targets, answers.explained)
-        elif answers.memory is not None and self._places.size:
-            by_row, by_entry = (stride // posteriors.itemsize for stride in posteriors.strides)
-            flat = posteriors.ravel(order="K")
-            write_rows(flat, by_row, by_entry, done, rows, self._places, answers.memory)
-        elif answers.memory is None:
-            for v in answers.targets:
-                answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
-
-    def _in_groups(self, room: _Room, call: RowCall, states: Rows, soft: Arrays, thread: int, results: Arrays) -> None:
-        """Answer groups of rows that share a tree each; rows without an answer keep their status."""
-        assert call.ends is not None
-        first = 0
-        for last in call.ends.tolist():
-            tree = call.tree
-            if tree is None:
-                share = np.count_nonzero(states[:, first:last] != UNOBSERVED, axis=1) / (last - first)
-                tree = self._plan(share, soft[0][first:last].max(axis=0), last - first, thread)
-            elif room.planned is not tree:
+            block = min(task.block, self._step(tree, room))
+            room.factors.means[:], room.factors.weights[:] = tree.factors.means, tree.factors.weights
+            if room.planned is not tree:
                 rowplan.restore(tree.arrays, room.tree)
-                room.planned = tree
-            if tree is not None:
-                together = min(call.block, self._step(tree, room))
-                self._together(room, tree.factors, together, (states, soft, first, last), results)
-            first = last
-
-    def _together(
-        self, room: _Room, factors: rowplan.Factors, together: int, rows: tuple[Rows, Arrays, int, int], results: Arrays
-    ) -> None:
-        """Answer rows on the tree in memory, `together` at a time; rows: states and likelihoods, first and last one."""
-        states, soft, first, last = rows
-        needs = np.zeros(layout.NEEDS, dtype=np.int64)
+        room.planned = tree
         if room.lanes is None:
-            room.lanes = layout.lanes_for(1, len(room.tree.nodes.tables), len(self._sizes))
-        while first < last:
-            memory, asked = (room.tree, room.lanes, room.block), (self._wanted, self._starts)
-            first = blocks.answer_blocks(factors, states, soft, first, last, together, *asked, memory, needs, results)
-            # The kernel stops where it needs more memory, and goes on with it.
-            if first < last and not self._enlarge(room, needs):
+            room.lanes = layout.lanes_for(1, len(room.tree.nodes.tables), self.variables)
+        while True:
+            memory = room.tree, room.lanes, room.block
+            how = self._asked, memory, piece, block, room.most, needs, task.results
+            if queue.answer_shared(room.factors, waiting, *how):
                 return
+            if not self._enlarge(room, needs):
+                piece.at[queue.NEXT] = piece.at[queue.END]
 
     def _enlarge(self, room: _Room, needs: Rows) -> bool:
         """Enlarge the memory for a block of rows; return False if their messages take too much."""
@@ -521,30 +528,20 @@ class RowEngine:
         room.lanes = lanes._replace(arena=arena) if stays else lanes
         return True
 
-    def _each(self, room: _Room, states: Rows, soft: Arrays, results: Arrays) -> None:
-        """Answer rows with a tree for each; the kernel stops where it needs a larger arena, and goes on with one."""
-        status = results[2]
+    def _on_own_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.Piece) -> None:
+        """Answer rows with a tree each; the kernel stops where it needs a larger arena, and goes on with one."""
         room.planned = None
-        evidence = np.ascontiguousarray(states.T), *soft
-        row = 0
-        while row < len(status):
-            memory, how = (room.tree, room.domains, room.work), (self._wanted, self._starts)
-            row = rowwise.answer_rows(self._factors, self._zeros, evidence, *how, row, memory, results)
-            if row < len(status):
-                needed = int(room.tree.nodes.counts[rowplan.ARENA])
-                if needed > room.most:
-                    status[row] = rowwise.TOO_LARGE
-                    row += 1
-                else:
-                    larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
-                    room.work = rowwise.work(larger, len(room.tree.nodes.tables))
-
-
-def _in_order(rows: Rows, calls: Sequence[RowCall], status: Sequence[Rows]) -> Rows:
-    """Return the status of `rows` from that of the rows of some calls, which are the same, ascending."""
-    ordered = np.concatenate([call.rows for call in calls])
-    result: Rows = np.concatenate(status)[np.searchsorted(ordered, rows)]
-    return result
+        while True:
+            how = self._asked, (room.tree, room.domains, room.work), piece, task.results
+            if queue.answer_alone(self._factors, self._zeros, waiting, *how):
+                return
+            needed = int(room.tree.nodes.counts[rowplan.ARENA])
+            if needed > room.most:
+                task.results.status[piece.at[queue.NEXT]] = rowwise.TOO_LARGE
+                piece.at[queue.NEXT] += 1
+            else:
+                larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
+                room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
 
 def room_bytes(network: Network, entries: int) -> int:

@@ -364,14 +364,12 @@ class Engine:
         """
         most = memory.size // max(1, self._size(1))
         for parts in slices_of([group.rows for group in groups], most):
-            rows = np.concatenate([part for _, part in parts])
+            rows = np.sort(np.concatenate([part for _, part in parts]))
             # Of wide batches with many small groups, copies of all columns would take longer than answers.
             patterns = [groups[number].pattern for number, _ in parts]
             evidence = {v for pattern in patterns for v in pattern.sliced | pattern.weighted}
-            some, begin, here = rows_of(batch, rows, evidence), 0, []
-            for number, part in parts:
-                here.append(replace(groups[number], rows=np.arange(begin, begin + len(part))))
-                begin += len(part)
+            some = rows_of(batch, rows, evidence)
+            here = [replace(groups[number], rows=np.searchsorted(rows, part)) for number, part in parts]
             answers = self.blank(some, memory[: self._size(some.rows)])
             execute(here, some, answers)
             self._score_maker.write(answers, rows, scores, self.router.threads, compiled)

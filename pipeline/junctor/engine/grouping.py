@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
+from junctor_kernels.row_trees.together import BLOCK_BYTES
 from junctor_kernels.tables import reference
 
 from junctor.backends.evidence_cells import evidence_cells
-from junctor.backends.row_work import BLOCK_BYTES, RowWork, alone_seconds
+from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds

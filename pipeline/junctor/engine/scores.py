@@ -50,7 +50,7 @@ class ScoreMaker:
         """Write the scores of answers to `rows` of a batch; they do not depend on threads or on what is compiled.
 
         answers: posteriors [rows, cardinality] of the targets and the variables of chosen states.
-        rows: int64 [n], of the scores.
+        rows: int64 [n], of the scores, ascending.
         scores: of the batch.
         threads: number of threads.
         compiled: whether compiled code is loaded, and worth it.
@@ -66,9 +66,11 @@ class ScoreMaker:
             self._compiled(answers, at, scores, threads)
         else:
             for n, v in enumerate(self.targets):
-                part = _Part(len(rows), scores, n, n + 1)
-                reference.score(answers.posteriors[v], part.best[0], part.probabilities[0], part.entropies[0])
-                part.copy_to(scores, at)
+                whole = scores.best[n], scores.probabilities[n], scores.entropies[n]
+                parts = tuple(np.empty((len(rows), *array.shape[1:]), dtype=array.dtype) for array in whole)
+                reference.score(answers.posteriors[v], *parts)
+                for array, part in zip(whole, parts, strict=True):
+                    array[at] = part
 
     def _compiled(self, answers: Answers, at: Rows | slice, scores: Scores, threads: int) -> None:
         # Imported here: it loads compiled code.
@@ -76,19 +78,13 @@ class ScoreMaker:
 
         total, memory = len(answers.status), answers.memory
         assert memory is not None
+        start, places = (at.start, np.zeros(0, dtype=np.int64)) if isinstance(at, slice) else (0, at)
 
         def make(task: tuple[int, int, int], _: int) -> None:
             first, last, begin = task
             end, numbers = min(begin + TASK_ROWS, total), memory[total * self._starts[first] :]
-            asked = numbers, self._sizes[first:last], total, begin, end
-            if isinstance(at, slice):
-                arrays = (array[first:last] for array in (scores.best, scores.probabilities, scores.entropies))
-                score_rows(*asked, at.start + begin, *arrays)
-            else:
-                # Rows with gaps are made together first.
-                part = _Part(end - begin, scores, first, last)
-                score_rows(*asked, 0, part.best, part.probabilities, part.entropies)
-                part.copy_to(scores, at[begin:end])
+            arrays = (array[first:last] for array in (scores.best, scores.probabilities, scores.entropies))
+            score_rows(numbers, self._sizes[first:last], total, begin, end, start + begin, places, *arrays)
 
         tasks = [(*targets, begin) for targets in self._shares(total) for begin in range(0, total, TASK_ROWS)]
         in_threads(make, tasks, threads)
@@ -107,25 +103,6 @@ class ScoreMaker:
     @cached_property
     def _sizes(self) -> npt.NDArray[np.int64]:
         return np.array([self._network.cardinalities[v] for v in self.targets], dtype=np.int64)
-
-
-class _Part:
-    """Scores of some rows of some targets, which lie together while they are made."""
-
-    def __init__(self, rows: int, like: Scores, first: int, last: int) -> None:
-        self._first = first
-        shape = last - first, rows
-        self.best = np.empty((*shape, like.best.shape[2]), dtype=like.best.dtype)
-        self.probabilities = np.empty(self.best.shape, dtype=like.probabilities.dtype)
-        self.entropies = np.empty(shape, dtype=like.entropies.dtype)
-
-    def copy_to(self, scores: Scores, at: Rows | slice) -> None:
-        # Target by target: one index of all of them takes five times as long.
-        for n in range(len(self.entropies)):
-            target = self._first + n
-            scores.best[target][at] = self.best[n]
-            scores.probabilities[target][at] = self.probabilities[n]
-            scores.entropies[target][at] = self.entropies[n]
 
 
 def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> Scores:

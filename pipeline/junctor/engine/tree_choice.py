@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.row_trees.together import block_rows
 
 from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.row_trees import RowEngine
-from junctor.backends.row_work import RowWork, alone_seconds, block_rows
+from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import (
     EvidenceCounts,
