@@ -148,6 +148,28 @@ def test_groups_of_a_task_are_answered_as_each_alone(soft: bool, monkeypatch: py
     assert not soft or sum(task.ends is not None for task in tasks) > 1
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_that_observe_less_and_less(seed: int) -> None:
+    """Sensors that fail over time: blocks differ in the variables that all of their rows observe. In a new engine."""
+    network, rng = random_network(12, seed=seed % 6), np.random.default_rng(seed)
+    rows, threads, share = int(rng.choice([40, 96, 300])), int(rng.choice([1, 2, 5])), rng.choice([0.03, 0.05, 0.3])
+    gaps = rng.random((rows, 12)) < share
+    gaps[: rows // 2] = False
+    # One row of the first block makes the maps that there is memory for; no other differs.
+    seen = rng.permutation(12)[:6].tolist()
+    gaps[3, seen[0]] = True
+    states = np.where(gaps, UNOBSERVED, sample(network, rows, seed)).astype(np.int32)
+    batch = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in seen})
+    alone, together = blank(network, batch), blank(network, batch)
+    assert not RowEngine(network, range(12), ROOM).answer(batch, np.arange(rows), alone).size
+    cut = int(rng.choice([rows // 3, rows]))
+    groups = [TreeRows(part, shared=True) for part in np.split(np.arange(rows), [cut]) if part.size]
+    assert not RowEngine(network, range(12), 5 * ROOM, threads).answer_groups(batch, groups, together).size
+    np.testing.assert_allclose(together.log_value, alone.log_value, rtol=1e-12)
+    for v in range(12):
+        np.testing.assert_allclose(together.posteriors[v], alone.posteriors[v], rtol=0, atol=1e-12)
+
+
 def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:
     states = sample(network, rows, seed).astype(np.int32)
     states[np.random.default_rng(seed).random(states.shape) < 0.7] = UNOBSERVED

@@ -315,7 +315,10 @@ def _entries(states: Any, tree: Any, lanes: Any, number: int, row: int) -> int:
 
 @part
 def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any) -> int:
-    """Group rows by what they observe in the scope of a table; return the number of groups."""
+    """Group rows by what they observe in the scope of a table; return the number of groups.
+
+    map_: written, unless all rows are one group; it may be the map of another table then.
+    """
     nodes, rows = tree.nodes, states.shape[1]
     first, codes, bits = nodes.tables[number, FIRST], lanes.codes, 0
     for at in range(first, first + nodes.tables[number, LENGTH]):
@@ -329,6 +332,8 @@ def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any
     if not bits:
         return 1
     count: int = classes_of(lanes, rows)
+    if count == 1:
+        return 1
     for row in range(rows):
         map_[LANE, row] = -1
     for g in range(count):
