@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from junctor_kernels.cpu import jit as jit_module
 from junctor_kernels.cpu.jit import jit, part
+from junctor_kernels.cpu.sources import _file
 
 MODULE = """
 from junctor_kernels.cpu.jit import jit
@@ -25,6 +27,21 @@ def inner(values):
 @jit
 def outer(values, more):
     return inner(values) + more[0]
+"""
+INNER = """
+from junctor_kernels.cpu.jit import part
+
+@part
+def inner(x):
+    return 2 * x
+"""
+OUTER = """
+from junctor_kernels.cpu.jit import loops
+from junctor_kernels import extra
+
+@loops
+def outer(x):
+    return extra.inner(x) + 1
 """
 CALLS = """
 import sys
@@ -76,6 +93,43 @@ print(outer(np.array([1.0, 8.0]), (1, 2)), caller(np.array([1.0, 8.0])))
 print([sum(each.stats.cache_hits.values()) for each in (outer, inner, caller)])
 """
     assert run(compiled, code) == ["10.0", "19.0", "[1,", "1,", "0]"]
+
+
+def test_code_is_compiled_anew_where_a_file_that_is_compiled_into_it_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "package" / "more").mkdir(parents=True)
+    extra, inner = tmp_path / "package" / "extra.py", tmp_path / "package" / "more" / "inner.py"
+    extra.write_text(
+        "from junctor_kernels.cpu.jit import part\nfrom junctor_kernels.more.inner import (\n    inner,\n)\n"
+    )
+    inner.write_text(INNER)
+    (tmp_path / "module.py").write_text(OUTER)
+    code = f"""
+import junctor_kernels
+from junctor_kernels.cpu import sources
+sources._PACKAGE = {str(tmp_path / "package")!r}
+junctor_kernels.__path__.append(sources._PACKAGE)
+from module import outer
+print(outer(1), sum(outer.stats.cache_hits.values()))
+"""
+    assert run(tmp_path, code) == ["3", "0"]
+    assert run(tmp_path, code) == ["3", "1"]
+    inner.write_text(INNER.replace("2 * x", "3 * x + 0"))
+    assert run(tmp_path, code) == ["4", "0"]
+    assert run(tmp_path, code) == ["4", "1"]
+    # What is not compiled into it does not matter.
+    (tmp_path / "package" / "other.py").write_text("")
+    assert run(tmp_path, code) == ["4", "1"]
+
+
+def test_a_function_is_compiled_from_all_that_its_file_imports() -> None:
+    folder = Path(jit_module.__file__).parents[1]
+    waiting, seen = [folder / "row_trees" / "queue.py"], set()
+    while waiting:
+        seen.add(path := waiting.pop())
+        waiting += [Path(each) for each in _file(str(path))[1] if Path(each) not in seen]
+    names = {str(path.relative_to(folder)) for path in seen}
+    assert {"row_trees/lane_layout.py", "row_trees/plan.py", "orders/sparse.py", "cpu/mixing.py", "cpu/jit.py"} <= names
+    assert "cpu/scores.py" not in names
 
 
 def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +29,7 @@ from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from junctor_kernels.cpu.compilation import compilation
+from junctor_kernels.cpu.sources import stamp_of
 from junctor_kernels.cpu.turns import Turn
 
 
@@ -107,6 +109,10 @@ class _Loader(FunctionCache):  # type: ignore[misc]
     # needs none of them, only the functions that count references, where it makes arrays.
     def __init__(self, function: Any) -> None:
         super().__init__(function)
+        # Numba would look at the function's own file alone, and run what was compiled into it from others before they
+        # were corrected.
+        with suppress(OSError):
+            self._cache_file._source_stamp = stamp_of(function.__code__.co_filename)
         load = self._cache_file._load_index
 
         def load_index() -> Any:
