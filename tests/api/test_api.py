@@ -118,6 +118,7 @@ def test_neither_prefect_nor_dask_is_imported() -> None:
         ({"memory": "much"}, "found the size 'much'"),
         ({"memory": -1}, "found the size '-1'"),
         ({"targets": []}, "no targets given"),
+        ({"threads": 0}, "found 0 threads, expected at least one"),
     ],
 )
 def test_bad_arguments_are_ours(arguments: dict, message: str) -> None:

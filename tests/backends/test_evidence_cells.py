@@ -16,17 +16,17 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 
 
 @given(data=st.data())
-def test_shares_of_rows_that_observe(data: st.DataObject) -> None:
+def test_rows_that_observe(data: st.DataObject) -> None:
     network = data.draw(strategies.networks(max_variables=6))
     batch = data.draw(strategies.evidence_batches(network, max_rows=12, min_rows=1))
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, batch.rows - 1), min_size=1))))
     found, variables = evidence_cells(batch), len(network.variables)
-    expected = np.zeros(variables)
+    expected = np.zeros(variables, dtype=np.int64)
     for v, column in batch.states.items():
-        expected[v] = np.mean(column[rows] != UNOBSERVED)
-    np.testing.assert_array_equal(found.share(rows, variables), expected)
+        expected[v] = np.count_nonzero(column[rows] != UNOBSERVED)
+    np.testing.assert_array_equal(found.observed(rows, variables), expected)
     soft = [v if np.isin(rows, each.rows).any() else UNOBSERVED for v, each in sorted(batch.likelihoods.items())]
-    assert found.soft(rows).tolist() == (soft or [UNOBSERVED])
+    assert found.soft(rows).tolist() == soft
     some = [v for v in sorted(batch.states) if v % 2]
     addresses = [column.__array_interface__["data"][0] for v, column in sorted(batch.states.items()) if v % 2]
     assert found.addresses(some).tolist() == addresses

@@ -187,8 +187,8 @@ def test_trees_of_a_pattern_serve_the_next_batch(monkeypatch: pytest.MonkeyPatch
     batches = [EvidenceBatch(100, {v: np.zeros(100, dtype=np.int32) for v in range(n)}) for n in (3, 5)]
     fresh = [answered(RowEngine(network, range(40), 16 * ROOM), network, batch) for batch in batches]
     engine, planned = RowEngine(network, range(40), 16 * ROOM), []
-    real = rowplan.plan_rows
-    monkeypatch.setattr(rowplan, "plan_rows", lambda *args: planned.append(args[4]) or real(*args))
+    real = RowEngine._plan
+    monkeypatch.setattr(RowEngine, "_plan", lambda *args: planned.append(args[3]) or real(*args))
     for _ in range(2):
         assert [answered(engine, network, batch) for batch in batches] == fresh
         # A tree of other rows in between, in the same memory.

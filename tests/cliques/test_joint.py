@@ -76,6 +76,8 @@ def test_what_cannot_be_asked_is_refused(architecture: Architecture) -> None:
         joint_posteriors(network, [["lungs"]], architecture=architecture)
     with pytest.raises(EvidenceError, match="no state"):
         joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)
+    with pytest.raises(EvidenceError, match=r"found .lung. as a question, expected a list of names"):
+        joint_posteriors(network, ["lung", "bronc"], architecture=architecture)  # type: ignore[list-item]
     with pytest.raises(EvidenceError, match="no question"):
         joint_posteriors(network, [], architecture=architecture)
     with pytest.raises(EvidenceError, match="architecture"):

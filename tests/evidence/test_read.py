@@ -356,8 +356,10 @@ def test_huge_cells(tmp_path: Path, size: int) -> None:
     (part,) = read_text(tmp_path, text)
     assert part.case_ids.to_pylist() == ["1", huge, "3"]
     assert len(part.batch.invalid[1]) < 150
-    with pytest.raises(EvidenceError, match=r"t.csv:2: .* in the row that starts here: is a quote not closed"):
+    with pytest.raises(EvidenceError, match=r"t.csv:2: found 1 cells, expected 2 as in the header: is a quote not"):
         read_text(tmp_path, 'case_id,smoke\n"1,yes\n' + "2,no\n" * size)
+    with pytest.raises(EvidenceError, match=r"t.csv:2: more than 1 MiB in the row that starts here: is a quote not"):
+        read_text(tmp_path, 'case_id,smoke\n"1,yes\n' + "2,no\n" * 2 * size)
 
 
 def test_rows_that_straddle_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

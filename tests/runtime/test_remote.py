@@ -108,6 +108,8 @@ def test_users_write_local_paths_and_urls() -> None:
     path = path_of("x")
     assert location(path) is path
     assert local_path("file:///tmp") == Path("/tmp")
+    with pytest.raises(InputError, match=r"found the path b'x.bif' as bytes"):
+        location(b"x.bif")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def _planned(tree: Tree, counts: Ints) -> tuple[npt.NDArray[Any], ...]:
     return *whole, nodes.tables[:tables], nodes.expected[:tables], nodes.scopes[: counts[SCOPES]]
 
 
-@loops
+@part
 def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree: Any) -> bool:
     """Plan the tree of some rows by the best of several orders, more of them the more there is to gain.
 

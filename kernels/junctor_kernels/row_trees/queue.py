@@ -30,8 +30,10 @@ from junctor_kernels.row_trees.propagate import answer_rows
 
 Ints = npt.NDArray[np.int64]
 
-# Of the piece that a thread is at: its first row, the next one to answer, its end, and whether its tree is planned.
-FIRST, NEXT, END, PLANNED, NUMBERS = range(5)
+# Of the piece that a thread is at: its first row, the next one to answer, its end, and how far its tree is.
+FIRST, NEXT, END, TREE, NUMBERS = range(5)
+# Nothing is known, its rows that observe each variable are counted, or it is planned.
+_NEW, COUNTED, PLANNED = range(3)
 # So many pieces have begun of a queue that is closed.
 CLOSED = 1 << 40
 # Functions of Python's, for compiled code.
@@ -106,7 +108,7 @@ class Piece(NamedTuple):
     states: int64 [numbers].
     posteriors: float64 [numbers].
     explained: int32 [numbers], none where rows are not explained.
-    common: int64 [variables], states that the rows of a group have in common.
+    common: int64 [variables], rows of a group that observe each, then the states that they have in common.
     kinds: int64 [kinds], variables of its likelihoods.
     """
 
@@ -150,7 +152,7 @@ def _take(queue: Any, at: Any) -> bool:
         if number * queue.size >= queue.rows.size:
             return False
         at[FIRST], at[END] = number * queue.size, min((number + 1) * queue.size, queue.rows.size)
-    at[NEXT], at[PLANNED] = at[FIRST], 0
+    at[NEXT], at[TREE] = at[FIRST], _NEW
     return True
 
 
@@ -224,9 +226,11 @@ def answer_shared(
         first, end = at[FIRST], at[END]
         size = block_rows
         if queue.ends.size:
-            if not at[PLANNED]:
-                at[PLANNED] = 1
-                if not _plan(factors, queue, asked, first, end, tree, piece):
+            if at[TREE] == _NEW:
+                _count(queue, first, end, piece)
+            if at[TREE] != PLANNED:
+                at[TREE] = PLANNED
+                if not _plan(factors, asked, end - first, tree, piece):
                     at[NEXT] = end
             size = _rows_of_block(factors, tree, most)
             # Fewer rows than a vector has lanes are faster one by one.
@@ -259,27 +263,33 @@ def answer_shared(
 
 
 @part
-def _plan(factors: Any, queue: Any, asked: Any, first: int, end: int, tree: Any, piece: Any) -> bool:
-    """Plan the tree of the rows of a group, and write their means and weights; return False if it is too large."""
-    common, kinds, rows = piece.common, piece.kinds, end - first
+def _count(queue: Any, first: int, end: int, piece: Any) -> None:
+    """Count the rows of a group that observe each variable, and find the kinds of likelihoods that one of them has."""
+    common, kinds = piece.common, piece.kinds
     common[:] = 0
     for c in range(queue.variables.size):
         often = 0
         for i in range(first, end):
             often += state_at(queue.columns[c] + STATE * queue.rows[i]) != -1
         common[queue.variables[c]] = often
+    kinds[:] = -1
+    for kind in range(kinds.size):
+        for i in range(first, end):
+            kinds[kind] = max(kinds[kind], queue.soft[i, kind])
+
+
+@part
+def _plan(factors: Any, asked: Any, rows: int, tree: Any, piece: Any) -> bool:
+    """Plan the tree of the rows of a group, and write their means and weights; return False if it is too large."""
+    common = piece.common
     for v in range(common.size):
         share = common[v] / rows
         # Which state is observed does not change a tree.
         common[v] = (LOOSE if share < 1 else 0) if share > 0 else -1
         factors.means[v] = factors.cards[v] - (factors.cards[v] - 1) * share
         factors.weights[v] = np.int64(np.rint(np.log2(factors.means[v]) * UNITS_PER_BIT))
-    for kind in range(kinds.size):
-        kinds[kind] = -1
-        for i in range(first, end):
-            kinds[kind] = max(kinds[kind], queue.soft[i, kind])
-    find_relevant(factors, common, kinds, asked.wanted, tree)
-    return bool(plan_relevant(factors, kinds, asked.wanted, rows, tree))
+    find_relevant(factors, common, piece.kinds, asked.wanted, tree)
+    return bool(plan_relevant(factors, piece.kinds, asked.wanted, rows, tree))
 
 
 @part

@@ -35,19 +35,20 @@ class EvidenceCells:
         """Return where the states of some variables begin, int64; valid as long as this is there."""
         return self._addresses[[self._numbers[v] for v in variables]]
 
-    def share(self, rows: Rows, variables: int) -> npt.NDArray[np.float64]:
-        """Return float64 [variables], the share of some rows that observe each."""
-        columns, rows, result = len(self._columns), np.ascontiguousarray(rows), np.zeros(variables)
+    def observed(self, rows: Rows, variables: int) -> Rows:
+        """Return int64 [variables], how many of some rows observe each."""
+        columns, rows = len(self._columns), np.ascontiguousarray(rows)
+        result = np.zeros(variables, dtype=np.int64)
         words, keys = np.zeros(columns, dtype=np.uint64), np.zeros(len(rows), dtype=np.uint64)
         marks, often = np.empty((columns, len(rows)), dtype=np.bool_), np.zeros(columns, dtype=np.int64)
         mark_observed(self._addresses, rows, words, marks, keys, often)
-        result[self._variables] = often / len(rows)
+        result[self._variables] = often
         return result
 
     def soft(self, rows: Rows) -> Rows:
-        """Return the variables with likelihoods, int64, at least one: UNOBSERVED where none of some rows has one."""
+        """Return the variables with likelihoods, int64 [kinds]: UNOBSERVED where none of some rows has one."""
         kinds = [v if self._likelihoods[v].among(rows)[0].size else UNOBSERVED for v in self._kinds]
-        return np.array(kinds or [UNOBSERVED], dtype=np.int64)
+        return np.array(kinds, dtype=np.int64)
 
     @property
     def columns(self) -> tuple[Rows, Rows]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,7 @@ ARENA_ENTRIES = 1 << 16
 # Status of a row that no kernel has seen.
 UNTOUCHED = -1
 NO_ROWS: Rows = np.zeros(0, dtype=np.int64)
+NO_CELLS = EvidenceCells(EvidenceBatch(0))
 
 
 @dataclass
@@ -124,6 +125,7 @@ class RowEngine:
         # The last one for trees that are only priced: another thread chooses groups while rows are answered.
         *self._rooms, self._pricing = (self._room(leaves) for _ in range(threads + 1))
         self._trees = KeptTrees()
+        self._no_lanes = layout.lanes_for(1, 1, 1)
         self.allow(allowed)
         # Prices are the same whatever was answered before, or is answered meanwhile.
         self._most = self.entries
@@ -392,25 +394,29 @@ class RowEngine:
             return rows[none], NO_ROWS, NO_ROWS, rows[~done & ~none]
         return rows[none], rows[status == rowwise.TOO_LARGE], rows[status == rowwise.DOUBTFUL], NO_ROWS
 
-    def _plan(self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int) -> SharedTree | None:
+    def _plan(self, observed: Rows, kinds: Rows, rows: int, thread: int) -> SharedTree | None:
         """Return the tree of some rows; None where they are better off with trees of their own.
 
-        share: [variables], of these rows that observe each.
-        kinds: variables with likelihoods, UNOBSERVED where no row has one.
+        observed: int64 [variables], how many of these rows observe each.
+        kinds: int64, variables with likelihoods; UNOBSERVED for those of the batch that none of the rows has.
         rows: their number.
         thread: in whose memory the tree is planned.
         """
-        factors, common = self._evidence_of(share)
-        room = self._rooms[thread]
-        room.planned = None
-        if not rowplan.plan_rows(factors, common, kinds, self._wanted, rows, room.tree):
+        room, needs, room.planned = self._rooms[thread], np.zeros(layout.NEEDS, dtype=np.int64), None
+        task = RowTask(NO_ROWS, 1, np.array([rows]))
+        task.close()
+        waiting = self._queue(NO_CELLS, task)
+        piece = queue.piece_for(0, 0, self.variables, 0, len(kinds), False)
+        piece.at[:] = 0, 0, rows, queue.COUNTED
+        piece.common[:], piece.kinds[:] = observed, kinds
+        # Without memory for messages, the kernel stops where it has planned.
+        memory = room.tree, self._no_lanes, room.block
+        how = self._asked, memory, piece, 0, room.most, needs, self._blank(0)
+        if queue.answer_shared(room.factors, waiting, *how):
             return None
         entries, tables = room.tree.nodes.work[rowplan.MEAN_ENTRIES], room.tree.nodes.counts[rowplan.TABLES]
-        tree = SharedTree(factors, (), float(entries), int(tables))
-        if not self._is_worth_it(tree, rows, room):
-            return None
-        room.planned = tree
-        return tree
+        own = room.factors._replace(means=room.factors.means.copy(), weights=room.factors.weights.copy())
+        return SharedTree(own, rowplan.stored(room.tree), float(entries), int(tables))
 
     def _step(self, tree: SharedTree, room: _Room) -> int:
         """Return how many rows on a tree are a block at most."""
@@ -424,14 +430,12 @@ class RowEngine:
 
     def _plan_before(self, cells: EvidenceCells, rows: Rows, thread: int) -> SharedTree | None:
         """Return the tree of rows of several calls, as `_plan`."""
-        share, soft = cells.share(rows, len(self._sizes)), cells.soft(rows)
+        observed, kinds = cells.observed(rows, self.variables), cells.soft(rows)
         # All that a tree depends on: the next batch of the pattern finds it.
-        key = share.tobytes(), soft.tobytes(), len(rows)
+        key = observed.tobytes(), kinds.tobytes(), len(rows)
         tree = self._trees.find(key)
         if tree is None:
-            tree = self._plan(share, soft, len(rows), thread)
-            if tree is not None:
-                tree = replace(tree, arrays=rowplan.stored(self._rooms[thread].tree))
+            tree = self._plan(observed, kinds, len(rows), thread)
         elif not self._is_worth_it(tree, len(rows), self._rooms[thread]):
             tree = None
         if tree is not None:

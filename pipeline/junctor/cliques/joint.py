@@ -113,6 +113,10 @@ class JointQuestions:
         self.given = given
         self._options = options
         self._likelihoods = likelihoods_of(network, given)
+        for names in questions:
+            # A name alone would pass for a sequence of letters.
+            if isinstance(names, str):
+                raise EvidenceError(f"found {names!r} as a question, expected a list of names, such as [{names!r}]")
         self._questions = [tuple(network.find(name) for name in names) for names in questions]
         if not self._questions:
             raise EvidenceError("found no question, expected at least one")

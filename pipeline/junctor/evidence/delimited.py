@@ -278,7 +278,8 @@ class DelimitedTable:
             pass
         for line, cells in self._rows():
             if len(cells) != expected:
-                raise self._error(f"found {len(cells)} cells, expected {expected} as in the header", line)
+                hint = ": is a quote not closed?" if any("\n" in cell for cell in cells) else ""
+                raise self._error(f"found {len(cells)} cells, expected {expected} as in the header{hint}", line)
         raise self._error(f"cannot be read as CSV ({error}); a row may have up to 1 MiB, and quotes must be closed")
 
     def _refuse_open_quote(self) -> None:
@@ -300,6 +301,8 @@ class DelimitedTable:
         end: lines to append to the file.
         Raises EvidenceError for cells that are too long.
         """
+        # Of the whole process: raised to what a row may have, never lowered.
+        csv.field_size_limit(max(csv.field_size_limit(), _BLOCK_BYTES))
         with closing(self._lines(strict_text)) as lines:
             records = csv.reader(chain(lines, end), delimiter=self.delimiter)
             start = 1
@@ -308,7 +311,8 @@ class DelimitedTable:
                     yield start, cells
                     start = records.line_num + 1
             except csv.Error as error:
-                raise self._error(f"{error} in the row that starts here: is a quote not closed?", start) from error
+                found = "more than 1 MiB" if "field limit" in str(error) else str(error)
+                raise self._error(f"{found} in the row that starts here: is a quote not closed?", start) from error
 
     def _lines(self, strict_text: bool) -> Generator[str, None, None]:
         with self._open() as raw:

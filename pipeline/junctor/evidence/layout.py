@@ -230,7 +230,7 @@ class _LayoutReader:
                 f"column {position + 1} has no name, expected a variable of the network (pandas writes its index so: "
                 "write it with index=False; --ignore-extra, in Python ignore_extra=True, leaves such columns out)"
             )
-        if len(self.names) == 1 and any(sign in name for sign in ",;\t|"):
+        if self.place is not None and len(self.names) == 1 and any(sign in name for sign in ",;\t|"):
             self.fail(f"found one column, {name!r}: is another separator meant? (.csv has commas, .tsv tabs)")
         hint = nearest(name, self.network.index)
         self.fail(

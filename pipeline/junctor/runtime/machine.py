@@ -13,6 +13,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
 from junctor.runtime.remote import local_path
@@ -80,8 +81,10 @@ def compute_options(
     memory, threads, device, device_memory: as in the record.
     spill: `spill_dir` of the record.
     disk: `spill_bytes` of the record.
-    Raises BudgetError for texts that are no sizes.
+    Raises BudgetError for texts that are no sizes, and for fewer threads than one.
     """
+    if threads is not None and threads < 1:
+        raise BudgetError(f"found {threads} threads, expected at least one, or None for all usable cores")
     return ComputeOptions(
         memory=_size(memory),
         threads=threads,

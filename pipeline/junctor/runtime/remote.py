@@ -450,6 +450,8 @@ def location(text: str | os.PathLike[str] | RemotePath) -> AnyPath:
     if isinstance(text, RemotePath):
         return text
     path = os.fspath(text)
+    if isinstance(path, bytes):
+        raise InputError(f"found the path {path!r} as bytes, expected text: os.fsdecode makes it of them")
     if isinstance(path, str) and _ONE_SLASH.match(path):
         raise InputError(f"{path}: one slash after the colon, expected a URL with two, as text and not as pathlib.Path")
     match = _URL.match(path) if isinstance(path, str) else None
