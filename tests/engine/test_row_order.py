@@ -10,7 +10,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, layered, random_network, sample
 from junctor.model.answers import Answers, Scores
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 
 
@@ -26,8 +26,14 @@ def test_answers_of_many_tables_depend_on_their_own_row_alone() -> None:
         check(seed)
 
 
-def check(seed: int) -> None:
-    """Compare a table with another order of its rows, and with single ones.
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(30))
+def test_answers_of_a_gpu_depend_on_their_own_row_alone(seed: int) -> None:
+    check(seed, "gpu")
+
+
+def check(seed: int, device: DeviceChoice = "cpu") -> None:
+    """Compare a table with another order of its rows, and with single ones on a CPU.
 
     Gaps grow from some row on, as where sensors fail: blocks differ in what all of their rows observe.
     """
@@ -41,14 +47,14 @@ def check(seed: int) -> None:
     every = np.arange(batch.rows)
     order = every[::-1] if rng.random() < 0.5 else rng.permutation(batch.rows)
 
-    def answered(rows: np.ndarray, threads: int) -> Answers | Scores:
-        options = ComputeOptions(threads=threads, device="cpu")
+    def answered(rows: np.ndarray, threads: int, device: DeviceChoice = device) -> Answers | Scores:
+        options = ComputeOptions(threads=threads, device=device)
         return Engine(network, query, options).answer(taken(batch, rows))
 
     found = answered(every, int(rng.choice([1, 2, 3, 16])))
     check_same(found, order, answered(order, int(rng.choice([1, 2, 5]))), every, tolerance)
     for row in rng.permutation(batch.rows)[:5]:
-        check_same(found, np.array([row]), answered(np.array([row]), 1), np.array([0]), tolerance)
+        check_same(found, np.array([row]), answered(np.array([row]), 1, "cpu"), np.array([0]), tolerance)
 
 
 def random_of(rng: np.random.Generator, seed: int) -> Network:
