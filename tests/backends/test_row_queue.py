@@ -8,9 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.engine_cases import blank
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_queue import LEAST_PIECES, PIECES, RowTask, RowTasks, pieces_alone, pieces_shared
+from junctor.backends import row_queue
+from junctor.backends.row_queue import (
+    LEAST_PIECES,
+    MORE_PIECES,
+    PIECES,
+    Pace,
+    RowTask,
+    RowTasks,
+    pieces_alone,
+    pieces_shared,
+)
+from junctor.backends.row_trees import RowEngine, TreeRows
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import random_network, sample
 from junctor_kernels.cpu.jit import loops
 from junctor_kernels.row_trees import queue
 from junctor_kernels.row_trees.lane_layout import WIDTH
@@ -97,6 +111,46 @@ def test_no_piece_begins_once_they_are_closed() -> None:
     assert waiting.next() is None
     assert not take(some, at)
     assert not take(queue_of(tasks[1]), at)
+
+
+def test_calls_take_about_as_long_as_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    pace = Pace()
+    # A millisecond for each piece: more and more of them, then as many as fit.
+    for expected in (PIECES, PIECES * MORE_PIECES, 50, 50):
+        assert pace.pieces == expected
+        now[0] += 0.001 * pace.pieces
+        pace.go_on()
+    now[0] += 10
+    pace.go_on()
+    assert pace.pieces == 1
+    now[0] += 10
+    pace.go_on()
+    assert pace.pieces == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_call_for_each_piece_gives_the_same_bytes(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = random_network(20, seed=4)
+    states = sample(network, 150, 1).astype(np.int32)
+    states[np.random.default_rng(2).random(states.shape) < 0.6] = UNOBSERVED
+    batch = EvidenceBatch(150, {v: np.ascontiguousarray(states[:, v]) for v in range(20)})
+    groups = [TreeRows(part, shared) for part in np.split(np.arange(150), [9, 20, 100])]
+    found, calls = [], []
+    name = "answer_shared" if shared else "answer_alone"
+    real = getattr(queue, name)
+    monkeypatch.setattr(queue, name, lambda *args: calls.append(name) or real(*args))
+    for seconds in (1e9, 0.0):
+        monkeypatch.setattr(row_queue, "CALL_SECONDS", seconds)
+        monkeypatch.setattr(row_queue, "PIECES", 1)
+        calls.clear()
+        answers = blank(network, batch)
+        assert not RowEngine(network, range(20), 1 << 28).answer_groups(batch, groups, answers).size
+        found.append((answers.log_value.tobytes(), [table.tobytes() for table in answers.posteriors.values()]))
+        found.append(len(calls))
+    assert found[0] == found[2]
+    assert found[3] > found[1]
 
 
 def test_a_queue_is_made_once() -> None:

@@ -72,7 +72,7 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
     )
     return [
         (blocks.propagate, (code, work, cases)),
-        (row_queue.answer_shared, (factors, waiting, asked, memory, piece, 1, 1, ints(1), results)),
+        (row_queue.answer_shared, (factors, waiting, asked, memory, piece, 1, 1, 1, ints(1), results)),
     ]
 
 

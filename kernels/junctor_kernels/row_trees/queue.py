@@ -157,21 +157,28 @@ def _take(queue: Any, at: Any) -> bool:
 
 
 @loops
-def answer_alone(factors: Any, zeros: Any, queue: Any, asked: Any, room: Any, piece: Any, results: Any) -> bool:
+def answer_alone(
+    factors: Any, zeros: Any, queue: Any, asked: Any, room: Any, piece: Any, pieces: int, results: Any
+) -> bool:
     """Answer rows with a tree each until no other waits.
 
     factors, zeros, room: of `propagate.answer_rows`.
     queue: Queue without groups.
     asked: Asked.
     piece: Piece, with room for those of the queue.
+    pieces: that this call takes at most.
     results: Results.
-    Returns False at a row that the arena is too small for, whose tree is planned; the caller enlarges it, or goes on
-    with the next row.
+    Returns False behind that many pieces, and at a row that the arena is too small for, whose tree is planned; the
+    caller enlarges it, or goes on with the next row.
     """
-    at, variables = piece.at, asked.wanted.size
+    at, variables, taken = piece.at, asked.wanted.size, 0
     while True:
-        if at[FIRST] == at[END] and not _take(queue, at):
-            return True
+        if at[FIRST] == at[END]:
+            if taken == pieces:
+                return False
+            if not _take(queue, at):
+                return True
+            taken += 1
         first, end = at[FIRST], at[END]
         count = end - first
         states = piece.states[: count * variables].reshape((count, variables))
@@ -201,7 +208,16 @@ def answer_alone(factors: Any, zeros: Any, queue: Any, asked: Any, room: Any, pi
 
 @loops
 def answer_shared(
-    factors: Any, queue: Any, asked: Any, memory: Any, piece: Any, block_rows: int, most: int, needs: Any, results: Any
+    factors: Any,
+    queue: Any,
+    asked: Any,
+    memory: Any,
+    piece: Any,
+    pieces: int,
+    block_rows: int,
+    most: int,
+    needs: Any,
+    results: Any,
 ) -> bool:
     """Answer rows that share trees until no other waits; rows without an answer keep their status.
 
@@ -210,19 +226,24 @@ def answer_shared(
     asked: Asked.
     memory: Tree of the rows, Lanes, and int64 [numbers] for the states of a block.
     piece: Piece, with room for those of the queue.
+    pieces: that this call takes at most.
     block_rows: rows of a block at most, where there are no groups.
     most: entries of messages at most.
     needs: int64 [NEEDS], written where the memory is too small: lengths that it must have, those of rows and of the
         states of a block 0 where these are large enough.
     results: Results.
-    Returns False where the memory is too small, and goes on there when it is called again.
+    Returns False behind that many pieces, and where the memory is too small; goes on there when it is called again.
     """
     tree, lanes, block = memory
-    at, variables = piece.at, asked.wanted.size
+    at, variables, taken = piece.at, asked.wanted.size, 0
     needs[:] = 0
     while True:
-        if at[FIRST] == at[END] and not _take(queue, at):
-            return True
+        if at[FIRST] == at[END]:
+            if taken == pieces:
+                return False
+            if not _take(queue, at):
+                return True
+            taken += 1
         first, end = at[FIRST], at[END]
         size = block_rows
         if queue.ends.size:

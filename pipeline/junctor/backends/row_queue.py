@@ -5,6 +5,7 @@ Main classes: RowTask and RowTasks, set up by `RowEngine` for the rows of a batc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 
@@ -24,6 +25,9 @@ SHARED_BYTES = 1 << 19
 # Pieces that each thread finds, and takes at least of a task that it joins: pieces are not all of the same work, and a
 # thread needs a tenth of a millisecond of Python's lock to begin.
 PIECES, LEAST_PIECES = 4, 2
+# What a call takes, about, since Ctrl-C in a single thread waits for it, and how many times the pieces of the one before
+# it takes at most.
+CALL_SECONDS, MORE_PIECES = 0.05, 8
 # Likelihoods of the rows of a task at most, in bytes: they are copies.
 LIKELIHOOD_BYTES = 1 << 24
 
@@ -65,6 +69,20 @@ class RowTask:
     def close(self) -> None:
         """Let no other piece begin."""
         self.begun[0] = CLOSED
+
+
+class Pace:
+    """How many pieces a call of compiled code takes."""
+
+    def __init__(self) -> None:
+        self.pieces = PIECES
+        self._begun = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Set the pieces of the next call, which begins now, by the time of the last one."""
+        now = time.perf_counter()
+        rate = self.pieces / max(1e-9, now - self._begun)
+        self.pieces, self._begun = max(1, min(MORE_PIECES * self.pieces, int(rate * CALL_SECONDS))), now
 
 
 class RowTasks:

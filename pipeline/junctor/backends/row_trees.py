@@ -26,6 +26,7 @@ from junctor.backends.impossible_answers import leave_impossible
 from junctor.backends.row_queue import (
     LIKELIHOOD_BYTES,
     MOST_ROWS,
+    Pace,
     RowTask,
     RowTasks,
     pieces_alone,
@@ -255,7 +256,8 @@ class RowEngine:
         piece = self._piece(room, task, cells.kinds)
         # Without memory for messages, the kernel stops at every row that it has planned.
         memory = room.tree, room.domains, room.work
-        while not queue.answer_alone(self._factors, self._zeros, waiting, self._asked, memory, piece, results):
+        how = self._asked, memory, piece, queue.CLOSED, results
+        while not queue.answer_alone(self._factors, self._zeros, waiting, *how):
             operations, entries = room.tree.nodes.work.tolist()
             works[piece.at[queue.NEXT]] = RowWork(operations, entries, float(room.tree.nodes.counts[rowplan.TABLES]))
             piece.at[queue.NEXT] += 1
@@ -411,7 +413,7 @@ class RowEngine:
         piece.common[:], piece.kinds[:] = observed, kinds
         # Without memory for messages, the kernel stops where it has planned.
         memory = room.tree, self._no_lanes, room.block
-        how = self._asked, memory, piece, 0, room.most, needs, self._blank(0)
+        how = self._asked, memory, piece, queue.CLOSED, 0, room.most, needs, self._blank(0)
         if queue.answer_shared(room.factors, waiting, *how):
             return None
         entries, tables = room.tree.nodes.work[rowplan.MEAN_ENTRIES], room.tree.nodes.counts[rowplan.TABLES]
@@ -499,12 +501,15 @@ class RowEngine:
         room.planned = tree
         if room.lanes is None:
             room.lanes = layout.lanes_for(1, len(room.tree.nodes.tables), self.variables)
+        pace = Pace()
         while True:
             memory = room.tree, room.lanes, room.block
-            how = self._asked, memory, piece, block, room.most, needs, task.results
+            how = self._asked, memory, piece, pace.pieces, block, room.most, needs, task.results
             if queue.answer_shared(room.factors, waiting, *how):
                 return
-            if not self._enlarge(room, needs):
+            if piece.at[queue.FIRST] == piece.at[queue.END]:
+                pace.go_on()
+            elif not self._enlarge(room, needs):
                 piece.at[queue.NEXT] = piece.at[queue.END]
 
     def _enlarge(self, room: _Room, needs: Rows) -> bool:
@@ -534,11 +539,14 @@ class RowEngine:
 
     def _on_own_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.Piece) -> None:
         """Answer rows with a tree each; the kernel stops where it needs a larger arena, and goes on with one."""
-        room.planned = None
+        room.planned, pace = None, Pace()
         while True:
-            how = self._asked, (room.tree, room.domains, room.work), piece, task.results
+            how = self._asked, (room.tree, room.domains, room.work), piece, pace.pieces, task.results
             if queue.answer_alone(self._factors, self._zeros, waiting, *how):
                 return
+            if piece.at[queue.FIRST] == piece.at[queue.END]:
+                pace.go_on()
+                continue
             needed = int(room.tree.nodes.counts[rowplan.ARENA])
             if needed > room.most:
                 task.results.status[piece.at[queue.NEXT]] = rowwise.TOO_LARGE
