@@ -25,8 +25,8 @@ SHARED_BYTES = 1 << 19
 # Pieces that each thread finds, and takes at least of a task that it joins: pieces are not all of the same work, and a
 # thread needs a tenth of a millisecond of Python's lock to begin.
 PIECES, LEAST_PIECES = 4, 2
-# What a call takes, about, since Ctrl-C in a single thread waits for it, and how many times the pieces of the one before
-# it takes at most.
+# What a call takes, about, since Ctrl-C in a single thread waits for it; how many times the pieces of the one before it
+# takes at most.
 CALL_SECONDS, MORE_PIECES = 0.05, 8
 # Likelihoods of the rows of a task at most, in bytes: they are copies.
 LIKELIHOOD_BYTES = 1 << 24
