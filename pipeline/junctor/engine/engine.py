@@ -364,7 +364,8 @@ class Engine:
         """
         most = memory.size // max(1, self._size(1))
         for parts in slices_of([group.rows for group in groups], most):
-            rows = np.sort(np.concatenate([part for _, part in parts]))
+            rows, *others = (part for _, part in parts)
+            rows = np.sort(np.concatenate([rows, *others])) if others else rows
             # Of wide batches with many small groups, copies of all columns would take longer than answers.
             patterns = [groups[number].pattern for number, _ in parts]
             evidence = {v for pattern in patterns for v in pattern.sliced | pattern.weighted}
