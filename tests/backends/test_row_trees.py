@@ -30,6 +30,20 @@ from junctor_kernels.row_trees.plan import MOST_TOGETHER
 ROOM = 1 << 28
 
 
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[RowTask]:
+    """Tasks that row engines were given, as they come."""
+    given: list[RowTask] = []
+    real = RowEngine._run
+
+    def recorded(engine: RowEngine, cells: Any, some: list[RowTask], *rest: Any) -> Any:
+        given.extend(some)
+        return real(engine, cells, some, *rest)
+
+    monkeypatch.setattr(RowEngine, "_run", recorded)
+    return given
+
+
 @given(data=st.data())
 def test_rows_equal_enumeration(data: st.DataObject) -> None:
     network = data.draw(strategies.networks(max_variables=7, max_joint=1024))
@@ -78,20 +92,10 @@ def test_rows_on_one_tree_equal_rows_one_by_one(rows: int) -> None:
 
 @pytest.mark.parametrize("seed", [6, 8])
 @pytest.mark.parametrize("rows", [5, 33, 64, 200, 257, 641, 700])
-def test_rows_that_share_a_tree_are_divided_among_threads(
-    rows: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_share_a_tree_are_divided_among_threads(rows: int, seed: int, tasks: list[RowTask]) -> None:
     """Byte for byte, also where the last block has one row: 257 and 641 of 16 threads."""
     network = random_network(40, seed=seed)
     batch, found, pieces = random_batch(network, rows), [], []
-    tasks: list[RowTask] = []
-    real = RowEngine._run
-
-    def recorded(engine: RowEngine, cells: Any, some: list[RowTask], *rest: Any) -> Any:
-        tasks.extend(some)
-        return real(engine, cells, some, *rest)
-
-    monkeypatch.setattr(RowEngine, "_run", recorded)
     for threads in (1, 2, 16):
         tasks.clear()
         answers = blank(network, batch, range(40))
@@ -106,7 +110,9 @@ def test_rows_that_share_a_tree_are_divided_among_threads(
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_groups_of_a_task_are_answered_as_each_alone(soft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_a_task_are_answered_as_each_alone(
+    soft: bool, tasks: list[RowTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Byte for byte, whoever shares a task; and about the same where memory is too small for some of them."""
     network, rng = random_network(40, seed=6), np.random.default_rng(3)
     sizes = [1, 2, 7, 8, 64, 65, 1, 130, 300, 20, 3, 90, 256, 257, 40]
@@ -126,14 +132,7 @@ def test_groups_of_a_task_are_answered_as_each_alone(soft: bool, monkeypatch: py
         return [answers.log_value, *answers.posteriors.values()]
 
     expected = answered_by(1, [[group] for group in groups])
-    tasks: list[RowTask] = []
-    real = RowEngine._run
-
-    def recorded(engine: RowEngine, cells: Any, some: list[RowTask], *rest: Any) -> Any:
-        tasks.extend(some)
-        return real(engine, cells, some, *rest)
-
-    monkeypatch.setattr(RowEngine, "_run", recorded)
+    tasks.clear()
     for threads in (1, 2, 8):
         for one, other in zip(answered_by(threads, [groups]), expected, strict=True):
             assert one.tobytes() == other.tobytes()
