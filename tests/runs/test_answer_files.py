@@ -49,6 +49,8 @@ KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.bool_(), st.booleans()),
     (pa.string(), st.text(max_size=5)),
     (pa.large_string(), st.text(max_size=5)),
+    (pa.string_view(), st.text(max_size=20)),
+    (pa.binary_view(), st.binary(max_size=20)),
     (pa.binary(), st.binary(max_size=5)),
     (pa.binary(3), st.binary(min_size=3, max_size=3)),
     (pa.decimal128(9, 2), st.integers(-(10**9) + 1, 10**9 - 1).map(lambda n: decimal.Decimal(n).scaleb(-2))),

@@ -208,10 +208,41 @@ def test_rows_of_few_effective_samples_say_so() -> None:
 
 
 def test_an_error_is_never_less_than_what_one_sample_is_worth() -> None:
-    found = estimate_of(Sums(0.0, np.array([[100.0, 100.0], [0.0, 0.0]]), np.array([100.0, 100.0]), 100, 100), [0], 0.0)
+    sums = Sums(0.0, np.array([[100.0, 100.0], [0.0, 0.0]]), np.array([100.0, 100.0]), 100, 100)
+    found, certain = estimate_of([sums], [0], 0.0), estimate_of([sums], [0], 0.0, exact=True)
     assert found is not None
     assert found.errors.tolist() == [0.01, 0.01]
-    assert estimate_of(Sums(0.0, np.zeros((2, 2)), np.zeros(2), 100, 0), [0], 0.0) is None
+    # Nor that of log P(e), unless all samples have the same weight whatever is drawn.
+    assert found.log_error == 0.01
+    assert certain is not None
+    assert certain.log_error == 0.0
+    assert estimate_of([Sums(0.0, np.zeros((2, 2)), np.zeros(2), 100, 0)], [0], 0.0) is None
+
+
+@pytest.mark.parametrize(("sampler", "stages"), [("ais-bn", "all"), ("ais-bn", "last"), ("sis", "all"), ("lw", "all")])
+@pytest.mark.parametrize("hard", [{5: 0}, {2: 1, 5: 0}, {5: 1}])
+def test_errors_of_the_evidence_are_what_estimates_are_off(sampler: str, stages: str, hard: dict[int, int]) -> None:
+    """Of estimates with many seeds: weak evidence, whose samples have much the same weights, and stronger."""
+    rng = np.random.default_rng(3)
+    parents = [(), (), (0, 1), (2,), (2,), (3, 4)]
+    tables = [(*above, v) for v, above in enumerate(parents)]
+    network = network_of([(scope, rng.dirichlet([2.0, 2.0], [2] * (len(scope) - 1))) for scope in tables], [2] * 6)
+    exact, _ = oracle.enumerate_posteriors(network, hard, {})
+    off = []
+    for seed in range(60):
+        sampling = Sampling(sampler, samples=3_000, seed=seed, stages=stages)  # type: ignore[arg-type]
+        query = Query(targets=("v0",), method="sampling", sampling=sampling)
+        found = SamplingEngine(network, query).answer(rows_of(hard, {}, 1))
+        off.append((found.log_value[0] - exact) / found.log_error[0])
+    # 95 % and 1 by the normal distribution.
+    assert np.mean(np.abs(off) < 2) > 0.85
+    assert 0.75 < np.sqrt(np.mean(np.square(off))) < 1.3
+
+
+def test_without_evidence_nothing_is_left_to_chance() -> None:
+    found = engine_of(mixed(), sampler="lw", samples=500).answer(rows_of({}, {}, 1))
+    assert found.log_error.tolist() == [0.0]
+    assert found.log_value[0] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_stages_weigh_what_their_samples_are_worth() -> None:
@@ -220,11 +251,13 @@ def test_stages_weigh_what_their_samples_are_worth() -> None:
     poor = Sums(0.0, np.array([[100.0, 1e4]]), np.array([100.0, 1e4]), 100, 1)
     assert worth(good) == 1.0
     assert worth(poor) == pytest.approx(0.01)
-    both = weighted([poor, good])
+    both, even = weighted([poor, good])
+    # Both have a hundred samples, of which those of the poor one count for a hundredth each.
+    assert even == pytest.approx(101.0**2 / (100 + 100 * 0.01**2))
     assert both.total[0] == pytest.approx(101.0)
     assert both.drawn == pytest.approx(101.0)
     missed = Sums(-np.inf, np.zeros((1, 2)), np.zeros(2), 100, 0)
-    assert weighted([missed, missed]).hits == 0
+    assert weighted([missed, missed])[0].hits == 0
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:

@@ -48,7 +48,10 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return plain_column(column.cast(kind.value_type))
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    of_bytes = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view
+    if any(is_kind(kind) for is_kind in of_bytes):
         # Text as a rule, which old tools do not declare.
         texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])

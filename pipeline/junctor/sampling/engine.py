@@ -27,7 +27,7 @@ from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, slots_of
 from junctor.sampling.cases import CaseLayout, Evidence, Hard, Soft, layout_of
 from junctor.sampling.epis import beliefs_of
-from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
+from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SampleDevice, SamplingRequest
 from junctor.sampling.tables import refuse, sampled_network
@@ -269,7 +269,9 @@ class SamplingEngine:
 
     def _read(self, case: SampledCase, stages: Sequence[Sums], learned: int, sums: Sums) -> Estimate | None:
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
-        return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
+        samples = learned + round(sums.drawn)
+        # Without evidence below what is drawn all weights are the same.
+        return estimate_of([*stages, sums], starts, case.certain, samples, exact=not len(case.factors))
 
     def _until(
         self, draw: Callable[[int, int], Pending], read: Callable[[Sums], Estimate | None], layout: CaseLayout

@@ -44,14 +44,18 @@ class Estimate:
     reached: bool = True
 
 
-def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: int = 0) -> Estimate | None:
+def estimate_of(
+    stages: Sequence[Sums], slot_nodes: Sequence[int], certain: float, samples: int = 0, exact: bool = False
+) -> Estimate | None:
     """Return the estimate of sums over samples, None where all weights are zero.
 
-    sums: over all samples.
+    stages: sums over the samples of each stage, weighted with the `worth` of its samples.
     slot_nodes: the first slot of each node.
     certain: logarithm of the factors that all samples share.
     samples: number of samples drawn.
+    exact: whether all samples have the same weight, whatever is drawn.
     """
+    sums, even = weighted(stages)
     # A posterior is a ratio of two sums; its error is that of the delta method, the root of the sum of
     # w^2 (1[x = s] - p)^2 over the sum of w, and at least that of one effective sample: for states with hardly any or
     # nearly all samples the method underestimates it.
@@ -68,10 +72,11 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     errors = np.maximum(np.sqrt(variance) / weight, 1.0 / effective)
     # The posterior of a variable with one state is certain.
     errors[np.repeat(sizes, sizes) == 1] = 0.0
-    # Relative variance of the mean weight, by the delta method the variance of its logarithm.
-    mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
+    # Relative variance of the mean weight, by the delta method the variance of its logarithm. Few samples may all have
+    # the same weight, though others have another one: no less than what one effective sample is worth, as above.
+    log_error = 0.0 if exact else max(math.sqrt(max(0.0, 1.0 / effective - 1.0 / even)), 1.0 / effective)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
-    return Estimate(posteriors, errors, log_evidence, math.sqrt(mean_variance), effective, samples)
+    return Estimate(posteriors, errors, log_evidence, log_error, effective, samples)
 
 
 def until(
@@ -95,23 +100,28 @@ def until(
         sums, drawn = add(sums, draw(drawn, drawn)), 2 * drawn
 
 
-def weighted(stages: Sequence[Sums]) -> Sums:
-    """Return the sums over all stages, each weighted with the `worth` of its samples."""
+def weighted(stages: Sequence[Sums]) -> tuple[Sums, float]:
+    """Return the sums over all stages, each weighted with the `worth` of its samples, and what they are worth as one.
+
+    The latter: number of samples, were the weights within each stage equal, that tell as much if all count the same.
+    """
     # Cheng and Druzdzel weight stages by the variance of their estimates of P(e) (section 3.3.3); where that is tiny,
     # as with weak evidence, other stages would count for nothing in the posteriors as well.
     top = max(stage.shift for stage in stages)
     best = max(map(worth, stages))
     if not best:
-        return stages[-1]
-    scaled = []
+        return stages[-1], stages[-1].drawn
+    scaled, squares = [], 0.0
     for stage in stages:
         share = worth(stage) / best
         if share:
             scale = math.exp(stage.shift - top) * share
             factors = np.array([scale, scale * scale])
+            squares += share * share * stage.drawn
             scaled.append(Sums(top, stage.slots * factors, stage.total * factors, stage.drawn * share, stage.hits))
     # P(e) is the mean weight, so numbers of samples are scaled as their weights are.
-    return reduce(add, scaled)
+    sums = reduce(add, scaled)
+    return sums, sums.drawn * sums.drawn / squares
 
 
 def worth(stage: Sums) -> float:
