@@ -101,7 +101,7 @@ class Results(NamedTuple):
     explained: npt.NDArray[np.int32]
 
 
-class Piece(NamedTuple):
+class PieceMemory(NamedTuple):
     """Memory of a thread for a piece.
 
     at: int64 [NUMBERS].
@@ -120,7 +120,7 @@ class Piece(NamedTuple):
     kinds: Ints
 
 
-def piece_for(rows: int, alone: int, variables: int, width: int, kinds: int, explains: bool) -> Piece:
+def piece_for(rows: int, alone: int, variables: int, width: int, kinds: int, explains: bool) -> PieceMemory:
     """Return memory for pieces.
 
     rows: of a piece.
@@ -130,7 +130,7 @@ def piece_for(rows: int, alone: int, variables: int, width: int, kinds: int, exp
     kinds: number of variables with likelihoods.
     explains: whether rows are explained.
     """
-    return Piece(
+    return PieceMemory(
         np.zeros(NUMBERS, dtype=np.int64),
         np.empty(alone * variables, dtype=np.int64),
         np.empty(rows * width),
@@ -165,7 +165,7 @@ def answer_alone(
     factors, zeros, room: of `propagate.answer_rows`.
     queue: Queue without groups.
     asked: Asked.
-    piece: Piece, with room for those of the queue.
+    piece: PieceMemory, with room for those of the queue.
     pieces: that this call takes at most.
     results: Results.
     Returns False behind that many pieces, and at a row that the arena is too small for, whose tree is planned; the
@@ -225,7 +225,7 @@ def answer_shared(
     queue: Queue; without groups all rows are on the tree in memory.
     asked: Asked.
     memory: Tree of the rows, Lanes, and int64 [numbers] for the states of a block.
-    piece: Piece, with room for those of the queue.
+    piece: PieceMemory, with room for those of the queue.
     pieces: that this call takes at most.
     block_rows: rows of a block at most, where there are no groups.
     most: entries of messages at most.

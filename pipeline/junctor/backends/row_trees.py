@@ -77,7 +77,7 @@ class _Room:
     most: int = 0
     lanes: layout.Lanes | None = None
     block: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    piece: queue.Piece | None = None
+    piece: queue.PieceMemory | None = None
     planned: SharedTree | None = None
 
 
@@ -463,7 +463,7 @@ class RowEngine:
         likelihoods = cells.likelihoods(task.rows, self._sizes)
         return queue.Queue(np.ascontiguousarray(task.rows), ends, task.piece, begun, *cells.columns, *likelihoods)
 
-    def _piece(self, room: _Room, task: RowTask, kinds: int) -> queue.Piece:
+    def _piece(self, room: _Room, task: RowTask, kinds: int) -> queue.PieceMemory:
         """Return memory for pieces of a task; kinds: number of variables with likelihoods."""
         piece, rows = room.piece, task.piece
         alone = 0 if task.is_shared else rows
@@ -490,7 +490,7 @@ class RowEngine:
                 self._on_own_trees(room, task, waiting, piece)
             tasks.leave(task)
 
-    def _on_common_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.Piece) -> None:
+    def _on_common_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.PieceMemory) -> None:
         """Answer rows that share trees; the kernel stops where it needs more memory, and goes on with it."""
         needs, tree, block = np.zeros(layout.NEEDS, dtype=np.int64), task.tree, 0
         if tree is not None:
@@ -537,7 +537,7 @@ class RowEngine:
         room.lanes = lanes._replace(arena=arena) if stays else lanes
         return True
 
-    def _on_own_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.Piece) -> None:
+    def _on_own_trees(self, room: _Room, task: RowTask, waiting: queue.Queue, piece: queue.PieceMemory) -> None:
         """Answer rows with a tree each; the kernel stops where it needs a larger arena, and goes on with one."""
         room.planned, pace = None, Pace()
         while True:
