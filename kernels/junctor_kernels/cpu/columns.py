@@ -1,7 +1,7 @@
 """Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
-Main functions: `mark_observed`, `take_states`, `take_codes`, `number_keys`, `add_logs`.
+Main functions: `mark_observed`, `count_observed`, `take_states`, `take_codes`, `number_keys`, `add_logs`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,23 @@ def mark_observed(columns: Any, rows: Any, words: Any, marks: Any, keys: Any, of
             # Without a branch, which would be guessed wrong for every other cell.
             keys[i] += word * np.uint64(there)
         often[c] = count
+
+
+@loops
+def count_observed(columns: Any, rows: Any, lines: Any, often: Any) -> None:
+    """Count the rows with a state in each column.
+
+    columns: int64 [c], addresses of int32.
+    rows: int64 [n].
+    lines: int64 [c], the line of each column.
+    often: int64 [lines], written: rows with a state, 0 for lines of no column.
+    """
+    often[:] = 0
+    for c in range(columns.size):
+        count = 0
+        for i in range(rows.size):
+            count += state_at(columns[c] + STATE * rows[i]) != -1
+        often[lines[c]] = count
 
 
 @loops

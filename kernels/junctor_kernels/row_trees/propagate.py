@@ -1,8 +1,8 @@
 """The row engine: every row of evidence is planned and propagated on its own in compiled code (Numba).
 
-Main function: `answer_rows`, called by `queue`. Rows that observe different variables share
-nothing, but each row's evidence, and every state that it makes impossible, is cut out of the factors, and the rest is
-small. The tree of a row is a binary join tree (Shenoy 1997, `plan`).
+Main function: `answer_rows`, called by `queue`. Rows that observe different variables share nothing, but each row's
+evidence, and every state that it makes impossible, is cut out of the factors, and the rest is small. The tree of a row
+is a binary join tree (Shenoy 1997, `plan`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.answers import write_row_states, write_rows
-from junctor_kernels.cpu.columns import STATE, state_at
+from junctor_kernels.cpu.columns import count_observed, take_states
 from junctor_kernels.cpu.jit import loops, next_number, part
 from junctor_kernels.orders.greedy import UNITS_PER_BIT
 from junctor_kernels.row_trees import together
@@ -156,6 +156,15 @@ def _take(queue: Any, at: Any) -> bool:
     return True
 
 
+@part
+def _take_states(queue: Any, first: int, end: int, states: Any) -> None:
+    """Write the states of rows of the queue, int64 [variables, rows], -1 for unobserved."""
+    for v in range(states.shape[0]):
+        for i in range(states.shape[1]):
+            states[v, i] = -1
+    take_states(queue.columns, queue.rows[first:end], queue.variables, states)
+
+
 @loops
 def answer_alone(
     factors: Any, zeros: Any, queue: Any, asked: Any, room: Any, piece: Any, pieces: int, results: Any
@@ -186,12 +195,7 @@ def answer_alone(
         columns = variables if piece.explained.size else 0
         explanations = piece.explained[: count * columns].reshape((count, columns))
         if at[NEXT] == first:
-            for i in range(count):
-                for v in range(variables):
-                    states[i, v] = -1
-            for c in range(queue.variables.size):
-                for i in range(count):
-                    states[i, queue.variables[c]] = state_at(queue.columns[c] + STATE * queue.rows[first + i])
+            _take_states(queue, first, end, states.T)
         evidence = states, queue.soft[first:end], queue.likelihoods[first:end], queue.places
         written = posteriors, results.log_values[first:end], results.status[first:end], explanations
         done = answer_rows(factors, zeros, evidence, asked.wanted, asked.starts, at[NEXT] - first, room, written)
@@ -269,12 +273,7 @@ def answer_shared(
             start = at[NEXT]
             rows = min(size, end - start)
             states = block[: variables * rows].reshape((variables, rows))
-            for v in range(variables):
-                for i in range(rows):
-                    states[v, i] = -1
-            for c in range(queue.variables.size):
-                for i in range(rows):
-                    states[queue.variables[c], i] = state_at(queue.columns[c] + STATE * queue.rows[start + i])
+            _take_states(queue, start, start + rows, states)
             if not lay_out(factors, states, tree, lanes, needs):
                 return False
             answer_lanes(factors, states, soft, start - first, asked.wanted, asked.starts, tree, lanes, written)
@@ -287,12 +286,7 @@ def answer_shared(
 def _count(queue: Any, first: int, end: int, piece: Any) -> None:
     """Count the rows of a group that observe each variable, and find the kinds of likelihoods that one of them has."""
     common, kinds = piece.common, piece.kinds
-    common[:] = 0
-    for c in range(queue.variables.size):
-        often = 0
-        for i in range(first, end):
-            often += state_at(queue.columns[c] + STATE * queue.rows[i]) != -1
-        common[queue.variables[c]] = often
+    count_observed(queue.columns, queue.rows[first:end], queue.variables, common)
     kinds[:] = -1
     for kind in range(kinds.size):
         for i in range(first, end):

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.columns import addresses_of, mark_observed
+from junctor_kernels.cpu.columns import addresses_of, count_observed
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 
@@ -37,12 +37,8 @@ class EvidenceCells:
 
     def observed(self, rows: Rows, variables: int) -> Rows:
         """Return int64 [variables], how many of some rows observe each."""
-        columns, rows = len(self._columns), np.ascontiguousarray(rows)
         result = np.zeros(variables, dtype=np.int64)
-        words, keys = np.zeros(columns, dtype=np.uint64), np.zeros(len(rows), dtype=np.uint64)
-        marks, often = np.empty((columns, len(rows)), dtype=np.bool_), np.zeros(columns, dtype=np.int64)
-        mark_observed(self._addresses, rows, words, marks, keys, often)
-        result[self._variables] = often
+        count_observed(self._addresses, np.ascontiguousarray(rows), self._variables, result)
         return result
 
     def soft(self, rows: Rows) -> Rows:

@@ -452,9 +452,9 @@ def location(text: str | os.PathLike[str] | RemotePath) -> AnyPath:
     path = os.fspath(text)
     if isinstance(path, bytes):
         raise InputError(f"found the path {path!r} as bytes, expected text: os.fsdecode makes it of them")
-    if isinstance(path, str) and _ONE_SLASH.match(path):
+    if _ONE_SLASH.match(path):
         raise InputError(f"{path}: one slash after the colon, expected a URL with two, as text and not as pathlib.Path")
-    match = _URL.match(path) if isinstance(path, str) else None
+    match = _URL.match(path)
     if match is None:
         return Path(text)
     scheme = match[1].lower()
