@@ -126,11 +126,11 @@ def test_answers_to_different_rows_stay_within_the_budget() -> None:
     again = np.random.default_rng(1).integers(0, 100, 2000)
     batch = EvidenceBatch(2000, {v: column[again] for v, column in few.states.items()})
     engine = Engine(network, Query(), on_cpu(least(network, Query(), batch) + (1 << 22)))
-    (group,) = engine.router.groups(batch)
-    assert group.answered <= 100
+    (route,) = engine.routes(batch)
+    assert len(route.group.rows) <= 100
     _, peak = measured(engine, batch)
     (prepared,) = engine.programs
-    assert prepared.sizes.rows == group.answered
+    assert prepared.sizes.rows == len(route.group.rows)
     assert peak <= engine.allowed
 
 

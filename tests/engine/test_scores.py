@@ -127,7 +127,7 @@ def test_equal_rows_are_copies(network: Network, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(records, "SLICE_BYTES", 2048)
     monkeypatch.setattr("junctor.engine.grouping.TREE_SECONDS", math.inf)
     engine = Engine(network, query)
-    assert any(group.unique is not None for group in engine.router.groups(repeated))
+    assert any(route.group.copies for route in engine.routes(repeated))
     found = engine.answer(repeated)
     check(network, query, found, Engine(network, Query()).answer(repeated), 1e-12)
     assert isinstance(found, Scores)

@@ -10,7 +10,7 @@ from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine import smaller_plans
-from junctor.engine.patterns import PatternPricer, valid_rows
+from junctor.engine.patterns import PatternPricer
 from junctor.engine.smaller_plans import SmallerPlan, SmallerPlanCosts, rounded_shares, rows_by_plan
 from junctor.evidence.batch import UNOBSERVED
 from junctor.planning.shape import Pattern
@@ -93,7 +93,7 @@ def test_every_row_is_served(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.frozensets(st.sampled_from(variables)), max_size=3)) if variables else []
     plans = [SmallerPlan(cut, Pattern(cut, frozenset(variables) - cut), 1.0) for cut in chosen]
     least = data.draw(st.sampled_from([0.0, 2.0]))
-    rows = valid_rows(batch)
+    rows = batch.valid
     parts = rows_by_plan(batch, rows, plans, least)
     assert sorted(np.concatenate(parts).tolist()) == rows.tolist()
     for plan, part in zip(plans, parts, strict=False):

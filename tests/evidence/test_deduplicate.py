@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
-from junctor.engine.patterns import PatternGroup
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
-from junctor.evidence.deduplicate import distinct_rows, united
+from junctor.evidence.deduplicate import find_equal_rows
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import Answers, Scores
 from junctor.model.query import Query
-from junctor.planning.shape import Pattern
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -69,22 +67,53 @@ def repeated(soft: SoftEvidence, rows: np.ndarray) -> SoftEvidence:
     return SoftEvidence(np.array(here, dtype=np.int64), values)
 
 
-@pytest.mark.parametrize("most_keys", [1 << 62, 30])
-@pytest.mark.parametrize("table_share", [0, 4, 1000])
-def test_numbers_name_equal_rows(most_keys: int, table_share: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether keys are sorted or looked up, and whether or not all columns fit in one."""
-    monkeypatch.setattr(distinct, "MOST_KEYS", most_keys)
-    monkeypatch.setattr(distinct, "TABLE_SHARE", table_share)
+@pytest.mark.parametrize("compiled", [False, True])
+@given(data=st.data())
+def test_rows_are_numbered_by_their_evidence(compiled: bool, data: st.DataObject) -> None:
+    """Whether keys are exact or sums, counted, sorted or looked up; invalid rows and likelihoods are alone."""
+    network = data.draw(strategies.networks(max_variables=6))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=16, min_rows=1))
+    sizes = [data.draw(st.sampled_from([size, 1 << 31])) for size in network.cardinalities]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct, "LEAST_ROWS", 1)
+        patch.setattr(distinct, "TABLE_SHARE", data.draw(st.sampled_from([0, 4])))
+        patch.setattr(distinct, "PART_CELLS", data.draw(st.sampled_from([1, 1 << 18])))
+        if compiled:
+            patch.setattr(distinct, "COMPILED_CELLS", 0)
+            patch.setattr(distinct, "COMPILED_KEYS", 0)
+        found = find_equal_rows(batch, sizes, most=1.0, threads=data.draw(st.integers(1, 3)))
+    soft = {row for each in batch.likelihoods.values() for row in each.rows.tolist()}
+    cells = [column.tolist() for column in batch.states.values()]
+    # Whatever tells rows apart: those that are alone by their number.
+    alone = soft | set(batch.invalid)
+    rows = [(None, row) if row in alone else tuple(column[row] for column in cells) for row in range(batch.rows)]
+    if found.equal is None:
+        assert len(alone) == batch.rows
+        return
+    first = [rows.index(row) for row in rows]
+    assert found.equal.distinct[found.equal.numbers].tolist() == first
+    answered = sorted(set(first) - set(batch.invalid))
+    assert found.answered.tolist() == answered
+    some = np.array(data.draw(st.lists(st.sampled_from(answered), unique=True)) if answered else [], dtype=np.int64)
+    served = [row for row in range(batch.rows) if first[row] in some]
+    assert found.served(np.sort(some)).tolist() == served
+    assert found.equal.sharing().tolist() == [rows.count(row) for row in rows]
+    assert find_equal_rows(found, sizes) is found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_with_the_same_key_by_chance_are_not_equal(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
-    few = rng.integers(UNOBSERVED, 3, (5, 6)).astype(np.int32)
-    states = few[rng.integers(0, 5, 200)]
-    batch = EvidenceBatch(200, {v: np.ascontiguousarray(states[:, v]) for v in range(6)})
-    rows = np.flatnonzero(rng.random(200) < 0.8)
-    found = distinct_rows(batch, rows, Pattern(frozenset([0, 1]), frozenset([2, 3, 4, 5])), [3] * 6)
+    states = rng.integers(UNOBSERVED, 2, (300, 70)).astype(np.int32)
+    states[200:] = states[rng.integers(0, 100, 100)]
+    batch = EvidenceBatch(300, {v: np.ascontiguousarray(states[:, v]) for v in range(70)})
+    if compiled:
+        monkeypatch.setattr(distinct, "COMPILED_CELLS", 0)
+    # All keys the same: the first row stands for all, and differs from nearly all of them.
+    monkeypatch.setattr(distinct, "_keys", lambda batch, words, threads: np.zeros(batch.rows, dtype=np.int64))
+    found = find_equal_rows(batch, [2] * 70, threads=2).equal
     assert found is not None
-    assert found.batch.rows == 5
-    there = np.stack([found.batch.states[v] for v in range(6)], axis=1)
-    assert (there[found.numbers] == states[rows]).all()
+    assert (states[found.distinct[found.numbers]] == states).all()
 
 
 @pytest.mark.parametrize("least", [0, 1 << 40])
@@ -109,84 +138,72 @@ def test_rows_that_differ_are_left_alone() -> None:
     network = chain(length=60, states=4, seed=1)
     states = sample(network, 300, seed=1)
     batch = EvidenceBatch(300, {v: np.ascontiguousarray(states[:, v]) for v in range(40)})
-    pattern = Pattern(frozenset(range(40)), frozenset())
-    assert distinct_rows(batch, np.arange(300), pattern, network.cardinalities) is None
+    assert find_equal_rows(batch, network.cardinalities) is batch
 
 
-def test_answers_to_different_rows_count_as_memory() -> None:
+def test_copies_take_no_memory() -> None:
+    """Where there is only room for the answers to all rows, only those that differ are answered."""
     network = chain(length=30, states=3, seed=1)
     batch = EvidenceBatch(300, {0: np.arange(300, dtype=np.int32) % 3})
     plain = Engine(network, Query(), on_cpu(1 << 40))
     answers = plain.answer(batch)
     (prepared,) = plain.programs
-    assert prepared.sizes.rows == 3
-    tight = Engine(
-        network,
-        Query(),
-        on_cpu(memory.PlanMemory(prepared.plan, 2).least + answers.nbytes),
-    )
+    least = memory.PlanMemory(prepared.plan, 2).least
+    tight = Engine(network, Query(), on_cpu(least + answers.nbytes))
     assert_all_close(tight.answer(batch).posteriors, answers.posteriors)
-    (prepared,) = tight.programs
-    assert prepared.sizes.rows == 300
-
-
-@given(data=st.data())
-def test_distinct_rows_of_several_groups_as_one(data: st.DataObject) -> None:
-    """Rows of groups in any order; other rows of the batch are in none."""
-    network = data.draw(strategies.networks(max_variables=5))
-    batch = data.draw(strategies.evidence_batches(network, max_rows=12, min_rows=1))
-    batch = EvidenceBatch(batch.rows, batch.states)
-    group_of = np.array(data.draw(st.lists(st.integers(0, 3), min_size=batch.rows, max_size=batch.rows)))
-    everything = Pattern(frozenset(), frozenset(batch.states))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distinct, "LEAST_ROWS", 0)
-        patch.setattr(distinct, "MOST_DISTINCT", 1.0)
-        rows = [np.flatnonzero(group_of == n) for n in range(3) if (group_of == n).any()]
-        parts = [distinct_rows(batch, some, everything, network.cardinalities) for some in rows]
-    if not parts:
-        return
-    found = united(batch, [part for part in parts if part is not None])
-    np.testing.assert_array_equal(found.rows, np.flatnonzero(group_of < 3))
-    assert found.batch.rows == len(found.chosen) == sum(len(part.chosen) for part in parts if part is not None)
-    for v, states in batch.states.items():
-        np.testing.assert_array_equal(found.batch.states[v][found.numbers], states[found.rows])
-        np.testing.assert_array_equal(found.batch.states[v], states[found.chosen])
+    assert [program.sizes.rows for program in (*plain.programs, *tight.programs)] == [3, 3]
 
 
 @pytest.mark.parametrize("query", [Query(), Query(answers="scores", top=2, probabilities=("x_3=0",))])
 def test_equal_rows_of_many_trees_are_copied_at_once(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if they were copied group by group, which they are where memory is short, and as if each was answered."""
-    network, rng = random_network(40, (2, 3), 3, 8, seed=1, zeros=0.1), np.random.default_rng(1)
-    few = sample(network, 300, seed=2)[:, :12]
-    few[rng.random(few.shape) < 0.1] = UNOBSERVED
+    """As if each was answered."""
+    network, rng = random_network(80, (2, 3), 3, 10, seed=1, zeros=0.1), np.random.default_rng(1)
+    few = sample(network, 9000, seed=2)[:, :30]
+    few[rng.random(few.shape) < 0.02] = UNOBSERVED
     # Some of them are impossible.
-    few[:20] = [network.cardinalities[v] - 1 for v in range(12)]
-    again = rng.integers(0, 300, 20_000)
-    batch = EvidenceBatch(20_000, {v: np.ascontiguousarray(few[again, v], dtype=np.int32) for v in range(12)})
-    engines = [Engine(network, query, replace(on_cpu(), threads=threads)) for threads in (1, 2, 1)]
-    groups = engines[0].router.groups(batch)
-    assert sum(group.by_trees and group.unique is not None for group in groups) > 1
-    together, in_threads = (engine.answer(batch) for engine in engines[:2])
-    monkeypatch.setattr(engines[2].router, "left_by_unique", lambda unique, budget, least=0: None)
-    one_by_one = engines[2].answer(batch)
+    few[:20] = [network.cardinalities[v] - 1 for v in range(30)]
+    again = rng.integers(0, 9000, 20_000)
+    batch = EvidenceBatch(20_000, {v: np.ascontiguousarray(few[again, v], dtype=np.int32) for v in range(30)})
+    engines = [Engine(network, query, replace(on_cpu(), threads=threads)) for threads in (1, 2)]
+    groups = engines[0].router.groups(engines[0].with_equal_rows(batch))
+    assert sum(group.by_trees and group.copies > 0 for group in groups) > 1
+    together, in_threads = (engine.answer(batch) for engine in engines)
     monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
     expected = Engine(network, query, on_cpu()).answer(batch)
     assert 0 < np.count_nonzero(together.status) < 20_000
-    assert together.ways == one_by_one.ways
+    assert sum(together.ways.values()) == 20_000
     assert_same(together, in_threads)
     assert all((a.tobytes() == b.tobytes()) for a, b in zip(tables_of(together), tables_of(in_threads), strict=True))
-    for found in (one_by_one, expected):
-        np.testing.assert_array_equal(found.status, together.status)
-        assert found.reasons == together.reasons
-        np.testing.assert_allclose(found.log_value, together.log_value, rtol=1e-12)
-        for one, other in zip(tables_of(found), tables_of(together), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-12)
+    np.testing.assert_array_equal(together.status, expected.status)
+    assert together.reasons == expected.reasons
+    np.testing.assert_allclose(together.log_value, expected.log_value, rtol=1e-12)
+    for one, other in zip(tables_of(together), tables_of(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("few", [40, 600])
+@pytest.mark.parametrize("query", [Query(), Query(kind="mpe"), Query(answers="scores", top=2)])
+def test_copies_of_most_rows_and_of_some(query: Query, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole tables are copied, or row by row; invalid rows, also equal ones, stay as they are."""
+    network, rng = random_network(20, (2, 3), 3, 4, seed=3, zeros=0.2), np.random.default_rng(1)
+    states = sample(network, few, seed=2)[np.append(np.arange(few), rng.integers(0, few, 1000 - few))]
+    states[rng.integers(0, few, 10), :3] = 1
+    bad = {row: f"bad {row}" for row in (0, 3, few + 5, 999)}
+    batch = EvidenceBatch(1000, {v: np.ascontiguousarray(states[:, v], dtype=np.int32) for v in range(8)}, {}, bad)
+    found = Engine(network, query, on_cpu(threads=2)).answer(batch)
+    monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
+    expected = Engine(network, query, on_cpu()).answer(batch)
+    np.testing.assert_array_equal(found.status, expected.status)
+    assert found.reasons == expected.reasons
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+    for one, other in zip(tables_of(found), tables_of(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
 
 
 def tables_of(answers: Answers) -> list[np.ndarray]:
     if isinstance(answers, Scores):
         return [answers.best, answers.probabilities, answers.entropies, answers.chosen]
-    return list(answers.posteriors.values())
+    return [*answers.posteriors.values(), *answers.states.values()]
 
 
 def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> None:
@@ -197,35 +214,10 @@ def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarra
 def test_what_is_worth_loading_and_planning_counts_different_rows() -> None:
     network = chain(length=30, states=3, seed=1)
     engine = Engine(network, Query(), expected_rows=10**7)
-    batch = EvidenceBatch(10_000, {0: np.arange(10_000, dtype=np.int32) % 3})
+    every = EvidenceBatch(10_000, {0: np.arange(10_000, dtype=np.int32) % 3})
+    batch = engine.with_equal_rows(every)
     (group,) = groups = engine.router.groups(batch)
-    assert group.answered == 3
+    assert (len(group.rows), group.copies, group.served) == (3, 9997, 10_000)
     assert engine.router.uses(group, batch) == 3000
     assert not engine.router.loads_compiled(groups, batch)
-    assert engine.router.loads_compiled([replace(group, unique=None)], batch)
-
-
-@given(data=st.data())
-def test_rows_that_are_repeated(data: st.DataObject) -> None:
-    network = data.draw(strategies.networks(max_variables=4))
-    batch = data.draw(strategies.evidence_batches(network, max_rows=20, min_rows=1))
-    rows = list(zip(*(column.tolist() for column in batch.states.values()), strict=True)) or [()] * batch.rows
-    assert distinct.repeated(batch) == batch.rows - len(set(rows))
-
-
-@pytest.mark.parametrize("few", [0, 100])
-def test_equal_rows_among_many_groups(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look at all rows first finds the same as each group alone."""
-    network, rng = chain(40, 2, seed=1), np.random.default_rng(2)
-    # Groups of rows that observe the same; those of some are alike, but for a few.
-    seen, alike, groups = rng.random((12, 40)) < 0.3, np.arange(12) < 5, np.repeat(np.arange(12), 100)
-    states = rng.integers(0, 2, (1200, 40))
-    states[alike[groups] & (rng.random(1200) < 0.9)] = 0
-    states[~seen[groups]] = UNOBSERVED
-    batch = EvidenceBatch(1200, {v: np.ascontiguousarray(states[:, v], dtype=np.int32) for v in range(40)})
-    monkeypatch.setattr(grouping, "FEW_GROUPS", few)
-    patterns = [Pattern(frozenset(np.flatnonzero(each).tolist()), frozenset()) for each in seen]
-    made = [PatternGroup(pattern, np.flatnonzero(groups == n)) for n, pattern in enumerate(patterns)]
-    router = Engine(network, Query(), on_cpu(memory=1 << 30)).router
-    found = [group.unique is not None for group in router._deduplicated(made, batch)]
-    assert found == alike.tolist()
+    assert engine.router.loads_compiled(engine.router.groups(every), every)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor_kernels.cpu.columns import add_logs, addresses_of, mark_observed, take_codes, take_states
+from junctor_kernels.cpu.columns import (
+    PIECE,
+    add_keys,
+    add_logs,
+    addresses_of,
+    mark_different,
+    mark_observed,
+    take_codes,
+    take_states,
+)
 
 
 def drawn(data: st.DataObject) -> tuple[list[np.ndarray], np.ndarray]:
@@ -55,6 +64,21 @@ def test_codes_of_some_rows(data: st.DataObject) -> None:
     take_codes(addresses_of(columns), rows, sizes, codes)
     there = np.array(columns)[:, rows]
     np.testing.assert_array_equal(codes, np.where(there == -1, sizes[:, None], there))
+
+
+@pytest.mark.parametrize("rows", [1, 7, PIECE, 2 * PIECE + 3])
+def test_keys_of_consecutive_rows_and_what_differs(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    columns = [rng.integers(-1, 2, rows + 5).astype(np.int32) for _ in range(3)]
+    words, first = rng.integers(1 << 62, size=3), 2
+    keys = np.ones(rows, dtype=np.int64)
+    add_keys(addresses_of(columns), words, first, keys)
+    here = np.array(columns, dtype=np.int64)[:, first : first + rows] + 1
+    np.testing.assert_array_equal(keys, 1 + (here * words[:, None]).sum(axis=0))
+    some, others = rng.integers(0, rows + 5, (2, rows))
+    differs = np.zeros(rows, dtype=np.bool_)
+    mark_different(addresses_of(columns), some, others, differs)
+    np.testing.assert_array_equal(differs, (np.array(columns)[:, some] != np.array(columns)[:, others]).any(axis=0))
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int64])

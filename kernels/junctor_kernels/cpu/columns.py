@@ -1,7 +1,8 @@
 """Evidence of many columns at once (Numba): where some rows have any, and their states as a GPU reads them.
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
-Main functions: `mark_observed`, `count_observed`, `take_states`, `take_codes`, `number_keys`, `add_logs`.
+Main functions: `mark_observed`, `count_observed`, `take_states`, `take_codes`,
+`add_keys`, `mark_different`, `number_keys`, `add_logs`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from numba.extending import intrinsic
 from junctor_kernels.cpu.jit import loops
 from junctor_kernels.cpu.mixing import mixed
 
-# Bytes of a state.
-STATE = 4
+# Bytes of a state, and rows of a piece.
+STATE, PIECE = 4, 1024
 
 
 def _load_state(_typing: Any, _address: Any) -> Any:
@@ -114,6 +115,40 @@ def take_codes(columns: Any, rows: Any, sizes: Any, codes: Any) -> None:
         for i in range(rows.size):
             code = state_at(columns[c] + STATE * rows[i])
             codes[c, i] = sizes[c] if code < 0 else code
+
+
+@loops
+def add_keys(columns: Any, words: Any, first: int, keys: Any) -> None:
+    """Raise keys of consecutive rows by what each of their states gives.
+
+    columns: int64 [c], addresses of int32.
+    words: int64 [c], what a state gives, times the state plus 1.
+    first: the first row.
+    keys: int64 [n], raised; they may overflow.
+    """
+    # In pieces that stay in the cache while all columns pass.
+    for begin in range(0, keys.size, PIECE):
+        piece = keys[begin : begin + PIECE]
+        for c in range(columns.size):
+            word, address = words[c], columns[c] + STATE * (first + begin)
+            for i in range(piece.size):
+                piece[i] += word * (np.int64(state_at(address + STATE * i)) + 1)
+
+
+@loops
+def mark_different(columns: Any, rows: Any, others: Any, differs: Any) -> None:
+    """Note which rows have another state than others in any column.
+
+    columns: int64 [c], addresses of int32.
+    rows, others: int64 [n], compared one by one.
+    differs: bool [n], set where they differ.
+    """
+    for begin in range(0, rows.size, PIECE):
+        end = min(begin + PIECE, rows.size)
+        for c in range(columns.size):
+            address = columns[c]
+            for i in range(begin, end):
+                differs[i] |= state_at(address + STATE * rows[i]) != state_at(address + STATE * others[i])
 
 
 @loops

@@ -269,7 +269,7 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
         "shared_tree": route.group.tree,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
         "likelihoods": [network.variables[i].name for i in sorted(pattern.weighted)],
-        "operations_per_row": plan.case_operations if plan and shares else route.operations // route.rows,
+        "operations_per_row": plan.case_operations if plan and shares else route.operations // len(route.group.rows),
         "operations_once": plan.shared_operations if plan and shares else 0,
         "block_cases": route.block_cases,
         "threads": route.threads,

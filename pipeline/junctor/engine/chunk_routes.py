@@ -71,7 +71,7 @@ class ChunkRouting(Planner):
             uses,
             plan,
             chunks=chunks,
-            operations=group.answered * plan.operations,
+            operations=len(group.rows) * plan.operations,
         )
 
     def _chunk_gpu(self, algebra: Algebra, gpu: GpuRoom | None) -> GpuRoom | None:

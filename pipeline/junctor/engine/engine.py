@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,7 +24,7 @@ from junctor.engine.router import Router
 from junctor.engine.routes import Backend, GpuRoom, Route
 from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import UniqueRows, united
+from junctor.evidence.deduplicate import MOST_ANSWERED, MOST_ANSWERED_GPU, copy_answers, find_equal_rows
 from junctor.model.answers import (
     IMPOSSIBLE,
     UNANSWERED,
@@ -39,7 +39,7 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
-from junctor.runtime.buffer_pool import BufferPool, fresh
+from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages
 from junctor.runtime.devices import open_gpu, open_other_gpus
 from junctor.runtime.threads import short_turns
 
@@ -58,27 +58,6 @@ PLAN_STEP_BYTES = 300
 RESTING_SHARE = 0.5
 
 logger = logging.getLogger("junctor")
-
-Kind = TypeVar("Kind", bound=Answers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trees:
-    """Groups with trees that are answered together.
-
-    groups: of the rows of the batch, or of the distinct ones.
-    budget: in addition to all answers to the batch, and to the distinct rows.
-    unique: the distinct rows, where only those are answered.
-    """
-
-    groups: Sequence[PatternGroup]
-    budget: Budget
-    unique: UniqueRows | None = None
-
-    @property
-    def rows(self) -> int:
-        """How many rows of the batch get their answers."""
-        return sum(len(group.rows) for group in self.groups) if self.unique is None else len(self.unique.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +111,7 @@ class Engine:
         self._programs: dict[PlanKey, ProgramCache] = {}
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {(options, workers): self}
         # Groups of the batch to come, which another thread may choose while one is answered.
-        self._groups: WeakKeyDictionary[EvidenceBatch, list[PatternGroup]] = WeakKeyDictionary()
+        self._groups: WeakKeyDictionary[EvidenceBatch, tuple[EvidenceBatch, list[PatternGroup]]] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
         self._scores = ScoreMaker(network, query) if query.has_scores else None
 
@@ -182,12 +161,22 @@ class Engine:
 
         reserved: bytes of earlier answers.
         """
-        return tuple(self.router.routes(batch, reserved, self._fixed()))
+        return tuple(self.router.routes(self.with_equal_rows(batch), reserved, self._fixed()))
+
+    def with_equal_rows(self, batch: EvidenceBatch) -> EvidenceBatch:
+        """Return a batch with its equal rows, if answers to some of them are to be copied to the others."""
+        most = MOST_ANSWERED_GPU if self.router.takes_gpu else MOST_ANSWERED
+        return find_equal_rows(batch, self.network.cardinalities, most, self.router.threads)
 
     def prepare(self, batch: EvidenceBatch) -> None:
         """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile."""
+        self._groups[batch] = self._grouped(batch)
+
+    def _grouped(self, batch: EvidenceBatch) -> tuple[EvidenceBatch, list[PatternGroup]]:
+        """Return a batch with its equal rows, and the groups of those that are answered."""
+        batch = self.with_equal_rows(batch)
         with self.router.store.lock:
-            self._groups[batch] = self.router.groups(batch)
+            return batch, self.router.groups(batch)
 
     @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
@@ -198,9 +187,9 @@ class Engine:
         explain: whether reasons of impossible rows name findings that contradict each other.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
+        prepared = self._groups.pop(batch, None)
+        batch, groups = self._grouped(batch) if prepared is None else prepared
         with self.router.store.lock:
-            prepared = self._groups.pop(batch, None)
-            groups = self.router.groups(batch) if prepared is None else prepared
             compiled = self.router.loads_compiled(groups, batch)
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
@@ -212,21 +201,29 @@ class Engine:
             size = self._scores.size(batch.rows)
             scored, device = self._answer_memory(self._score_pool, size, reserved, device)
             answers = self._scores.blank(batch, scored)
+        if batch.equal is not None and device is None:
+            # A few rows all over it would make one thread clear it.
+            map_pages(memory if self._scores is None else scored, self.router.threads)
         held = answers.nbytes if self._scores is None else self.router.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
         resources = _Resources(compiled, device)
-        plans, trees = self._together(groups, batch, budget)
+        trees = [group for group in groups if group.by_trees]
+        plans = [group for group in groups if not group.by_trees]
         if isinstance(answers, Scores):
             self._score(plans, trees, batch, answers, memory, budget, resources)
         else:
             for group in plans:
                 way = self._answer_group(group, batch, answers, budget, resources)
-                answers.ways[way.value] += len(group.rows)
-            for some in trees:
-                execute = partial(self._answer_trees, some.groups, budget=some.budget, resources=resources)
-                self._answer_some(some.unique, batch, answers, resources, execute)
-        for some in trees:
-            answers.ways[Backend.ROW_TREES.value] += some.rows
+                answers.ways[way.value] += group.served
+            if trees:
+                self._answer_trees(trees, batch, answers, budget, resources)
+        if trees:
+            answers.ways[Backend.ROW_TREES.value] += sum(group.served for group in trees)
+        if batch.equal is not None:
+            # Equal rows get equal bytes: copies, not answers of their own.
+            copy_answers(batch.equal, answers, self.router.threads)
+        if isinstance(answers, Scores):
+            clear_unanswered(answers)
         if explain:
             self.explain(batch, answers, self._free(budget), self.router.threads)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
@@ -234,31 +231,6 @@ class Engine:
         if left_out.size:
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
-
-    def _together(
-        self, groups: Sequence[PatternGroup], batch: EvidenceBatch, budget: Budget
-    ) -> tuple[list[PatternGroup], list[_Trees]]:
-        """Return groups that are answered one by one, and those with trees, which are answered together.
-
-        Each of these alone may be too little work for all threads. Equal rows of all of them are copied at once.
-        """
-        alone = [group for group in groups if not group.by_trees]
-        trees = [group for group in groups if group.by_trees and group.unique is None]
-        repeated = [group for group in groups if group.by_trees and group.unique is not None]
-        result = [_Trees(trees, budget)] if trees else []
-        if not repeated:
-            return alone, result
-        unique = united(batch, [group.unique for group in repeated if group.unique is not None])
-        left = self.router.left_by_unique(unique, budget)
-        if left is None:
-            # Answers to the distinct rows of one group after the other.
-            return [*alone, *repeated], result
-        ends = np.cumsum([group.answered for group in repeated]).tolist()
-        parts = [
-            replace(group, rows=np.arange(end - group.answered, end), unique=None)
-            for group, end in zip(repeated, ends, strict=True)
-        ]
-        return alone, [*result, _Trees(parts, left, unique)]
 
     def explain(self, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
         """Write which findings of impossible rows contradict each other; another thread may answer a batch meanwhile.
@@ -277,7 +249,7 @@ class Engine:
     def _score(
         self,
         plans: Sequence[PatternGroup],
-        trees: Sequence[_Trees],
+        trees: Sequence[PatternGroup],
         batch: EvidenceBatch,
         scores: Scores,
         memory: npt.NDArray[Any],
@@ -287,63 +259,32 @@ class Engine:
         """Write the scores of the rows of groups; their posteriors take turns in `memory`."""
         for group in plans:
             route, left = self._route(group, batch, budget, resources)
-            scores.ways[route.backend.value] += len(group.rows)
+            scores.ways[route.backend.value] += group.served
             if route.backend is Backend.ZEROS:
                 self._leave_impossible(group.rows, scores)
-                continue
-            unique = route.group.unique
-            rows = group.rows if unique is None else np.arange(unique.batch.rows)
-            execute = partial(self._score_group, route, left, rows, memory=memory, resources=resources)
-            self._answer_some(unique, batch, scores, resources, execute)
-        for some in trees:
-            answer = partial(self._answer_trees, budget=some.budget, resources=resources)
-            execute = partial(self._score_slices, some.groups, answer, memory=memory, compiled=True)
-            self._answer_some(some.unique, batch, scores, resources, execute)
-        clear_unanswered(scores)
-
-    def _answer_some(
-        self,
-        unique: UniqueRows | None,
-        batch: EvidenceBatch,
-        answers: Kind,
-        resources: _Resources,
-        execute: Callable[[EvidenceBatch, Kind], None],
-    ) -> None:
-        """Write answers to rows of a batch, or to their distinct ones, which are copied to the others.
-
-        unique: the distinct rows, where only those are answered.
-        execute: writes the answers to the rows that it is for.
-        """
-        if unique is None:
-            execute(batch, answers)
-            return
-        rows = unique.batch.rows
-        size = self._score_maker.size(rows) if isinstance(answers, Scores) else self._size(rows)
-        memory = fresh(size) if resources.device is None else resources.device.host(size)
-        blank: Callable[..., Any] = self._score_maker.blank if isinstance(answers, Scores) else self.blank
-        different = blank(unique.batch, memory)
-        execute(unique.batch, different)
-        # Equal rows get equal bytes: copies, not answers of their own.
-        unique.spread(different, answers, self.router.threads)
-        answers.climbed.update(different.climbed)
+            else:
+                self._score_group(route, left, batch, scores, memory, resources)
+        if trees:
+            answer = partial(self._answer_trees, budget=budget, resources=resources)
+            self._score_slices(trees, answer, batch, scores, memory, compiled=True)
 
     def _score_group(
         self,
         route: Route,
         budget: Budget,
-        rows: Rows,
         batch: EvidenceBatch,
         scores: Scores,
         memory: npt.NDArray[Any],
         resources: _Resources,
     ) -> None:
-        """Write the scores of some rows of a route: on its device, or slice by slice."""
+        """Write the scores of the rows of a route: on its device, or slice by slice."""
+        rows = route.group.rows
         if route.backend is Backend.GPU:
             rows = answer_rows(self._program(route, resources.device), batch, rows, scores)
         if rows.size:
             # What few rows a joint table answers load no compiled code for their scores either.
             compiled = resources.compiled or route.backend is Backend.ROW_TREES
-            group = replace(route.group, rows=rows, unique=None)
+            group = replace(route.group, rows=rows)
             execute = partial(self._execute_part, route, budget=budget, resources=resources)
             self._score_slices([group], execute, batch, scores, memory, compiled)
 
@@ -385,7 +326,7 @@ class Engine:
         resources: _Resources,
     ) -> None:
         for group in groups:
-            part = replace(route, group=replace(route.group, rows=group.rows, unique=None))
+            part = replace(route, group=replace(route.group, rows=group.rows))
             self._execute(part, group.rows, batch, answers, budget, resources)
 
     @property
@@ -401,10 +342,7 @@ class Engine:
         budget: in addition to the answers to the batch.
         """
         route, budget = self._route(group, batch, budget, resources)
-        unique = route.group.unique
-        rows = group.rows if unique is None else np.arange(unique.batch.rows)
-        execute = partial(self._execute, route, rows, budget=budget, resources=resources)
-        self._answer_some(unique, batch, answers, resources, execute)
+        self._execute(route, group.rows, batch, answers, budget, resources)
         return route.backend
 
     def _route(
@@ -433,7 +371,7 @@ class Engine:
         budget: Budget,
         resources: _Resources,
     ) -> None:
-        """Write the answers to the rows of groups with trees."""
+        """Write the answers to the rows of groups with trees, together: one alone may be too little for all threads."""
         row_engine = self.router.row_engine
         row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
         left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)

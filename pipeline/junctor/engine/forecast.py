@@ -134,18 +134,18 @@ def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0)
         return replace(route, seconds=route.rows * CPU.row)
     if route.backend is Backend.JOINT_TABLE:
         assert router.joint_table is not None
-        operations = route.group.answered * router.joint_table.operations
+        operations = len(route.group.rows) * router.joint_table.operations
         return replace(route, operations=operations, seconds=operations * CPU.numpy_operation + route.rows * CPU.row)
     if route.backend is Backend.ROW_TREES:
         return _row_trees(router, route, batch)
     if route.chunks is not None:
-        return replace(route, seconds=route.group.answered * route.chunks.seconds + route.rows * CPU.row)
+        return replace(route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * CPU.row)
     plan = route.plan
     assert plan is not None
     once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + route.rows * CPU.row
     # Shared operations are done once, in NumPy, on any backend.
     seconds = once + _seconds(router, route, plan, bool(plan.case_operations <= bound))
-    reason = _kernels(router, plan, route.group.answered) if route.backend is Backend.GPU else route.reason
+    reason = _kernels(router, plan, len(route.group.rows)) if route.backend is Backend.GPU else route.reason
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
     return replace(route, seconds=seconds, reason=reason, work=work)
 
@@ -165,7 +165,7 @@ def _kernels(router: Router, plan: Plan, rows: int) -> str:
 
 def _seconds(router: Router, route: Route, plan: Plan, bind: bool) -> float:
     """Return the seconds of a route's rows on its backend."""
-    sizes, rows, first = route.sizes, route.group.answered, router.ladder[0]
+    sizes, rows, first = route.sizes, len(route.group.rows), router.ladder[0]
     assert sizes is not None
     if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
@@ -192,7 +192,7 @@ def _on_gpu(router: Router, route: Route, plan: Plan) -> float:
     from junctor.backends.gpu_plan import GpuBlocks
 
     assert route.sizes is not None
-    program, rows = Program(plan, router.network, router.ladder[0]), route.group.answered
+    program, rows = Program(plan, router.network, router.ladder[0]), len(route.group.rows)
     return GpuBlocks(program, rows, router.gpu_room().bytes, route.sizes.room, router.costs).seconds(rows)
 
 
@@ -216,7 +216,7 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
         return route.rows * (work.operations * operation + work.tables * table + CPU.row)
     if route.plan is None or route.chunks is not None or router.query.kind == "mpe":
         return route.seconds
-    return _plan_on_gpu(route.plan, router.ladder[0], route.group.answered, gpu) + route.rows * CPU.row
+    return _plan_on_gpu(route.plan, router.ladder[0], len(route.group.rows), gpu) + route.rows * CPU.row
 
 
 def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
@@ -229,12 +229,12 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     group, row_engine = route.group, router.row_engine
     if group.tree:
         shares = {v: share for v in group.pattern.weighted if 0 < (share := _share(batch, group, v)) < 1}
-        trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, group.answered)]
-        seconds = float(shared_seconds(trees[0], group.answered, group.patterns > 1, row_engine.above_zero))
+        trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, len(group.rows))]
+        seconds = float(shared_seconds(trees[0], len(group.rows), group.patterns > 1, row_engine.above_zero))
     else:
         trees = row_engine.works_alone(evidence_cells(batch), spread(group.rows, SAMPLED_ROWS))
-        seconds = group.answered * row_engine.seconds_alone(trees)
-    share = group.answered / len(trees)
+        seconds = len(group.rows) * row_engine.seconds_alone(trees)
+    share = len(group.rows) / len(trees)
     # Rows with larger trees do without one: they get a plan.
     fitting = [(entries, tables) for _, entries, tables in trees if entries <= row_engine.entries]
     entries, tables = max(fitting, default=(0.0, 0.0))

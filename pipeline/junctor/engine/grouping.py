@@ -26,28 +26,21 @@ from junctor.engine.patterns import (
     PatternGroup,
     PatternPricer,
     Patterns,
-    Rows,
     patterns_of,
     rows_that_observe,
     sampled_patterns,
     serving_all,
     serving_few,
     spread,
-    valid_rows,
 )
 from junctor.engine.plan_store import cached, rounded
 from junctor.engine.planner import KEPT_PLANS, Planner
 from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_by_plan, smaller_plans
 from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import MOST_DISTINCT, UniqueRows, distinct_rows, repeated
 from junctor.planning.shape import Pattern
 
 KEPT_CHOICES = 64
-# Groups of rows that are looked at one by one for equal rows; of more, all rows first.
-FEW_GROUPS = 4
-# Rows that tell whether many of a batch differ.
-FIRST_ROWS = 4096
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
 LEAST_DECIDED = 256
 # The share of the rows that stands for no more than "some", where a tree is asked for by shares.
@@ -67,7 +60,18 @@ class Grouping(Planner):
     """Groups the rows of batches, and says what the rows to come are worth preparing."""
 
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
-        """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
+        """Return the rows that share a plan, and those with a tree of their own; of rows that are answered."""
+        groups = self._groups(batch)
+        if batch.equal is None:
+            return groups
+        if len(groups) == 1:
+            # All rows, for which nobody has to count.
+            (group,) = groups
+            return [replace(group, copies=batch.rows - len(batch.invalid) - len(group.rows))]
+        sharing = batch.equal.sharing()
+        return [replace(group, copies=int(sharing[group.rows].sum()) - len(group.rows)) for group in groups]
+
+    def _groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         if self.takes_gpu and (together := self._together(batch)) is not None:
             return together
         if (few := self._on_joint_table(batch)) is not None:
@@ -78,12 +82,10 @@ class Grouping(Planner):
         if self._shares_trees(patterns, batch):
             return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1 or (self._explains_by_trees and patterns.rows.size):
-            groups = self._choice(patterns, batch, patterns.rows.size).groups()
-            return self._fitting(self._deduplicated(groups, batch), patterns, batch)
+            return self._fitting(self._choice(patterns, batch, patterns.rows.size).groups(), patterns, batch)
         if not len(patterns.counts):
             return []
-        whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
-        return self._deduplicated([whole], batch)
+        return [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)]
 
     def _together(self, batch: EvidenceBatch) -> list[PatternGroup] | None:
         """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
@@ -94,14 +96,13 @@ class Grouping(Planner):
         some = None if self._are_few(batch) else sampled_patterns(batch, self.threads)
         if some is None:
             return None
-        rows = valid_rows(batch)
+        rows = batch.answered
         groups = self._choice(some, batch, rows.size).groups()
         pattern = serving_all(batch, some, self.threads)
         group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
         if len(groups) > 1 or not self._fits(pattern, self.uses(group, batch)):
             return None
-        (group,) = self._deduplicated([group], batch)
-        return [group] if group.by_trees or group.unique is not None else self._split(group, some, batch)
+        return [group] if group.by_trees else self._split(group, some, batch)
 
     def _split(self, group: PatternGroup, some: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return a group of rows that differ in what they observe, less those that smaller plans serve, and these."""
@@ -199,7 +200,7 @@ class Grouping(Planner):
         else:
             groups = [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows, tree=True)]
         chosen: list[PatternGroup] = []
-        for group in self._deduplicated(groups, batch):
+        for group in groups:
             chosen += self._with_plan(group, batch, len(group.rows) == patterns.rows.size)
         return self._fitting(chosen, patterns, batch)
 
@@ -210,11 +211,11 @@ class Grouping(Planner):
         """
         if not group.tree or group.patterns > 1:
             return [group]
-        if whole and group.unique is not None and not self._is_heavy(self.uses(group, batch)):
+        if whole and batch.equal is not None and not self._is_heavy(self.uses(group, batch)):
             # Without compiled code, which several patterns have loaded already.
             return [replace(group, tree=False, per_row=False)]
         work = self.work(group.pattern)
-        row = float(shared_seconds(work, group.answered, False, self.row_engine.above_zero)) / group.answered
+        row = float(shared_seconds(work, len(group.rows), False, self.row_engine.above_zero)) / len(group.rows)
         rows, plan = self.uses(group, batch), math.inf
         if work.tables <= MOST_PLANNED_TABLES:
             once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
@@ -232,7 +233,7 @@ class Grouping(Planner):
                 none = replace(group, rows=group.rows[impossible], tree=False, impossible=True)
                 return [none, *(self._with_plan(others, batch, True) if others.rows.size else ())]
         # Too few do not fill the lanes of a vector.
-        if group.answered < LANES or alone < row:
+        if len(group.rows) < LANES or alone < row:
             group, row = replace(group, tree=False, per_row=True), alone
         if math.isinf(work.operations):
             return [group if alone < math.inf else replace(group, tree=False, per_row=False)]
@@ -247,7 +248,7 @@ class Grouping(Planner):
 
         They are decided 64 at a time, in a fraction of the time of their trees.
         """
-        if group.unique is not None or len(group.rows) < LEAST_DECIDED:
+        if len(group.rows) < LEAST_DECIDED:
             return None
         # Imported where some rows are: with it comes compiled code.
         from junctor.backends.impossibility import Limits, impossible_rows
@@ -275,44 +276,16 @@ class Grouping(Planner):
         table, is_few = self.joint_table, self._are_few(batch)
         if table is None or table.nbytes > self._beside_answers(batch):
             return None
-        rows, unique = valid_rows(batch), None
+        rows = batch.answered
         if not is_few:
             few = are_few(self.network, self.query, self.options.device, FEW_ROWS)
-            if self.takes_gpu or not few:
+            if self.takes_gpu or not few or batch.equal is None or len(rows) > FEW_ROWS:
                 return None
-            unique = self._few_that_differ(batch, rows)
-            if unique is None:
-                return None
-        evidence = batch if unique is None else unique.batch
-        pattern, patterns = serving_few(evidence, len(self.network.variables))
-        return PatternGroup(pattern, rows, patterns, per_row=True, unique=unique, joint=True)
-
-    def _few_that_differ(self, batch: EvidenceBatch, rows: Rows) -> UniqueRows | None:
-        """Return the unique rows of a batch where these are few."""
-        everything = Pattern(frozenset(), frozenset(batch.states) | batch.likelihoods.keys())
-
-        def few_of(part: Rows) -> UniqueRows | None:
-            unique = distinct_rows(batch, part, everything, self.network.cardinalities)
-            return unique if unique is not None and unique.batch.rows <= FEW_ROWS else None
-
-        # The first ones tell mostly that many differ.
-        found = few_of(rows[:FIRST_ROWS])
-        return found if found is None or len(rows) <= FIRST_ROWS else few_of(rows)
+        pattern, patterns = serving_few(batch, len(self.network.variables))
+        return PatternGroup(pattern, rows, patterns, per_row=True, joint=True)
 
     def _beside_answers(self, batch: EvidenceBatch) -> int:
         return self.allowed - self.answer_bytes(batch.rows)
-
-    def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
-        """Return the groups with their unique rows where that saves answers."""
-        sizes = self.network.cardinalities
-        # To look at all rows together takes as long as at a few groups, and tells mostly that there is nothing to find.
-        most = repeated(batch) / (1 - MOST_DISTINCT) if len(groups) > FEW_GROUPS else math.inf
-        return [
-            replace(group, unique=distinct_rows(batch, group.rows, group.pattern, sizes))
-            if len(group.rows) <= most
-            else group
-            for group in groups
-        ]
 
     def _fitting(self, groups: list[PatternGroup], patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
@@ -324,7 +297,7 @@ class Grouping(Planner):
             elif self._has_row_trees:
                 result.append(replace(group, per_row=True))
             else:
-                result.extend(self._deduplicated(patterns.exact(group.rows), batch))
+                result.extend(patterns.exact(group.rows))
         return result
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
@@ -338,12 +311,12 @@ class Grouping(Planner):
         Another group of several is made of what this batch happens to hold, and the next one may well choose other
         loose columns, unless it is known that such a group comes again.
         """
-        valid = batch.rows - len(batch.invalid)
+        rows = len(batch.answered)
         if group.comes_again:
             # How many rows it has differs from batch to batch, and the plan must not.
-            return self.to_come(batch, valid)
-        again = group.patterns == 1 or len(group.rows) == valid
-        return self.to_come(batch, group.answered) if again else group.answered
+            return self.to_come(batch, rows)
+        again = group.patterns == 1 or len(group.rows) == rows
+        return self.to_come(batch, len(group.rows)) if again else len(group.rows)
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if the rows to come are worth loading the compiled backend for."""
@@ -355,7 +328,7 @@ class Grouping(Planner):
             if group.joint:
                 return False
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
-            seconds += once + self.to_come(batch, group.answered) * row
+            seconds += once + self.to_come(batch, len(group.rows)) * row
         return seconds * (CPU.numpy_log if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
 
     @cached_property

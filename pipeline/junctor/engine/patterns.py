@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.evidence.deduplicate import UniqueRows, numbered
+from junctor.evidence.deduplicate import numbered
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
 
@@ -47,14 +47,14 @@ TYPICAL_PARTS = 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Patterns:
-    """The evidence patterns of the valid rows of a batch, most frequent first.
+    """The evidence patterns of the rows of a batch that are answered, most frequent first.
 
     variables: of the columns, those with observed states before those with likelihoods.
     hard: number of columns with observed states.
     marks: bool [patterns, columns], where there is evidence.
     counts: int64 [patterns], rows of each pattern.
-    numbers: int64, the pattern of each valid row.
-    rows: int64, the valid rows.
+    numbers: int64, the pattern of each row.
+    rows: int64, these rows.
     """
 
     variables: tuple[int, ...]
@@ -106,7 +106,7 @@ class PatternGroup:
     joint: whether that is the joint table.
     impossible: whether they are known to be impossible, so that nothing else answers them.
     tree: whether they share a tree made in compiled code, instead of a plan.
-    unique: the unique rows among them, where only those are answered.
+    copies: how many other rows get copies of their answers.
     comes_again: whether the next batches have such a group, too, whatever its rows observe.
     """
 
@@ -115,7 +115,7 @@ class PatternGroup:
     patterns: int = 1
     per_row: bool = False
     tree: bool = False
-    unique: UniqueRows | None = None
+    copies: int = 0
     comes_again: bool = False
     joint: bool = False
     impossible: bool = False
@@ -131,9 +131,9 @@ class PatternGroup:
         return not (self.per_row or self.tree or self.impossible)
 
     @property
-    def answered(self) -> int:
-        """How many rows are answered, and not copied from others."""
-        return len(self.rows) if self.unique is None else self.unique.batch.rows
+    def served(self) -> int:
+        """How many rows get answers, copies included."""
+        return len(self.rows) + self.copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class PatternPricer:
 
 def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
     """Return the evidence patterns of a batch; `threads`: that look at columns."""
-    rows = valid_rows(batch)
+    rows = batch.answered
     soft = sorted(batch.likelihoods)
     # Often all columns are complete: to see that takes a tenth of what masks take.
     complete: Collection[int] = batch.complete if batch.complete is not None else _complete(batch)
@@ -232,7 +232,7 @@ def sampled_patterns(batch: EvidenceBatch, threads: int = 1) -> Patterns | None:
     threads: that look at columns.
     None where all rows have to tell: of few rows, with likelihoods, or where rows share patterns or are complete.
     """
-    rows = valid_rows(batch)
+    rows = batch.answered
     step = rows.size // MOST_PATTERNS
     if step < LEAST_STEP or batch.likelihoods or batch.states.keys() <= (batch.complete or frozenset()):
         return None
@@ -256,7 +256,7 @@ def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Patte
     some: patterns of some of its rows.
     threads: that look at columns.
     """
-    rows = valid_rows(batch)
+    rows = batch.answered
     often = rows_that_observe(some.marks, some.counts)
     # What some observe and others do not needs no look at all of them.
     differs = (often > 0) & (often < some.counts.sum())
@@ -286,26 +286,18 @@ def serving_few(batch: EvidenceBatch, variables: int) -> tuple[Pattern, int]:
 
     variables: number of them, at most 30.
     """
+    rows = batch.answered
     # A bit for each variable, and another for its likelihood.
-    bits = np.zeros(batch.rows, dtype=np.int64)
+    bits = np.zeros(len(rows), dtype=np.int64)
     for v, states in batch.states.items():
-        bits |= (states != UNOBSERVED).astype(np.int64) << v
+        bits |= (states[rows] != UNOBSERVED).astype(np.int64) << v
     for v, soft in batch.likelihoods.items():
-        bits[soft.rows] |= 1 << (variables + v)
-    found = set(bits[valid_rows(batch)].tolist())
+        bits[soft.among(rows)[0]] |= 1 << (variables + v)
+    found = set(bits.tolist())
     every, some = reduce(and_, found, -1), reduce(or_, found, 0)
     sliced = frozenset(v for v in range(variables) if every >> v & some >> v & 1)
     seen = frozenset(v for v in range(variables) if (some >> v | some >> (variables + v)) & 1)
     return Pattern(sliced, seen - sliced), len(found)
-
-
-def valid_rows(batch: EvidenceBatch) -> Rows:
-    """Return the rows of a batch that are not invalid, int64."""
-    if not batch.invalid:
-        return np.arange(batch.rows)
-    valid = np.ones(batch.rows, dtype=np.bool_)
-    valid[list(batch.invalid)] = False
-    return np.flatnonzero(valid)
 
 
 def _parts(marks: Mask, threads: int) -> list[slice]:

@@ -17,15 +17,11 @@ from junctor.engine.patterns import PatternGroup
 from junctor.engine.plan_store import PlanKey
 from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import UniqueRows
-from junctor.model.answers import answer_width
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import Budget
 
 # Programs (plans with their numbers) that are kept for the next batch.
 KEPT_PROGRAMS = 256
-# The share of the memory beyond what a plan needs at the least that answers to the unique rows of a group may take.
-UNIQUE_SHARE = 0.25
 
 
 class Router(Grouping, ChunkRouting):
@@ -71,26 +67,18 @@ class Router(Grouping, ChunkRouting):
         uses: rows that the plan is made for, if not those of the run that are like these.
         """
         uses = self.uses(group, batch) if uses is None else uses
-        whole = budget
-        if group.unique is not None:
-            # In chunks any memory that is left will do.
-            is_whole = group.by_plan and not self.in_chunks(group.pattern, uses, budget.free, gpu)
-            least = self.plan_memory(group.pattern, uses).least if is_whole else 0
-            left = self.left_by_unique(group.unique, budget, least)
-            # All rows instead: their answers have memory already.
-            group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
         if not group.by_plan:
             return self._without_plan(group, batch, budget, kept)
         plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
-        operations = plan.shared_operations + group.answered * plan.case_operations
-        needed = memory.least + whole.reserved
+        operations = plan.shared_operations + len(group.rows) * plan.case_operations
+        needed = memory.least + budget.reserved
         use = MemoryUse(self.allowed, budget.reserved, needed, needed)
         refused = Route(group, Backend.NUMPY, "refused", use, uses, plan, operations=operations)
         try:
             if self.in_chunks(group.pattern, uses, budget.free, gpu):
                 return self._chunked_route(group, uses, budget, gpu, kept)
             free = budget.free - _give_way(kept, self.key(group.pattern, uses), memory, budget.free)
-            sizes = memory.fit(budget, free, group.answered, uses if compiled else 0, self.threads, self.working)
+            sizes = memory.fit(budget, free, len(group.rows), uses if compiled else 0, self.threads, self.working)
         except BudgetError as error:
             return replace(refused, refused=error)
         projected = sizes.projected(self.ladder[0].dtype.itemsize) + budget.reserved
@@ -109,17 +97,6 @@ class Router(Grouping, ChunkRouting):
             return Backend.ENTRIES, "compiled where tables are large, over entries: too few rows for blocks"
         return Backend.NUMPY, "NumPy: too little work for compiled code"
 
-    def left_by_unique(self, unique: UniqueRows, budget: Budget, least: int = 0) -> Budget | None:
-        """Return what answers to unique rows leave of a budget, None where they take too much of it.
-
-        unique: of a group, or of several.
-        budget: in addition to all answers to the batch.
-        least: bytes that the plan of the rows needs.
-        """
-        taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
-        small = taken <= UNIQUE_SHARE * (budget.free - least)
-        return replace(budget, reserved=budget.reserved + taken) if small else None
-
     def _without_plan(
         self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, kept: Mapping[PlanKey, int]
     ) -> Route:
@@ -129,7 +106,7 @@ class Router(Grouping, ChunkRouting):
         if group.joint:
             assert self.joint_table is not None
             size = budget.reserved + self.joint_table.nbytes
-            few = "few rows" if group.unique is None else "few rows that differ"
+            few = "few rows that differ" if group.copies else "few rows"
             reason = f"row by row: {few}, and few states of all variables together"
             return Route(group, Backend.JOINT_TABLE, reason, MemoryUse(self.allowed, budget.reserved, size, size))
         memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))

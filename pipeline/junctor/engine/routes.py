@@ -60,7 +60,7 @@ class MemoryUse:
 class Route:
     """How a group of rows is answered.
 
-    group: pattern, rows, unique rows where only those are answered.
+    group: pattern and rows.
     backend: what answers them.
     reason: why, for people; never parsed.
     memory: bytes.
@@ -89,8 +89,8 @@ class Route:
 
     @property
     def rows(self) -> int:
-        """Rows of the group."""
-        return len(self.group.rows)
+        """Rows that get answers, copies included."""
+        return self.group.served
 
     @property
     def on_gpu(self) -> bool:

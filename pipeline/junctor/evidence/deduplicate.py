@@ -1,90 +1,124 @@
-"""Rows of equal evidence: their answer is computed once and copied.
+"""Rows of equal evidence: one of them is answered, the others get copies of its answers.
 
-Main functions: `distinct_rows`, and `united` for those of several groups.
+Main functions: `find_equal_rows` before a batch is answered, `copy_answers` after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor.evidence.batch import EvidenceBatch, Rows, span_of
+from junctor.evidence.batch import EqualRows, EvidenceBatch, Rows
 from junctor.model.answers import OK, Answers, Scores
-from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
 
 # With fewer rows the search for equal ones costs more than it saves.
 LEAST_ROWS = 64
-# Largest share of distinct rows for which copies pay: a copy takes up to half as long as an answer.
-MOST_DISTINCT = 0.5
+# Largest share of rows that are answered for which copies pay. A GPU answers consecutive rows faster than others.
+MOST_ANSWERED, MOST_ANSWERED_GPU = 0.9, 0.5
 # Keys of rows are counted in a table of all possible keys where it has at most so many entries for each row.
 TABLE_SHARE = 4
-# Keys that compiled code looks up, which has to be loaded for that; fewer are sorted.
-COMPILED_KEYS = 1 << 15
-# Largest range of keys: within int64.
+# Keys that compiled code looks up, and cells that it reads; it has to be loaded for that.
+COMPILED_KEYS, COMPILED_CELLS = 1 << 15, 1 << 20
+# Cells that are worth a thread.
+PART_CELLS = 1 << 18
+# Largest range of keys that are numbers in a mixed radix: within int64.
 MOST_KEYS = 1 << 62
-# Bytes of answers from which on threads copy them.
-THREAD_BYTES = 1 << 21
+# Bytes of answers from which on threads copy them, in so many pieces for each.
+THREAD_BYTES, PIECES = 1 << 21, 2
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class UniqueRows:
-    """The distinct rows among some rows of a batch.
+def find_equal_rows(
+    batch: EvidenceBatch, cardinalities: Sequence[int], most: float = MOST_ANSWERED, threads: int = 1
+) -> EvidenceBatch:
+    """Return the batch with its equal rows, or as it is if it has them, or too few are equal.
 
-    rows: int64 [n], ascending.
-    chosen: int64 [distinct rows], the row that stands for all that are equal to it.
-    batch: evidence of the distinct rows.
-    numbers: int64 [n], index in `batch` of each of `rows`.
+    Rows with likelihoods are equal to none.
+
+    batch: evidence.
+    cardinalities: number of states of every variable.
+    most: largest share of rows that are answered.
+    threads: number of threads.
     """
+    if batch.equal is not None:
+        return batch
+    rows = batch.valid
+    valid = len(rows)
+    if batch.likelihoods:
+        rows = np.setdiff1d(rows, np.concatenate([soft.rows for soft in batch.likelihoods.values()]))
+    if len(rows) < LEAST_ROWS:
+        return batch
+    radixes = [cardinalities[v] + 1 for v in batch.states]
+    size = 1
+    for radix in radixes:
+        size *= radix
+    is_exact = size <= MOST_KEYS
+    if is_exact:
+        # A key is a number in a mixed radix, one digit a variable; one more digit value stands for unobserved.
+        words = np.array([1, *accumulate(radixes, mul)][:-1], dtype=np.int64)
+    else:
+        # Equal rows have equal sums, and others hardly ever do.
+        words = np.random.default_rng(0).integers(1 << 62, size=len(radixes))
+    keys = _keys(batch, words, threads)
+    keys = keys if len(rows) == batch.rows else keys[rows]
+    numbers, first = _counted(keys, size) if size <= TABLE_SHARE * len(rows) else numbered(keys.view(np.uint64))
+    if len(first) + valid - len(rows) > most * valid:
+        return batch
+    alone = np.setdiff1d(np.arange(batch.rows), rows) if len(rows) < batch.rows else rows[:0]
+    if not is_exact:
+        alone = np.append(alone, _that_differ(batch, rows, rows[first[numbers]], threads))
+    distinct = rows[first]
+    if alone.size:
+        placed = np.empty(batch.rows, dtype=np.int64)
+        placed[rows] = numbers
+        placed[alone] = len(first) + np.arange(len(alone))
+        distinct, numbers = np.append(distinct, alone), placed
+    return replace(batch, equal=EqualRows(distinct, numbers))
 
-    rows: Rows
-    chosen: Rows
-    batch: EvidenceBatch
-    numbers: Rows
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the evidence and of the numbers."""
-        return self.numbers.nbytes + self.chosen.nbytes + self.batch.nbytes
+def copy_answers(equal: EqualRows, answers: Answers, threads: int = 1) -> None:
+    """Write the answers to the rows that are not answered themselves.
 
-    def spread(self, unique: Answers, answers: Answers, threads: int = 1) -> None:
-        """Copy the answers to the distinct rows to all rows that are equal to them.
-
-        unique: answers to the distinct rows.
-        answers: of the same kind, to the batch, written here.
-        threads: number of threads.
-        """
-        at, numbers = span_of(self.rows), self.numbers
-        # Whole tables: a copy of one row at a time would take longer than its answer.
-        pairs = list(zip(_tables(unique), _tables(answers), strict=True))
-
-        def copy(pair: tuple[Array, Array], _: int) -> None:
-            _copy(*pair, at, numbers)
-
-        in_threads(copy, pairs, threads if answers.nbytes > THREAD_BYTES else 1)
-        bad = np.flatnonzero(unique.status[numbers] != OK)
-        for row, number in zip(self.rows[bad].tolist(), numbers[bad].tolist(), strict=True):
-            answers.reasons[row] = unique.reasons[number]
-
-
-def repeated(batch: EvidenceBatch) -> int:
-    """Return how many rows of a batch are equal to another one before them, at the least none too few.
-
-    Likelihoods count as no evidence.
+    equal: of the batch.
+    answers: to those that are answered; the others are written here.
+    threads: number of threads.
     """
-    keys, term = np.zeros(batch.rows, dtype=np.int64), np.empty(batch.rows, dtype=np.int64)
-    words = np.random.default_rng(0).integers(1 << 62, size=len(batch.states))
-    # Sums of random numbers for all cells: equal rows have equal sums, and others hardly ever do.
-    for word, states in zip(words, batch.states.values(), strict=True):
-        np.multiply(states, word, out=term)
-        keys += term
-    return batch.rows - len(numbered(keys.view(np.uint64))[1])
+    distinct, numbers = equal.distinct, equal.numbers
+    # NumPy copies whole tables several times as fast as scattered rows.
+    is_dense = 2 * len(distinct) < len(numbers)
+    rows = distinct[:0] if is_dense else np.flatnonzero(equal.copied)
+    sources = distinct[numbers[rows]]
+
+    def copy(piece: tuple[Array, int, int], _: int) -> None:
+        table, begin, end = piece
+        if is_dense:
+            # Those that are answered are written again as they are; mode="raise" would buffer the output.
+            answered = table.take(distinct, axis=0)
+            np.take(answered, numbers[begin:end], axis=0, out=table[begin:end], mode="clip")
+            return
+        if table.ndim == 2:
+            # A row as one item: number by number takes NumPy ten times as long.
+            table = table.view(np.dtype((np.void, table.itemsize * table.shape[1])))[:, 0]
+        table[rows[begin:end]] = table.take(sources[begin:end])
+
+    threads = threads if answers.nbytes > THREAD_BYTES else 1
+    tables = [table for table in _tables(answers) if table.size]
+    # Table by table: row by row, a copy would take longer than an answer.
+    count = len(numbers) if is_dense else len(rows)
+    step = max(1, count // -(-PIECES * threads // len(tables)))
+    in_threads(copy, [(table, at, min(at + step, count)) for table in tables for at in range(0, count, step)], threads)
+    # Few rows, if any.
+    bad = np.flatnonzero(answers.status != OK)
+    for row in bad[equal.copied[bad]].tolist() if bad.size else ():
+        answers.reasons[row] = answers.reasons[int(distinct[numbers[row]])]
 
 
 def numbered(keys: npt.NDArray[np.uint64]) -> tuple[Rows, Rows]:
@@ -100,67 +134,64 @@ def numbered(keys: npt.NDArray[np.uint64]) -> tuple[Rows, Rows]:
     return numbers, first[: number_keys(keys, table, numbers, first)]
 
 
-def distinct_rows(
-    batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]
-) -> UniqueRows | None:
-    """Return the distinct rows, or None where most differ or some may have likelihoods, which are rarely equal.
-
-    batch: evidence.
-    rows: int64 [n], ascending, their evidence within `pattern`.
-    pattern: variables with evidence.
-    cardinalities: number of states of every variable.
-    """
-    variables = sorted(pattern.sliced | pattern.weighted)
-    if len(rows) < LEAST_ROWS or not batch.likelihoods.keys().isdisjoint(variables):
-        return None
-    at = span_of(rows)
-    keys, size, first = np.zeros(len(rows), dtype=np.int64), 1, rows[:1]
-    for variable in variables:
-        # A key is a number in a mixed radix, one digit a variable; one more digit value stands for unobserved.
-        radix = cardinalities[variable] + 1
-        if size * radix > MOST_KEYS:
-            # Keys are renumbered from 0 before they overflow, and there may be too many of them already.
-            keys, first = _numbered(keys, size)
-            size = len(first)
-            if size > MOST_DISTINCT * len(rows):
-                return None
-        keys *= radix
-        keys += batch.states[variable][at]
-        # UNOBSERVED is -1.
-        keys += 1
-        size *= radix
-    numbers, first = _numbered(keys, size)
-    if len(first) > MOST_DISTINCT * len(rows):
-        return None
-    chosen = rows[first]
-    return UniqueRows(rows, chosen, _of_rows(batch, chosen, variables), numbers)
+def _counted(keys: Rows, size: int) -> tuple[Rows, Rows]:
+    """Return what `numbered` does of keys below `size`."""
+    places = np.full(size, -1, dtype=np.int64)
+    # Backwards, so that of equal keys the first one stays.
+    places[keys[::-1]] = np.arange(len(keys) - 1, -1, -1)
+    present = places >= 0
+    return (np.cumsum(present) - 1)[keys], places[present]
 
 
-def united(batch: EvidenceBatch, parts: Sequence[UniqueRows]) -> UniqueRows:
-    """Return the distinct rows of several parts of a batch as one; those of a part follow those of the one before."""
-    numbers, count = np.full(batch.rows, -1, dtype=np.int64), 0
-    for part in parts:
-        numbers[part.rows] = part.numbers + count
-        count += len(part.chosen)
-    rows = np.flatnonzero(numbers >= 0)
-    chosen = np.concatenate([part.chosen for part in parts])
-    variables = {v for part in parts for v in part.batch.states}
-    return UniqueRows(rows, chosen, _of_rows(batch, chosen, sorted(variables)), numbers[rows])
+def _keys(batch: EvidenceBatch, words: Rows, threads: int) -> Rows:
+    """Return int64 [rows]: the sum of state plus 1 times the word of its column; it may overflow."""
+    keys = np.zeros(batch.rows, dtype=np.int64)
+    cells = batch.rows * len(words)
+    if cells < COMPILED_CELLS:
+        term = np.empty_like(keys)
+        for word, states in zip(words, batch.states.values(), strict=True):
+            np.add(states, 1, out=term)
+            term *= word
+            keys += term
+        return keys
+    # Imported here, as below: loaded where there are many cells.
+    from junctor_kernels.cpu.columns import add_keys, addresses_of
+
+    columns = [np.ascontiguousarray(states) for states in batch.states.values()]
+    addresses = addresses_of(columns)
+
+    def add(part: tuple[int, int], _: int) -> None:
+        add_keys(addresses, words, part[0], keys[part[0] : part[1]])
+
+    in_threads(add, _parts(batch.rows, cells, threads), threads)
+    return keys
 
 
-def _of_rows(batch: EvidenceBatch, rows: Rows, variables: Sequence[int]) -> EvidenceBatch:
-    """Return the states of some rows, which have evidence on no other variables."""
-    return EvidenceBatch(len(rows), {v: batch.states[v][rows] for v in variables})
+def _that_differ(batch: EvidenceBatch, rows: Rows, like: Rows, threads: int) -> Rows:
+    """Return those of `rows` that differ from the rows `like` that have the same keys."""
+    differs = np.zeros(len(rows), dtype=np.bool_)
+    cells = len(rows) * len(batch.states)
+    if cells < COMPILED_CELLS:
+        for states in batch.states.values():
+            differs |= states[rows] != states[like]
+        return rows[differs]
+    from junctor_kernels.cpu.columns import addresses_of, mark_different
+
+    columns = [np.ascontiguousarray(states) for states in batch.states.values()]
+    addresses = addresses_of(columns)
+
+    def mark(part: tuple[int, int], _: int) -> None:
+        begin, end = part
+        mark_different(addresses, rows[begin:end], like[begin:end], differs[begin:end])
+
+    in_threads(mark, _parts(len(rows), cells, threads), threads)
+    return rows[differs]
 
 
-def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:
-    """Return a number for each key (below `size`), the same for equal ones, and one position of each distinct key."""
-    if size <= TABLE_SHARE * len(keys):
-        places = np.full(size, -1, dtype=np.int64)
-        places[keys] = np.arange(len(keys))
-        present = places >= 0
-        return (np.cumsum(present) - 1)[keys], places[present]
-    return numbered(keys.view(np.uint64))
+def _parts(rows: int, cells: int, threads: int) -> list[tuple[int, int]]:
+    """Return first and last row of as many parts as are worth threads."""
+    step = -(-rows // max(1, min(threads, cells // PART_CELLS)))
+    return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
 def _tables(answers: Answers) -> Iterator[Array]:
@@ -172,15 +203,3 @@ def _tables(answers: Answers) -> Iterator[Array]:
     if isinstance(answers, Scores):
         for tables in (answers.best, answers.probabilities, answers.entropies, answers.chosen):
             yield from tables
-
-
-def _copy(source: Array, target: Array, at: Rows | slice, numbers: Rows) -> None:
-    if isinstance(at, slice):
-        # mode="raise" would buffer the output.
-        np.take(source, numbers, axis=0, out=target[at], mode="clip")
-        return
-    if source.ndim == 2:
-        # A row as one item: number by number takes NumPy ten times as long.
-        row = np.dtype((np.void, source.itemsize * source.shape[1]))
-        source, target = source.view(row)[:, 0], target.view(row)[:, 0]
-    target[at] = source.take(numbers)

@@ -545,7 +545,7 @@ class _PlannedRun:
             return RunEstimate()
         one_by_one = by_partition = 0.0
         for route, chunks in routes:
-            side, rows = chunks.side, route.group.answered
+            side, rows = chunks.side, len(route.group.rows)
             if side is None or 1 not in side.seconds:
                 # No GPU and its share of the memory is enough for a row.
                 return RunEstimate(spreads=True)
@@ -565,7 +565,7 @@ class _PlannedRun:
         for route, chunks in self._in_chunks(engine):
             if chunks.side is not None:
                 # The same plan; only threads wait for each other.
-                threads, rows = chunks.side, route.group.answered
+                threads, rows = chunks.side, len(route.group.rows)
                 processes = replace(threads, rows=min(threads.rows, workers), host=0.0)
                 gain += threads.total(threads.rounds(rows)) - processes.total(processes.rounds(rows))
         return len(self.pending) * gain > start

@@ -1,4 +1,4 @@
-"""A pool of buffers that are reused once no array refers to them. Main class: BufferPool."""
+"""Memory for answers: buffers that are reused once no array refers to them. Main class: BufferPool."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor.runtime.threads import in_threads
+
 # Fresh pages cost more than the numbers written to them: the system clears each page at its first use.
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
+
+
+PAGE_BYTES = 4096
+# Bytes of new pages that are worth a thread.
+THREAD_BYTES = 1 << 21
 
 
 def fresh(size: int) -> npt.NDArray[np.uint8]:
     """Return bytes, not cleared."""
     return np.empty(size, dtype=np.uint8)
+
+
+def map_pages(memory: npt.NDArray[np.uint8], threads: int) -> None:
+    """Write to each page of some memory, in as many threads as are worth it: the system clears new pages meanwhile."""
+    parts = max(1, min(threads, memory.size // THREAD_BYTES))
+
+    def write(part: npt.NDArray[np.uint8], _: int) -> None:
+        part[::PAGE_BYTES] = 0
+
+    in_threads(write, np.array_split(memory, parts), threads)
 
 
 class BufferPool:

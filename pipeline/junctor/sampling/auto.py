@@ -113,11 +113,12 @@ class AutoEngine:
 
     def beyond(self, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield the rows of a batch that are sampled, by their reasons."""
+        batch = self._judge.with_equal_rows(batch)
         for route in forecast(self._judge, batch):
             if route.group.by_trees:
                 yield from self._trees_beyond(route.group, batch)
             elif reason := why(route):
-                yield RowsBeyondBudget(route.group.rows, reason)
+                yield RowsBeyondBudget(batch.served(route.group.rows), reason)
 
     def _trees_beyond(self, group: PatternGroup, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield those of the rows with a tree of their own whose tree is too large, and whose plan is as well."""
@@ -130,7 +131,7 @@ class AutoEngine:
             keep[exact.rows] = False
             for route in forecast(self._judge, without(batch, keep)):
                 if reason := why(route):
-                    yield RowsBeyondBudget(exact.rows, reason)
+                    yield RowsBeyondBudget(batch.served(exact.rows), reason)
 
     @cached_property
     def _sampler(self) -> SamplingEngine:
@@ -154,7 +155,7 @@ def why(route: Route) -> str | None:
     """Return why rows of a route are sampled, None where they are answered exactly."""
     if route.refused is not None:
         return str(route.refused)
-    seconds = route.seconds / max(1, route.group.answered)
+    seconds = route.seconds / max(1, len(route.group.rows))
     if seconds > MOST_SECONDS:
         return f"an exact answer would take about {seconds:.2g} s, {MOST_SECONDS:g} s are allowed"
     return None
