@@ -35,14 +35,12 @@ def test_compiled_samples_are_those_of_numpy(
 ) -> None:
     sampled, layout, case = case_of(*row, learns)
     # Where plain weights could leave the doubles, nobody asks for them.
-    logs = logs or needs_logs(layout, case.least, case.most, PLAIN_LIMIT)
+    logs = logs or needs_logs(layout, case.least, PLAIN_LIMIT)
     function = own_function(layout, first_function(sampled, "ais-bn", logs)) if learns else sampled.function(logs)
     stream, count = RandomStream(seed, 3, 1), 300
     tables = sampled.tables._replace(thresholds=function.thresholds, order=function.order)
     states = sampling.draw(tables, case, stream, BLOCK, count)
-    with np.errstate(divide="ignore"):
-        soft = np.log(case.soft) if logs else case.soft
-    weights = sampling.weights(function.values, function.ratios, soft, case, states, logs)
+    weights = sampling.weights(function.values, function.ratios, case.likelihoods(logs), case, states, logs)
     drawn = Samples(np.zeros((2, len(case.nodes), BLOCK), np.uint8), np.zeros((2, BLOCK)))
     sampling_cpu.draw(case, function, stream, BLOCK, count, drawn, 0)
     assert (drawn.states.transpose(1, 0, 2).reshape(len(case.nodes), 2 * BLOCK)[:, :count] == states).all()
@@ -140,8 +138,7 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
     before = own_function(layout, start)
     tables = sampled.tables._replace(thresholds=before.thresholds, order=before.order)
     states = sampling.draw(tables, case, RandomStream(1, 2, 3), 0, 700)
-    likelihood = np.log(case.soft) if logs else case.soft
-    weights = sampling.weights(before.values, before.ratios, likelihood, case, states, logs)
+    weights = sampling.weights(before.values, before.ratios, case.likelihoods(logs), case, states, logs)
     scores = sampling.scores(case, states, weights, logs, sampled.entries[-1])
     for v in layout.weighed:
         span = slice(sampled.entries[v], sampled.entries[v + 1])

@@ -207,6 +207,27 @@ def test_rows_of_few_effective_samples_say_so() -> None:
     assert "effective samples are too few" in answers.reasons[0]
 
 
+@pytest.mark.parametrize("sampler", ["lw", "sis", "ais-bn", "epis-bn"])
+@pytest.mark.parametrize(
+    "scales", [(1e-200, 1e-200, 1e300), (1e200, 1e200, 1e-300), (5e-324, 1e300, 1.0), (1e300, 1e300, 1e300)]
+)
+def test_scales_of_likelihoods_make_no_difference(scales: tuple[float, ...], sampler: str) -> None:
+    """Products of some of them leave the range of doubles, whatever that of all is."""
+    link = [[0.9, 0.1], [0.2, 0.8]]
+    network = network_of([((0,), [0.5, 0.5]), *(((0, v), link) for v in (1, 2, 3))], [2] * 4)
+    soft = {v: scale * np.array([1.0, 2.0]) for v, scale in zip((1, 2, 3), scales, strict=True)}
+    log, truth = oracle.enumerate_posteriors(network, {}, {v: values / scales[v - 1] for v, values in soft.items()})
+    found = engine_of(network, sampler=sampler, samples=20_000).estimate({}, soft)[2]
+    assert found is not None
+    assert abs(found.posteriors[0] - truth[0][0]) < FAR_OUT * found.errors[0]
+    expected = log + sum(map(math.log, scales))
+    assert abs(found.log_evidence - expected) < FAR_OUT * found.log_error
+    plain = engine_of(network, sampler=sampler, samples=20_000)
+    one = plain.estimate({}, {v: np.array([1.0, 2.0]) for v in soft})[2]
+    assert one is not None
+    np.testing.assert_allclose(found.posteriors, one.posteriors, rtol=1e-12)
+
+
 def test_an_error_is_never_less_than_what_one_sample_is_worth() -> None:
     sums = Sums(0.0, np.array([[100.0, 100.0], [0.0, 0.0]]), np.array([100.0, 100.0]), 100, 100)
     found, certain = estimate_of([sums], [0], 0.0), estimate_of([sums], [0], 0.0, exact=True)

@@ -106,12 +106,8 @@ class _Draw(NamedTuple):
 
 
 def _draw_of(case: SampledCase, function: Function) -> _Draw:
-    soft = case.soft
     # `values` and `ratios` are logarithms already; soft evidence differs from row to row.
-    if function.logs:
-        with np.errstate(divide="ignore"):
-            soft = np.log(soft)
-    return _Draw(case.nodes, case.parents, case.factors, soft, function)
+    return _Draw(case.nodes, case.parents, case.factors, case.likelihoods(function.logs), function)
 
 
 @part_with_arrays

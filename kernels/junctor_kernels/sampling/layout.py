@@ -54,9 +54,12 @@ class SampledCase(NamedTuple):
     spans: int32 [n], rows of a node's table from the first to the last that parents can select.
     slots: int32 [slots, 4], see `slots_of`.
     soft: float64, likelihoods of all soft evidence.
-    certain: sum of the logarithms of factors that are the same for all samples, -inf for a zero.
+    tops: float64, for each of them the largest of its variable.
+    certain: sum of the logarithms of factors that are the same for all samples, -inf for a zero, and of the largest
+        likelihoods.
     planes: bits of the states of all nodes.
-    least, most: bounds on the logarithm of a positive weight without `certain`, for nodes drawn from their own tables.
+    least: bound on the logarithm of a positive weight without `certain`, which is at most 0, for nodes drawn from their
+        own tables.
     """
 
     nodes: Integers
@@ -66,10 +69,20 @@ class SampledCase(NamedTuple):
     spans: Integers
     slots: Integers
     soft: Floats
+    tops: Floats
     certain: float
     planes: int
     least: float
-    most: float
+
+    def likelihoods(self, logs: bool) -> Floats:
+        """Return the likelihoods as factors of weights, or their logarithms.
+
+        At most 1, so that no product of some of them leaves the range of doubles where that of all is in it.
+        """
+        if not logs:
+            return self.soft / self.tops
+        with np.errstate(divide="ignore"):
+            return np.log(self.soft) - np.log(self.tops)
 
 
 class Function(NamedTuple):

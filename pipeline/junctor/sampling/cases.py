@@ -100,17 +100,18 @@ class CaseLayout:
         fixed = (factors[:, 2] == 0) & (factors[:, 3] == 0)
         # Added once to log P(e) instead of multiplied into every weight.
         certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
-        flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
-        arrays = nodes, self.parents, factors[~fixed], self.levels, self.spans, self.slots, flat
-        return SampledCase(*arrays, certain, self.planes, *self._bounds(soft))
-
-    def _bounds(self, soft: Soft) -> tuple[float, float]:
-        least, most = sum(self.network.least[v] for v in self.observed), 0.0
+        likelihoods = [soft[v] for v in sorted(self.evidence.soft)]
+        tops = [float(values.max()) for values in likelihoods]
+        certain += sum(map(math.log, tops))
         # A likelihood above zero is at least its smallest positive entry, whatever state is drawn.
-        for values in soft.values():
-            least += math.log(values[values > 0].min())
-            most += math.log(values.max())
-        return least, most
+        least = sum(self.network.least[v] for v in self.observed)
+        least += sum(
+            math.log(values[values > 0].min()) - math.log(top) for values, top in zip(likelihoods, tops, strict=True)
+        )
+        flat = np.concatenate([np.zeros(0), *likelihoods])
+        of_each = np.repeat(np.array(tops), [len(values) for values in likelihoods])
+        arrays = nodes, self.parents, factors[~fixed], self.levels, self.spans, self.slots, flat, of_each
+        return SampledCase(*arrays, certain, self.planes, least)
 
 
 def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int] | None) -> CaseLayout:

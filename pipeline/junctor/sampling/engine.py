@@ -247,8 +247,7 @@ class SamplingEngine:
 
     def _ask(self, layout: CaseLayout, case: SampledCase, hard: Hard, threads: int) -> SamplingRequest:
         weighs = self._weighs and bool(layout.weighed)
-        plain = case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
-        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not plain
+        logs = needs_logs(layout, case.least, PLAIN_LIMIT) if weighs else case.least <= -PLAIN_LIMIT
         sampler = self.query.sampling.sampler if weighs else "lw"
         # Samples that are drawn in any case: an error may take fewer or more.
         samples = self._main if self.query.sampling.error is None else 0

@@ -145,10 +145,6 @@ class GpuRow:
         self._device = owner.device
         self._ask = ask
         self._case = case = ask.case
-        soft = case.soft
-        if ask.logs:
-            with np.errstate(divide="ignore"):
-                soft = np.log(soft)
         pseudo = np.array([(-1, 0, 0, 0), (-1, 1, 0, 0)], dtype=np.int32)
         slots = np.concatenate([case.slots, pseudo])
         self._nodes, self._slots = len(case.slots), len(slots)
@@ -156,7 +152,7 @@ class GpuRow:
         starts = np.cumsum(case.nodes[weighed, STATES]) - case.nodes[weighed, STATES]
         self._weighed = np.stack([weighed, case.spans[weighed], starts, 0 * weighed], axis=1).astype(np.int32)
         arrays: dict[str, Any] = {name: getattr(case, name) for name in ("nodes", "parents", "factors", "levels")}
-        arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
+        arrays |= {"weighed": self._weighed, "slots": slots, "soft": case.likelihoods(ask.logs)}
         if ask.beliefs is not None:
             arrays["smallest"] = ask.beliefs.smallest
             if ask.beliefs.entries < DEVICE_ENTRIES:

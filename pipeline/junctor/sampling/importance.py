@@ -125,17 +125,16 @@ def lifted(table: Floats, smallest: Sequence[tuple[int, float]] = SMALLEST) -> F
     return normalised(result)
 
 
-def needs_logs(layout: CaseLayout, least: float, most: float, limit: float) -> bool:
-    """Return True if the square of a weight may leave the range of doubles.
+def needs_logs(layout: CaseLayout, least: float, limit: float) -> bool:
+    """Return True if the square of a weight, or of some of its factors, may leave the range of doubles.
 
     layout: of the pattern.
-    least, most: bounds on the logarithm of the weight from evidence alone.
+    least: bound on the logarithm of the weight from evidence alone, whose factors are at most 1.
     limit: on its absolute value.
     """
     network = layout.network
     least += sum(network.least[v] for v in layout.weighed)
-    most += MOST_GAIN * len(layout.weighed)
-    return least < -limit or most > limit
+    return least < -limit or MOST_GAIN * len(layout.weighed) > limit
 
 
 def build_variable_thresholds(network: SampledNetwork, function: Function, variable: int) -> None:
