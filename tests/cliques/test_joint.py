@@ -15,7 +15,7 @@ from helpers.files import ASIA
 from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
+from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, posteriors, read_network, write_network
 from junctor.cli import app_for
 from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
@@ -67,6 +67,32 @@ def test_both_ways_equal_brute_force(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("architecture", BOTH)
+@pytest.mark.parametrize("states", [("yes", "no"), ("no", "yes"), ("1", "2", "3"), ("low", "mid", "high")])
+@pytest.mark.parametrize(
+    "said", [True, False, 0, 1, 2, 1.0, "1", " 2 ", "YES", None, "", "na", np.int64(1), np.nan, [0]]
+)
+def test_evidence_means_what_it_does_in_a_table(
+    states: tuple[str, ...], said: object, architecture: Architecture
+) -> None:
+    place = Place("x")
+    variables = [DraftVariable("seen", list(states), place), DraftVariable("asked", ["a", "b"], place)]
+    rows = np.linspace(0.1, 0.8, len(states))
+    tables = [
+        DraftTable(["seen"], np.full(len(states), 1 / len(states)), place),
+        DraftTable(["seen", "asked"], np.stack([rows, 1 - rows], axis=1).ravel(), place),
+    ]
+    network = build_network("n", "bayes", variables, tables, place)
+    (row,) = posteriors(network, {"seen": [said]}, ["asked"]).to_pylist()
+    if row["status"] == "invalid":
+        with pytest.raises(EvidenceError, match="evidence on 'seen'"):
+            joint_posteriors(network, [["asked"]], {"seen": said}, architecture=architecture)  # type: ignore[dict-item]
+        return
+    found = joint_posteriors(network, [["asked"]], {"seen": said}, architecture=architecture)  # type: ignore[dict-item]
+    np.testing.assert_allclose(found.posteriors[0], row["asked"], atol=1e-12)
+    assert found.log_evidence == pytest.approx(row["log_evidence"], abs=1e-12)
+
+
+@pytest.mark.parametrize("architecture", BOTH)
 def test_what_cannot_be_asked_is_refused(architecture: Architecture) -> None:
     network = read_network(ASIA)
     for question, match in ((["lung", "lung"], "different"), (["smoke"], "without evidence"), ([], "different")):
@@ -74,7 +100,7 @@ def test_what_cannot_be_asked_is_refused(architecture: Architecture) -> None:
             joint_posteriors(network, [question], {"smoke": "yes"}, architecture=architecture)
     with pytest.raises(ModelError, match="lungs"):
         joint_posteriors(network, [["lungs"]], architecture=architecture)
-    with pytest.raises(EvidenceError, match="no state"):
+    with pytest.raises(EvidenceError, match="unknown state"):
         joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)
     with pytest.raises(EvidenceError, match=r"found .lung. as a question, expected a list of names"):
         joint_posteriors(network, ["lung", "bronc"], architecture=architecture)  # type: ignore[list-item]

@@ -378,7 +378,15 @@ def test_questions_that_cannot_be_answered_say_so(tmp_path: Path) -> None:
     for ask in (lambda: found.posterior("0"), lambda: tree.propagate({"0": 1})):
         with pytest.raises(ModelError, match="no variable named '0'"):
             ask()
-    for said, message in (("s9", "no state 's9'"), (3, "no state 3"), ([1, 2], "3 numbers"), ([1, -1, 0], "3 numbers")):
+    for said, message in (
+        ("s9", "'00': unknown state 's9'"),
+        (3, "unknown state 3"),
+        ([1, 2], "3 numbers"),
+        ([[1], 2, 3], "3 numbers"),
+        (["1", "2", "3"], "3 numbers"),
+        ([1, -1, 0], "negative"),
+        ([0, 0, 0], "no state is possible"),
+    ):
         with pytest.raises(EvidenceError, match=message):
             tree.propagate({"00": said})
     with pytest.raises(InputError, match="no calibrated cliques"):

@@ -159,8 +159,8 @@ def _evidence(given: list[str]) -> dict[str, str]:
     evidence: dict[str, str] = {}
     for text in given:
         name, equals, state = text.partition("=")
-        if not equals or name in evidence:
-            fault = "a variable twice" if equals else "no '='"
+        if not state.strip() or name in evidence:
+            fault = "a variable twice" if name in evidence else "no state" if equals else "no '='"
             raise typer.BadParameter(
                 f"found {fault} in {text!r}, expected NAME=STATE, once a variable", param_hint="--given"
             )

@@ -32,9 +32,12 @@ from junctor.cliques.host import (
 )
 from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayout, lay_out
 from junctor.cliques.streaming_choice import Streaming, streamings
+from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.columns import checked_likelihood
+from junctor.evidence.states import UNKNOWN, StateCells
 from junctor.model.answers import NO_PROBABILITY
-from junctor.model.errors import BudgetError, EvidenceError, JunctorError, nearest
-from junctor.model.network import Network
+from junctor.model.errors import BudgetError, EvidenceError, JunctorError
+from junctor.model.network import Network, Variable
 from junctor.model.options import ONE_THREAD, ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, one_of
 from junctor.planning.budget import Budget, parse_bytes
@@ -43,7 +46,8 @@ from junctor.planning.shape import Shape
 from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import allowed_memory
 
-Said = str | int | Sequence[float] | npt.NDArray[np.float64]
+# As a cell of an evidence table: a state by its name or number, or a likelihood of every state.
+Said = str | bool | float | None | Sequence[float] | npt.NDArray[np.float64]
 Evidence = Mapping[str, Said]
 
 
@@ -106,9 +110,9 @@ class StoredTree:
     def propagate(self, evidence: Evidence) -> CalibratedCliques:
         """Calibrate all tables for one case.
 
-        evidence: for each observed variable a state (its name or number), or a likelihood of every state. Where a
-        product loses digits, the next wider format does the work again, in the end logarithms, on the CPU.
+        evidence: for each observed variable a state or a likelihood of every state, as in a cell of an evidence table.
 
+        Where a product loses digits, the next wider format does the work again, in the end logarithms, on the CPU.
         The result reads the tables of this tree until the next call; `save` keeps them. Raises ModelError,
         EvidenceError and BudgetError.
         """
@@ -220,26 +224,34 @@ class StoredTree:
 
 
 def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:
-    """Return the likelihood of every state of each observed variable; raises ModelError and EvidenceError."""
-    return {network.find(name): _likelihood(network, name, said) for name, said in evidence.items()}
+    """Return the likelihood of every state of each variable with evidence; raises ModelError and EvidenceError."""
+    found = {}
+    for name, said in evidence.items():
+        variable = network.find(name)
+        likelihood = _likelihood(network.variables[variable], said)
+        if likelihood is not None:
+            found[variable] = likelihood
+    return found
 
 
-def _likelihood(network: Network, name: str, said: Said) -> npt.NDArray[np.float64]:
-    states = network.variables[network.find(name)].states
-    # Names before numbers: states are often named "0" and "1".
-    if isinstance(said, str):
-        if said not in states:
-            raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
-        said = states.index(said)
-    if isinstance(said, (int, np.integer)):
-        if not 0 <= said < len(states):
-            raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
-        observed = np.zeros(len(states))
-        observed[said] = 1.0
-        return observed
-    likelihood = np.array(said, dtype=np.float64)
-    if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
-        raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
+def _likelihood(variable: Variable, said: Any) -> npt.NDArray[np.float64] | None:
+    """Return the likelihood of the states of a variable, None where it is unobserved; as in evidence tables."""
+    expected = f"expected {len(variable.states)} numbers, one for each state"
+    try:
+        values = np.asarray(said)
+    except ValueError:
+        raise EvidenceError(f"evidence on {variable.name!r}: found {said}, {expected}") from None
+    if values.ndim == 0:
+        cells, cell = StateCells(variable), values.item()
+        code = cells.code(cell)
+        if code == UNKNOWN:
+            raise EvidenceError(f"evidence on {variable.name!r}: {cells.reason(cell)}")
+        return None if code == UNOBSERVED else np.eye(len(variable.states))[code]
+    if values.dtype.kind not in "iuf" or values.shape != (len(variable.states),):
+        raise EvidenceError(f"evidence on {variable.name!r}: found {said}, {expected}")
+    likelihood = values.astype(np.float64)
+    for _, reason in checked_likelihood(np.zeros(1, dtype=np.int64), likelihood[None])[1]:
+        raise EvidenceError(f"evidence on {variable.name!r}: {reason}")
     return likelihood
 
 
