@@ -141,6 +141,8 @@ def test_formats_can_be_named() -> None:
         (["run", ASIA, "evidence.csv", "-o", "out", "--memory", "1kB"], 5, ["allowed are"]),
         (["run", ASIA, "evidence.csv", "-o", "out", "--scheduler", "tcp://10.0.0.1:1"], 6, ["not encrypted"]),
         (["run", ASIA, "evidence.csv", "-o", "out", "--case-id", "smokes"], 3, ["smokes"]),
+        (["counts", ASIA, ".", "-o", "new.csv"], 3, ["--output new.csv", "name another file"]),
+        (["map", ASIA, ".", "-o", "map.toml"], 3, ["--output map.toml", "name another file"]),
         (["validate", "evidence.csv"], 3, ["evidence.csv"]),
         (["convert", ASIA, "asia.xyz"], 3, ["asia.xyz"]),
         (["inspect", ASIA, "nowhere.csv"], 3, ["nowhere.csv"]),
@@ -157,6 +159,9 @@ def test_a_users_error_is_one_line(args: list[str], code: int, words: list[str])
         ["run", ASIA, "evidence.csv", "-o", "out", "--precision", "half"],
         ["run", ASIA, "evidence.csv", "-o", "out", "--memory", "lots"],
         ["run", ASIA, "evidence.csv", "-o", "out", "--partition-rows", "0"],
+        ["run", ASIA, "evidence.csv", "-o", ""],
+        ["viterbi", "model.json", "words.parquet", "-o", ""],
+        ["demo", "-o", ""],
         ["fly"],
     ],
 )

@@ -214,6 +214,8 @@ def test_the_state_of_another_fit_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         (("--prior", "start=-1"), 3, "a pseudo count of -1.0"),
         (("--fix", "all"), 3, "found part of a model 'all'"),
         (("--restarts", "2"), 3, "add --start random"),
+        (("--report", "words.parquet"), 3, "words.parquet of the same command"),
+        (("--output", "words.parquet"), 3, "words.parquet of the same command"),
         (("--start", "network"), 2, "network"),
         (("--weight", "w"), 3, "no column 'w' of weights"),
         (("--weight", "words"), 3, "column 'words': found lists, expected weights"),

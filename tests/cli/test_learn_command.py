@@ -236,6 +236,10 @@ def test_a_checkpoint_of_another_fit_is_refused(
     ("options", "code", "message"),
     [
         (("-o", "fitted.txt"), 3, "no known format"),
+        (("--report", ""), 3, "--report is empty"),
+        (("--report", "fitted.bif"), 3, "fitted.bif of the same command"),
+        (("--report", ASIA), 3, "asia.bif of the same command"),
+        (("--mapping", "map.bif", "-o", "map.bif"), 3, "map.bif of the same command"),
         (("--prior", "dirichlet:nowhere.json"), 3, "No such file"),
         (("--prior", "bdeu:x"), 3, "expected a number above 0"),
         (("--fix", "A,,B"), 2, "a name is empty"),

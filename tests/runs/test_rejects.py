@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import junctor
 import pyarrow as pa
 import pytest
 from helpers.files import ASIA
@@ -63,6 +65,52 @@ def test_another_ending_is_refused_before_work(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "run.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "evidence"),
+    [
+        ("evidence.csv", "evidence.csv"),
+        ("sub/../link.csv", "evidence.csv"),
+        ("net.parquet", "in"),
+        ("map.csv", "in"),
+        ("in/bad.csv", "in"),
+        ("in/date=2026-11-22/bad.csv", "in"),
+        ("in/date=2026-11-22/bad.csv", "in/date=2026-11-*/*.csv"),
+        ("out/posteriors/part-00000.parquet", "in"),
+        ("out/network.parquet", "in"),
+        ("out/scores.csv", "in"),
+        ("folder.csv", "in"),
+        ("", "in"),
+    ],
+)
+@pytest.mark.parametrize("incremental", [False, True])
+def test_no_other_file_is_replaced(
+    tmp_path: Path, name: str, evidence: str, incremental: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("in/date=2026-11-22", "sub", "folder.csv"):
+        Path(folder).mkdir(parents=True)
+    junctor.write_network(junctor.read_network(ASIA), "net.parquet")
+    for file in ("evidence.csv", "in/a.csv", "in/date=2026-11-22/a.csv"):
+        Path(file).write_text("xray\nyes\nmaybe\n")
+    Path("link.csv").symlink_to("evidence.csv")
+    Path("map.csv").write_text("")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    job = Job("net.parquet", evidence, "out", incremental=incremental, mapping="map.csv", rejects=name)
+    with pytest.raises(InputError, match="--rejects"):
+        run(job, HERE)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["out/bad.csv", "in/_bad.csv", "in/date=2026-12-01/bad.csv", "index.csv"])
+def test_places_beside_other_files(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in/date=2026-11-22").mkdir(parents=True)
+    Path("in/date=2026-11-22/a.csv").write_text("xray\nmaybe\n")
+    for _ in range(2):
+        run(Job(ASIA, "in/date=2026-11-*/*.csv", "out", incremental=True, rejects=name), HERE)
+        assert csv.read_csv(name)["row"].to_pylist() == [1]
+
+
 def test_sequences_too(tmp_path: Path) -> None:
     from junctor.hmm.run import SequenceJob
     from junctor.model.errors import ThresholdError
@@ -83,6 +131,8 @@ def test_sequences_too(tmp_path: Path) -> None:
         run(job, HERE)
     assert parquet.read_table(tmp_path / "bad.parquet")["row"].to_pylist() == [2]
     assert "Half of the rows have log_probability" in job.directory.report.read_text()
+    with pytest.raises(InputError, match=r"words\.parquet of the same command"):
+        run(replace(job, rejects=job.sequences), HERE)
     with pytest.raises(InputError, match="no column"):
         run(SequenceJob(job.model, job.sequences, job.output, fail_if=("drift(x) > 0.1",)), HERE)
 

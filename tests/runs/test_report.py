@@ -87,6 +87,20 @@ def test_the_page_is_the_same_from_the_command(tmp_path: Path) -> None:
     assert junctor_cli("report", str(tmp_path / "nothing")).exit_code == 6
 
 
+def test_no_page_replaces_a_file_of_a_run(tmp_path: Path) -> None:
+    job = make_job(tmp_path, pa.table({"xray": ["yes"]}), report=False)
+    run(job, HERE)
+    manifest = job.directory.manifest.read_bytes()
+    for runs in ([job.output], [job.output, job.output]):
+        for name in (f"{job.output}/manifest.json", f"{job.output}/posteriors/page.html", job.output, ""):
+            refused = junctor_cli("report", *runs, "-o", name)
+            assert refused.exit_code == 3
+            assert "--output" in refused.stderr
+        assert junctor_cli("report", *runs, "-o", f"{job.output}/page.html").exit_code == 0
+    assert job.directory.manifest.read_bytes() == manifest
+    assert not job.directory.report.exists()
+
+
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     one, other = make_job(tmp_path / "a", rows_of(100)), make_job(tmp_path / "b", rows_of(180))
     for job in (one, other):

@@ -48,6 +48,9 @@ def counts(
     path = location(output)
     if path.suffix.lower() not in (".parquet", ".csv"):
         raise InputError(f"{shown(output)}: expected a file .parquet or .csv")
+    from junctor.evidence.files import refuse_target
+
+    refuse_target(output, "--output", (network, evidence, mapping))
     from junctor.cli.display import progress_display, show_statuses
     from junctor.cli.failures import all_invalid
     from junctor.formats import read_network

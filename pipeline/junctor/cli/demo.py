@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from junctor.cli import options as cli
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
@@ -27,6 +29,7 @@ def demo(
     prefect: Annotated[bool, typer.Option("--prefect/--no-prefect", help="Show it to a Prefect server.")] = True,
 ) -> None:
     """Make sensor readings of a pumping station, and infer the faults behind each of them."""
+    cli.refuse_empty(output)
     from rich.console import Console
 
     from junctor.cli.display import progress_display, show_manifest

@@ -103,6 +103,7 @@ def learn(
     from junctor.cli.failures import told_if_interrupted
     from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
+    from junctor.evidence.files import refuse_target
     from junctor.evidence.pipes import spooled
     from junctor.formats import read_network, writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint
@@ -136,6 +137,10 @@ def learn(
     form = writable_format(target)
     places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
     refuse_places(filter(None, places), recorded=is_recorded())
+    # In place of NETWORK it may be: that is another fit of the same network.
+    refuse_target(output, "--output", (evidence, mapping))
+    if report is not None:
+        refuse_target(report, "--report", (network, evidence, mapping, output))
     conditions = cli.thresholds(fail_if)
     if is_check():
         return

@@ -31,6 +31,7 @@ def propose_mapping(
     import json as writer
     from dataclasses import asdict
 
+    from junctor.evidence.files import refuse_target
     from junctor.evidence.propose import propose
     from junctor.formats import read_network
     from junctor.model.errors import EvidenceError, Place
@@ -38,6 +39,8 @@ def propose_mapping(
     from junctor.runtime.remote import location
 
     target = None if output is None else location(output)
+    if output is not None:
+        refuse_target(output, "--output", (evidence,))
     if target is not None and target.exists():
         raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", Place(output))
     proposal = propose(read_network(network, network_format), evidence, case_id=case_id, format=evidence_format)

@@ -346,6 +346,12 @@ Weight = Annotated[
 ]
 
 
+def refuse_empty(output: str) -> None:
+    """Raise BadParameter for an --output without a name, which would be the current folder."""
+    if not output:
+        raise typer.BadParameter("it is empty, expected the name of a directory", param_hint="--output")
+
+
 def compute_options(
     memory: str | None = None,
     threads: int | None = None,

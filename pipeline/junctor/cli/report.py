@@ -37,10 +37,12 @@ def report(
     one = _outcome(output)
     if other is not None:
         two = _outcome(other)
+        _refuse_place(file, one, two)
         path = location(file).absolute() if file is not None else two.directory.path / "comparison.html"
         write_comparison(one, two, path)
         typer.echo(path)
         return
+    _refuse_place(file, one)
     path = location(file).absolute() if file is not None else one.directory.report
     one.refuse_unknown(thresholds)
     found = one.verdicts(thresholds)
@@ -48,6 +50,17 @@ def report(
     typer.echo(path)
     rows = f"status and reason of all rows: {one.directory.path / one.manifest.spec.folder}"
     refuse_crossed(found, rows, str(path))
+
+
+def _refuse_place(file: str | None, *runs: Outcome) -> None:
+    """Raise InputError for a page in place of a file of a run."""
+    from junctor.evidence.files import refuse_target
+
+    if file is None:
+        return
+    refuse_target(file, "--output", ())
+    for each in runs:
+        each.directory.refuse_target(file, "--output")
 
 
 def _outcome(output: str) -> Outcome:

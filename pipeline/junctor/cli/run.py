@@ -108,6 +108,7 @@ def run(
     _refuse_idle(method, sampling)
     if partition_rows is not None and part_size is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
+    cli.refuse_empty(output)
     _refuse_misplaced(incremental, tuple(backfill or ()), drop_removed, csv)
     job = Job(
         network=network,

@@ -66,6 +66,7 @@ def viterbi(
 
     An interrupted run goes on where it stopped when the same command is given again.
     """
+    cli.refuse_empty(output)
     from junctor.hmm.run import SequenceJob
     from junctor.runtime.settings import load_settings
 

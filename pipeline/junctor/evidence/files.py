@@ -1,6 +1,7 @@
 """Evidence files on disk: the files of a path, their formats, and access to their bytes.
 
-Main functions: `input_files`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats.
+Main functions: `input_files`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats. And
+`refuse_target`, for commands that write a file beside their inputs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,8 +19,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from junctor.model.errors import EvidenceError, Place, nearest
-from junctor.runtime.remote import AnyPath, RemotePath, location
+from junctor.model.errors import EvidenceError, InputError, Place, nearest
+from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
 
@@ -114,13 +115,47 @@ def input_files(source: str | os.PathLike[str] | RemotePath) -> InputFiles:
     return InputFiles(path, tuple(paths))
 
 
-def _matching(glob: AnyPath) -> InputFiles:
+def refuse_target(target: str, option: str, others: Iterable[str | None]) -> None:
+    """Raise InputError for a file to write whose name is none, or that a command reads or writes for something else.
+
+    target: file, as it was given.
+    option: that names it.
+    others: files, folders and globs of the command, as they were given; None for what was not.
+    """
+    path = location(target)
+    if not target:
+        raise InputError(f"{option} is empty, expected the name of a file")
+    if isinstance(path, Path) and path.is_dir():
+        raise InputError(f"{option} {target}: it is a folder, expected the name of a file")
+    for source in filter(None, others):
+        if _has(location(source), path):
+            what = f"{shown(source)} of the same command, or a file of it"
+            raise InputError(f"{option} {shown(target)}: that is {what}: name another file")
+
+
+def _has(source: AnyPath, path: AnyPath) -> bool:
+    """Return True if a path is a file, or would be one of the files of a folder or glob."""
+    names = names_below(path, source)
+    if names is None and any(map(_is_wild, _names(source))):
+        folder, pattern = _split(source)
+        names = names_below(path, folder)
+        return names is not None and _matches(names, pattern) and not _is_hidden(names)
+    return names is not None and not _is_hidden(names)
+
+
+def _split(glob: AnyPath) -> tuple[AnyPath, tuple[str, ...]]:
+    """Return the folder of a glob, and the pattern below it."""
     # The folder of `in/date=2026-11-*/*.csv` is `in`: folders that are columns are not of its own name.
     names = _names(glob)
     pattern = names[[_is_wild(name) or "=" in name for name in names].index(True) :]
     folder = glob
     for _ in pattern:
         folder = folder.parent
+    return folder, pattern
+
+
+def _matching(glob: AnyPath) -> InputFiles:
+    folder, pattern = _split(glob)
     found: set[AnyPath] = set()
     for path in folder.glob("/".join(pattern)):
         if not _is_hidden(_below(path, folder)):

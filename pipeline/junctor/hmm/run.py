@@ -180,9 +180,9 @@ class SequenceJob(Workload):
         return SequenceDirectory(location(self.output).absolute())
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Model, sequences, output and what else may be a URL, as they were given."""
-        return self.model, self.sequences, self.output, *(() if self.rejects is None else (self.rejects,))
+    def sources(self) -> tuple[str, ...]:
+        """Model and sequences, as they were given."""
+        return self.model, self.sequences
 
     @property
     def title(self) -> str:

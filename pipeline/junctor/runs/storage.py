@@ -22,7 +22,7 @@ from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
 from junctor.runtime.files import clear_temporaries, explained, read_json, sync_names, write_json
-from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
 from junctor.runtime.remote_lock import RemoteLock
 
 #   DIR/run.json                        specification of the run; written first, and compared when the run continues
@@ -48,7 +48,9 @@ WAIT_SECONDS = 0.2
 KINDS = ("posteriors", "scores", "mpe", "viterbi")
 INPUTS = ("evidence", "sequences")
 STATISTICS = "statistics"
+_FOLDERS = (*INPUTS, *KINDS, STATISTICS)
 _MODELS = ("network.parquet", "model.parquet")
+_RECORDS = ("run.json", "manifest.json", "budget.json", "speeds.json")
 logger = logging.getLogger("junctor")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
@@ -295,6 +297,17 @@ class Directory(Generic[Spec]):
         """Return the name of a file, relative to the directory, with slashes."""
         return "/".join(path.parts[len(self.path.parts) :])
 
+    def refuse_target(self, target: str, option: str) -> None:
+        """Raise InputError for a file to write that would take the place of one of the run; its pages it may replace.
+
+        target: file, as it was given.
+        option: that names it.
+        """
+        names = names_below(location(target), self.path)
+        tables = (f"{folder}.csv" for folder in _FOLDERS)
+        if names and names[0] in (*_FOLDERS, *_MODELS, *_RECORDS, *tables):
+            raise InputError(f"{option} {shown(target)}: a file of the run has its place there: name another file")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Context manager: exclusive use of the directory; raises RunError while another process has it."""
@@ -363,7 +376,7 @@ class Directory(Generic[Spec]):
         """Remove the unfinished files of killed processes; to be called where no other process writes."""
         if isinstance(self.path, RemotePath):
             return
-        for folder in (".", *INPUTS, *KINDS, STATISTICS):
+        for folder in (".", *_FOLDERS):
             for stray in (self.path / folder).glob(".*.tmp"):
                 stray.unlink(missing_ok=True)
 
@@ -473,7 +486,7 @@ class Directory(Generic[Spec]):
         # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in (*INPUTS, *KINDS, STATISTICS):
+        for folder in _FOLDERS:
             self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
         for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):

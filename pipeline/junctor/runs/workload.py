@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
+from junctor.evidence.files import refuse_target
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import (
     AnswerFiles,
@@ -121,6 +122,7 @@ class Workload(ABC):
     words: ClassVar[Words]
     flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
+    output: str
     overwrite: bool
     report: bool | None
     fail_if: tuple[str, ...]
@@ -133,8 +135,8 @@ class Workload(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> tuple[str, ...]:
-        """Model, inputs, output and what else may be a URL, as they were given."""
+    def sources(self) -> tuple[str, ...]:
+        """Model, inputs and what else is read, as they were given."""
 
     @property
     @abstractmethod
@@ -142,11 +144,15 @@ class Workload(ABC):
         """The inputs and the model, in Markdown."""
 
     def check_places(self, recorded: bool = False) -> None:
-        """Raise InputError for URLs that cannot be used, before any work.
+        """Raise InputError for URLs that cannot be used, and for rejects in place of another file, before any work.
 
         recorded: whether others keep a record of the places, in which there must be no credentials.
         """
-        refuse_places(self.places, recorded)
+        rejects = () if self.rejects is None else (self.rejects,)
+        refuse_places((*self.sources, self.output, *rejects), recorded)
+        for target in rejects:
+            refuse_target(target, "--rejects", self.sources)
+            self.directory.refuse_target(target, "--rejects")
 
     @property
     def label(self) -> str:
@@ -310,10 +316,9 @@ class Job(Workload):
         return growth if self.incremental else None
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Network, evidence, output and what else may be a URL, as they were given."""
-        others = (place for place in (self.mapping, self.rejects) if place is not None)
-        return self.network, self.evidence, self.output, *others
+    def sources(self) -> tuple[str, ...]:
+        """Network, evidence and mapping, as they were given."""
+        return self.network, self.evidence, *(() if self.mapping is None else (self.mapping,))
 
     @property
     def title(self) -> str:

@@ -587,6 +587,16 @@ def shown(text: str) -> str:
     return str(path) if isinstance(path, RemotePath) else text
 
 
+def names_below(path: AnyPath, folder: AnyPath) -> tuple[str, ...] | None:
+    """Return the names that lead from a folder to a path, without any for the folder itself; None for another place."""
+    names, own = _real_parts(path), _real_parts(folder)
+    return names[len(own) :] if names[: len(own)] == own else None
+
+
+def _real_parts(path: AnyPath) -> tuple[str, ...]:
+    return Path(os.path.realpath(path)).parts if isinstance(path, Path) else path.parts
+
+
 def arrow_file(path: AnyPath) -> pa.NativeFile:
     """Open a file for Arrow's readers, at any place of it; a context manager."""
     import pyarrow as pa
