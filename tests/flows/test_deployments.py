@@ -176,6 +176,7 @@ def test_parameters_are_checked_by_the_server(
         (["--memory", "much"], 2, ["'much'"]),
         (["--timeout", "long"], 2, ["'long'"]),
         (["--samples", "1000"], 2, ["--method", "sampling"]),
+        (["--name", "a/b"], 2, ["--name", "found 'a/b'"]),
         (["--work-pool", "nobodys"], 6, ["'nobodys'", "prefect work-pool create"]),
     ],
 )
@@ -222,6 +223,7 @@ def test_fits_and_sequences_are_deployed(
         (("viterbi", "model.json", "words.parquet"), "junctor-decode-sequences/model-words-viterbi"),
         (("run", ASIA, "patients.csv"), "junctor-score-batch/asia-patients"),
         (("--paused", "learn.bif", "run"), "junctor-score-batch/learn-run"),
+        (("in&out.bif", "<50%>"), "junctor-score-batch/inout-50"),
         (
             ("learn-chain", "model.json", "words.parquet", "--prior", "emission=1"),
             "junctor-learn-chain/model-words-learn-chain",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -18,6 +19,8 @@ from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
 
 _PANEL = "Schedule"
+# What Prefect's names do not hold.
+_REFUSED = re.compile("[/%&<>]")
 
 # What can be deployed, with the first line of its help; `run` is meant where none is named.
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
@@ -74,6 +77,8 @@ def _deploy(
 ) -> None:
     from junctor.cli.prefect_server import configured_server
 
+    if name is not None and _REFUSED.search(name):
+        raise typer.BadParameter(f"found {name!r}, expected a name without / % & < >", param_hint="--name")
     configured_server()
     # What a run would refuse at night is refused now.
     function, _ = _COMMANDS[command]
@@ -96,9 +101,8 @@ def _deploy(
 
 
 def _name(command: str, parameters: dict[str, Any]) -> str:
-    # Prefect's names hold anything but slashes and percent signs.
     inputs = [each.name for each in parameters_of(_COMMANDS[command][0])][:2]
-    stems = [PurePath(parameters[key]).stem.replace("%", "") or key for key in inputs]
+    stems = [_REFUSED.sub("", PurePath(parameters[key]).stem) or key for key in inputs]
     return "-".join(stems if command == "run" else [*stems, command])
 
 
