@@ -61,6 +61,7 @@ def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("text", "message"),
     [
         ("worker = 2", r"junctor\.toml: unknown setting 'worker', did you mean 'workers'"),
+        ("nope = 2", r"unknown setting 'nope'\. Known are workers, "),
         ("workers = -1", "'workers'.*found -1"),
         ('memory = "lots"', "'memory'.*found 'lots'"),
         ("workers = ", r"junctor\.toml: cannot read"),

@@ -121,7 +121,7 @@ def _refuse_misspelt() -> None:
 
 def _unknown(name: str) -> str:
     known = Settings.model_fields
-    return f"unknown setting {name!r}{nearest(name, known)} Known are {', '.join(known)}"
+    return f"unknown setting {name!r}{nearest(name, known) or '.'} Known are {', '.join(known)}"
 
 
 def _explain(error: Any) -> str:
