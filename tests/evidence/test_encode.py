@@ -236,6 +236,7 @@ def test_reasons_of_a_row_are_joined() -> None:
             {},
             "column 'smoke': found lists of 3 numbers, expected 2, one for each state",
         ),
+        ({"case_id": ["a"], "smoke": ["yes"]}, {"case_id": "case_ids"}, "no column 'case_ids' for the case ids"),
         ({"smoke": ["yes"]}, {"case_id": "smokee"}, "no column 'smokee' for the case ids, did you mean 'smoke'?"),
         ({"case_id": [[1]]}, {}, "case ids of type list<item: int64> cannot be carried through"),
     ],

@@ -111,8 +111,7 @@ def read_layout(
     reader.refuse_doubles(columns)
     reader.refuse_partial_likelihoods(columns)
     ids = [schema.types[column.position] for column in columns if column.role == "case_id"]
-    if case_id is not None and not ids:
-        reader.fail(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}")
+    reader.refuse_missing_ids()
     fields = [schema.field(at).with_name(name).with_nullable(True) for name, at in zip(keep, kept, strict=True)]
     return ColumnLayout(columns, _case_id_type(ids[0], reader) if ids else pa.int64(), kept, pa.schema(fields))
 
@@ -137,20 +136,33 @@ class _LayoutReader:
 
     def columns(self, types: Sequence[pa.DataType]) -> Iterator[Column]:
         for position, (raw, kind) in enumerate(zip(self.names, types, strict=True)):
-            read = raw if self.mapping is None else self.mapping.name_of(raw)
             if position >= len(self.names) - self.partition:
                 yield from self._folder_column(position, raw)
                 continue
+            read = self._read(raw)
             if read is None:
                 continue
-            # White space around a name is dropped unless the name with it is a variable's.
-            name = read if read in self.network.index else read.strip()
+            name = self._name(read)
             column = self._column(position, name, kind) or self._entry(position, read, kind)
             if column is not None:
                 yield column
             # Some writers have the columns of folders in the files as well.
             elif not self.ignore_extra and not (self.keep | self.indices) & {raw, name} and name not in self._folders:
                 self._refuse_unknown(position, name)
+
+    def _read(self, raw: str) -> str | None:
+        return raw if self.mapping is None else self.mapping.name_of(raw)
+
+    def _name(self, read: str) -> str:
+        # White space around a name is dropped unless the name with it is a variable's.
+        return read if read in self.network.index else read.strip()
+
+    def refuse_missing_ids(self) -> None:
+        """Raise EvidenceError if there is no column of the name that was given for case ids."""
+        own = map(self._read, self.names[: len(self.names) - self.partition])
+        names = {*self._folders, *(self._name(read) for read in own if read is not None)}
+        if self.case_id is not None and self.case_id not in names:
+            self.fail(f"no column {self.case_id!r} for the case ids{nearest(self.case_id, self.names)}")
 
     @property
     def _folders(self) -> Sequence[str]:
@@ -232,6 +244,8 @@ class _LayoutReader:
             )
         if self.place is not None and len(self.names) == 1 and any(sign in name for sign in ",;\t|"):
             self.fail(f"found one column, {name!r}: is another separator meant? (.csv has commas, .tsv tabs)")
+        # The column that was meant is unknown then.
+        self.refuse_missing_ids()
         hint = nearest(name, self.network.index)
         self.fail(
             f"unknown column {name!r}{hint or ': no variable of the network has such a name'} "
