@@ -222,6 +222,10 @@ def test_late_changed_renamed_and_removed_inputs_are_named(world: World, answere
     manifest = world.run()
     assert not answered
     assert manifest.rows == 35
+    assert manifest.increments[-1].returned == (f"{DAY.format(2)}/b.parquet",)
+    assert not [each.path for each in manifest.inputs if each.removed]
+    assert read_manifest(world.job().directory) == manifest
+    assert world.run().increment is None
     (folder / "b.parquet").unlink()
     dropped = world.run(drop_removed=True)
     assert dropped.increments[-1].dropped == (f"{DAY.format(2)}/b.parquet",)

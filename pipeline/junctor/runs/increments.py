@@ -65,6 +65,7 @@ class Increment:
     renamed: new path -> old path; not answered again.
     removed: not there any more; their answers stay.
     dropped: removed inputs whose answers left.
+    returned: removed inputs that are there again, of the content that is answered.
     """
 
     number: int
@@ -80,12 +81,14 @@ class Increment:
     renamed: dict[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Increment:
         """Return it from a record of `asdict`; raises KeyError or TypeError for another record."""
         paths = {name: tuple(record[name]) for name in ("late", "changed", "backfilled", "removed", "dropped")}
-        return cls(**{**record, **paths})
+        # Earlier versions had none.
+        return cls(**{**record, **paths, "returned": tuple(record.get("returned", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Pending:
     inputs: to answer.
     renamed, touched, removed, broken: as in `Changes`.
     dropped: removed inputs whose answers leave.
+    returned: removed inputs among those that are touched.
     columns: of all inputs; None without any.
     is_clean: whether no interrupted increment left files.
     """
@@ -127,6 +131,7 @@ class Pending:
     touched: tuple[Listed, ...]
     removed: tuple[str, ...]
     dropped: tuple[str, ...]
+    returned: tuple[str, ...]
     broken: dict[str, str]
     columns: EvidenceColumns | None
     is_clean: bool
@@ -134,14 +139,14 @@ class Pending:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to commit."""
-        return not (self.inputs or self.renamed or self.removed or self.dropped)
+        return not (self.inputs or self.renamed or self.removed or self.dropped or self.returned)
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Pending:
         """Return it from a record of `asdict`; raises KeyError or TypeError for another record."""
         inputs = tuple(Encoded(**{**each, "rows": tuple(each["rows"])}) for each in record["inputs"])
         touched = tuple(Listed(**each) for each in record["touched"])
-        paths = {name: tuple(record[name]) for name in ("removed", "dropped")}
+        paths = {name: tuple(record[name]) for name in ("removed", "dropped", "returned")}
         columns = EvidenceColumns.of(record["columns"])
         return cls(**{**record, **paths, "inputs": inputs, "touched": touched, "columns": columns})
 
@@ -160,7 +165,7 @@ class IncrementDirectory(RunDirectory):
         """The increment in progress."""
         record = read_json(self.ingested)
         try:
-            return Pending.of(record) if record is not None else Pending(0, (), {}, (), (), (), {}, None, True)
+            return Pending.of(record) if record is not None else Pending(0, (), {}, (), (), (), (), {}, None, True)
         except (KeyError, TypeError) as error:
             raise RunError(f"{self.ingested}: no list of inputs ({error}): delete it and run again") from error
 
@@ -293,6 +298,7 @@ def increment_of(pending: Pending, parts: Sequence[Part], version: str, seconds:
         renamed=pending.renamed,
         removed=tuple(path for path in pending.removed if path not in pending.dropped),
         dropped=pending.dropped,
+        returned=pending.returned,
     )
 
 
@@ -306,6 +312,7 @@ def lines_of(increment: Increment, inputs: Sequence[Input]) -> list[str]:
     lines = [f"renamed: {new}, before {old}" for new, old in increment.renamed.items()]
     lines += [f"removed: {path}, its answers stay" for path in increment.removed]
     lines += [f"removed: {path}, and its answers" for path in increment.dropped]
+    lines += [f"returned: {path}, its answers are there" for path in increment.returned]
     answered = (each for each in inputs if each.increment == increment.number)
     for each in sorted(answered, key=lambda each: each.path not in reasons):
         lines.append(f"{reasons.get(each.path, 'new')}: {each.path}, {each.rows:,} rows")

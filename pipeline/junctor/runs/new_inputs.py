@@ -97,8 +97,9 @@ def ingest(
     ):
         progress.advance(rows)
     encoding.tell()
+    missed = {each.path for each in known if each.removed}
     # Before this call, or found by it.
-    gone = {each.path for each in known if each.removed and each.path not in files.paths} - {*changes.renamed.values()}
+    gone = missed - files.paths.keys() - {*changes.renamed.values()}
     pending = Pending(
         number=number,
         inputs=tuple(encoding.encoded),
@@ -106,6 +107,7 @@ def ingest(
         touched=changes.touched,
         removed=changes.removed,
         dropped=tuple(sorted({*gone, *changes.removed})) if growth.drop_removed else (),
+        returned=tuple(each.path for each in changes.touched if each.path in missed),
         broken=encoding.broken,
         columns=encoding.columns,
         is_clean=is_clean,
