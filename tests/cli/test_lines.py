@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from helpers.signals import COMMAND
 from junctor.cli.lines import LineFormatter, set_log_format
 
 
@@ -46,6 +49,18 @@ def test_errors_are_documents(tmp_path: Path) -> None:
     assert len(lines) == 1
     assert (lines[0]["event"], lines[0]["level"], lines[0]["exit_code"]) == ("error", "error", 3)
     assert "did you mean 'lung'" in str(lines[0]["message"])
+
+
+def test_a_page_without_a_home_adds_no_lines(tmp_path: Path) -> None:
+    rows, temporary = tmp_path / "rows.csv", tmp_path / "temporary"
+    rows.write_text("smoke,xray\nyes,no\n")
+    temporary.mkdir()
+    environment = {**os.environ, "MPLCONFIGDIR": str(rows / "folder"), "TMPDIR": str(temporary)}
+    words = (ASIA, str(rows), "-o", str(tmp_path / "out"), "--no-prefect", "--report", "--log-format", "json")
+    done = subprocess.run([*COMMAND, "run", *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert documents(done.stderr)[-1]["stage"] == "writing the report"
+    assert not list(temporary.iterdir())
 
 
 def test_records_of_the_log_are_documents() -> None:

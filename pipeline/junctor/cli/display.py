@@ -70,6 +70,8 @@ def _log_to_stderr() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(LineFormatter("%(levelname)s: %(message)s"))
         logger.addHandler(handler)
+    # Without a home to write to it warns of its temporary folder, which no reader of lines in JSON expects.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> None:
