@@ -31,6 +31,7 @@ from junctor.model.query import Query
 from junctor.runs import run as steps
 from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
 from junctor.runs.run import Manifest, run
+from junctor.runs.share import Share, run_share
 from junctor.runs.storage import Ingested, RunDirectory
 from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources
@@ -261,6 +262,17 @@ def test_a_full_disk_stops_the_run_which_then_goes_on(job: Job, monkeypatch: pyt
     whole = part_times(job)
     assert "part-00002.parquet" not in whole
     assert run(job, HERE).reused_parts == len(whole) >= 2
+
+
+def test_a_path_that_is_not_utf8_is_refused_before_any_work(job: Job, tmp_path: Path) -> None:
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    for changes in ({"output": place}, {"rejects": f"{place}.csv"}):
+        with pytest.raises(RunError, match=r"caf\\udce9.*the path is not UTF-8"):
+            run(replace(job, **changes), HERE)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="the path is not UTF-8"):
+        run_share(replace(job, output=place), Share(1, 2), HERE, Silence())
+    assert not Path(place).exists()
+    assert not job.directory.path.exists()
 
 
 def test_strict_refuses_the_row(job: Job) -> None:

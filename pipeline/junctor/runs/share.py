@@ -97,6 +97,7 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
     if job.growth is not None:
         raise InputError("found a part of an array job that is incremental: an increment is answered by one process")
     check_resources(resources)
+    job.check_places()
     directory = job.directory
     if job.growth is not None:
         raise RunError("increments are committed as one: leave out --part, or --incremental")

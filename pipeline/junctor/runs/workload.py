@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
 from junctor.evidence.files import refuse_target
-from junctor.model.errors import BudgetError, EvidenceError, InputError
+from junctor.model.errors import BudgetError, EvidenceError, InputError, RunError
 from junctor.model.options import (
     AnswerFiles,
     Compression,
@@ -62,6 +62,13 @@ def refuse_places(places: Iterable[str], recorded: bool) -> None:
                 f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
                 "environment or a profile, or use --no-prefect"
             )
+
+
+def _refuse_bytes(path: AnyPath) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"{str(path)!r}: the path is not UTF-8, and Arrow writes to no other: name one") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +154,12 @@ class Workload(ABC):
         """Raise InputError for URLs that cannot be used, and for rejects in place of another file, before any work.
 
         recorded: whether others keep a record of the places, in which there must be no credentials.
+        Raises RunError for places that Arrow cannot write to.
         """
         rejects = () if self.rejects is None else (self.rejects,)
         refuse_places((*self.sources, self.output, *rejects), recorded)
+        for target in (self.output, *rejects):
+            _refuse_bytes(location(target).absolute())
         for target in rejects:
             refuse_target(target, "--rejects", self.sources)
             self.directory.refuse_target(target, "--rejects")
