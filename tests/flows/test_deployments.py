@@ -176,6 +176,8 @@ def test_parameters_are_checked_by_the_server(
         (["--memory", "much"], 2, ["'much'"]),
         (["--timeout", "long"], 2, ["'long'"]),
         (["--samples", "1000"], 2, ["--method", "sampling"]),
+        (["-o", ""], 2, ["--output", "it is empty"]),
+        (["--rejects", "patients.csv"], 3, ["--rejects patients.csv", "name another file"]),
         (["--name", "a/b"], 2, ["--name", "found 'a/b'"]),
         (["--work-pool", "nobodys"], 6, ["'nobodys'", "prefect work-pool create"]),
     ],
