@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.evidence_reference import small_network
 from junctor.evidence import pipes
-from junctor.evidence.read import digest_of, open_evidence
+from junctor.evidence.read import digest_of, open_evidence, stamps_of
 from junctor.model.errors import EvidenceError
 
 ASIA = Path(__file__).parents[2] / "data" / "asia.bif"
@@ -71,6 +71,16 @@ def test_an_empty_pipe_and_one_without_end(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pipes, "_SHARE", 0.0)
     with pytest.raises(EvidenceError, match="/dev/zero: it takes more than half of what is free"):
         open_evidence("/dev/zero", small_network())
+
+
+@pytest.mark.parametrize("name", ["in", "in/*", "in/**/*.csv"])
+def test_a_pipe_among_files_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_bytes(CSV)
+    os.mkfifo(tmp_path / "in" / "z.csv")
+    for read in (digest_of, stamps_of, lambda source: open_evidence(source, small_network())):
+        with pytest.raises(EvidenceError, match=r"z\.csv: found a pipe, socket or device, expected a file"):
+            read(tmp_path / name)
 
 
 def test_standard_input_of_the_command_line() -> None:

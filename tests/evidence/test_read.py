@@ -261,6 +261,29 @@ def test_globs_are_one_table(tmp_path: Path) -> None:
     assert digest_of(tmp_path / "day=1/*.csv") != digest_of(tmp_path / "day=2/*.csv")
 
 
+@pytest.mark.parametrize("name", ["in", "in/**/*.csv", "in/*", "in/d=*/*.csv", "in/*/a.csv", "in/**/a.csv"])
+@pytest.mark.parametrize("there", [".", ""])
+def test_links_to_folders_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, there: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day in ("in/d=2", "other/d=1"):
+        Path(day).mkdir(parents=True)
+        Path(day, "a.csv").write_text(f"case_id,smoke\n{day[-1]},no\n")
+    Path("in/d=1").symlink_to("../other/d=1")
+    # The same folder twice is no loop.
+    Path("in/d=3").symlink_to("d=2")
+    Path("in/_d=4").symlink_to("d=2")
+    for link, target in (
+        ("in/d=2/up", ".."),
+        ("in/d=2/top", "../.."),
+        ("in/self", "."),
+        ("other/d=1/back", "../../in"),
+    ):
+        Path(link).symlink_to(target)
+    source = Path(there or tmp_path, name)
+    assert [case for part in read(source, keep=["d"]) for case in part.case_ids.to_pylist()] == ["1", "2", "2"]
+    assert input_files(source).covers("d=1/a.csv")
+
+
 @pytest.mark.parametrize(
     ("glob", "name", "covered"),
     [
@@ -328,6 +351,10 @@ def test_case_ids_of_a_folder_have_one_type(tmp_path: Path) -> None:
         ("smoke,smoke\nyes,no\n", "t.csv: column 'smoke' (number 2) says again what column 'smoke' (number 1) says"),
         (b"smoke,grade\nyes,1\nye\xe9,1\n", "t.csv:3:3: found the byte 0xe9, which is not UTF-8 text: convert the"),
         (b"smoke,gr\xe9de\nyes,1\n", "t.csv:1:9: found the byte 0xe9, which is not UTF-8 text"),
+        (
+            gzip.compress(b"smoke\nyes\n", mtime=0),
+            "t.csv: found a file compressed by gzip whose name does not end in .gz",
+        ),
         ("smoke\nyes\n".encode("utf-16"), "t.csv:1:1: found the byte 0xff, which is not UTF-8 text"),
     ],
 )

@@ -24,6 +24,7 @@ from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
+from junctor.runs import new_inputs
 from junctor.runs import run as steps
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.integrity import verify
@@ -299,6 +300,55 @@ def test_broken_inputs_hold_up_no_others(world: World) -> None:
     world.days([1])
     assert world.run().rows == 20
     world.equals_one_run()
+
+
+def test_links_that_lead_nowhere_hold_up_no_others(world: World) -> None:
+    world.days([1, 2])
+    world.run()
+    world.days([3])
+    before = world.evidence / DAY.format(1) / "a.parquet"
+    before.unlink()
+    before.symlink_to("nothing.parquet")
+    (world.evidence / "b.csv").symlink_to("b.csv")
+    for name in (world.evidence, world.evidence / "**" / "*"):
+        with pytest.raises(EvidenceError, match="2 could not be read") as error:
+            world.run(evidence=name)
+        assert f"{DAY.format(1)}/a.parquet: no such file or folder" in str(error.value)
+        assert "b.csv: cannot be read: Too many levels of symbolic links" in str(error.value)
+    manifest = read_manifest(world.job().directory)
+    assert [(each.path, each.removed) for each in manifest.inputs] == [
+        (f"{DAY.format(day)}/a.parquet", False) for day in (1, 2, 3)
+    ]
+    assert manifest.rows == 15
+    with pytest.raises(EvidenceError, match=r"in/b\.csv: cannot be read"):
+        world.run("strict", strict=True)
+    before.unlink()
+    (world.evidence / "b.csv").unlink()
+    world.days([1])
+    assert world.run().rows == 15
+
+
+def test_a_pipe_holds_up_no_others(world: World) -> None:
+    world.days([1])
+    os.mkfifo(world.evidence / "z.csv")
+    with pytest.raises(EvidenceError, match=r"1 could not be read, 1 answered .*z\.csv: found a pipe"):
+        world.run()
+    assert world.answers().num_rows == 5
+
+
+def test_files_that_go_after_the_listing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.days([1, 2])
+    real = new_inputs.input_files
+
+    def list_files(*args: object, **options: object) -> object:
+        found = real(*args, **options)  # type: ignore[arg-type]
+        (world.evidence / DAY.format(1) / "a.parquet").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(new_inputs, "input_files", list_files)
+    with pytest.raises(EvidenceError, match=r"1 could not be read, 1 answered .*a\.parquet: no such file or folder"):
+        world.run()
+    assert world.run().rows == 5
 
 
 def test_strict_runs_commit_nothing_beside_broken_inputs(world: World) -> None:

@@ -126,6 +126,9 @@ def test_only_what_the_pattern_covers_is_removed() -> None:
         (["date=1", "site=north"], "date=1/a", False),
         (["site=a b"], "site=a%20b/a", True),
         (["site=n"], "site=__HIVE_DEFAULT_PARTITION__/a", False),
+        (["site=A..z"], "site=__HIVE_DEFAULT_PARTITION__/a", False),
+        (["site=__HIVE_DEFAULT_PARTITION__"], "site=__HIVE_DEFAULT_PARTITION__/a", True),
+        (["site=__HIVE_DEFAULT_PARTITION__"], "site=n/a", False),
         (["name=a=b"], "name=a=b/a", True),
     ],
 )

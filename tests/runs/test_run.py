@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +24,9 @@ from junctor.engine.forecast import forecast, survey
 from junctor.engine.patterns import patterns_of
 from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.files import lists
 from junctor.generate import evidence_table, grid, random_network, sample
-from junctor.model.errors import BudgetError, EvidenceError, RunError
+from junctor.model.errors import BudgetError, EvidenceError, InputError, RunError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -33,10 +35,11 @@ from junctor.runs.partition import Part, PartTask, StageTimings, propagate_parti
 from junctor.runs.run import Manifest, run
 from junctor.runs.share import Share, run_share
 from junctor.runs.storage import Ingested, RunDirectory
-from junctor.runs.workload import Job, RunEstimate
+from junctor.runs.workload import ENDINGS, Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import Checksum
 from junctor.runtime.progress import Silence
+from junctor.runtime.remote import location
 from pyarrow import csv, parquet
 
 HERE = Resources(workers=0)
@@ -233,6 +236,180 @@ def test_reading_evidence_goes_on_too(job: Job, monkeypatch: pytest.MonkeyPatch)
     assert job.directory.evidence_part(0).stat().st_mtime_ns == first
 
 
+def csv_job(folder: Path, network: Network, evidence: pa.Table, name: str) -> Job:
+    """A job of two CSV files in a folder, or of the first of them."""
+    junctor.write_network(network, folder / "net.bif")
+    (folder / "in").mkdir()
+    for part in ("a.csv", "b.csv"):
+        csv.write_csv(evidence, folder / "in" / part)
+    return replace(make_job(folder), evidence=str(folder / name))
+
+
+@pytest.mark.parametrize("name", ["in/a.csv", "in", "in/*.csv"])
+@pytest.mark.parametrize("change", ["append", "truncate", "rewrite", "replace", "remove"])
+def test_files_that_change_while_they_are_encoded(
+    network: Network, evidence: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: str
+) -> None:
+    from junctor.evidence import encoded
+
+    job, file, real = csv_job(tmp_path, network, evidence, name), tmp_path / "in" / "a.csv", encoded.write_partition
+    whole = replace(job, output=str(tmp_path / "whole"))
+    rows, content, left = run(whole, HERE).rows, file.read_bytes(), iter([change])
+
+    def write_partition(*args: object) -> Checksum:
+        # Once: a third file may have the inode of the first.
+        if next(left, None) is None:
+            return real(*args)  # type: ignore[arg-type]
+        if change == "append":
+            file.write_bytes(content + content.splitlines(keepends=True)[-1])
+        elif change == "truncate":
+            os.truncate(file, len(content) // 2)
+        elif change == "rewrite":
+            file.write_bytes(content.swapcase())
+        elif change == "replace":
+            os.utime(shutil.copy(file, tmp_path / "new"), ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+            (tmp_path / "new").rename(file)
+        else:
+            file.unlink()
+        return real(*args)  # type: ignore[arg-type]
+
+    message = "no such file" if change == "remove" else "was written to while it was read"
+    with monkeypatch.context() as patch:
+        patch.setattr(encoded, "write_partition", write_partition)
+        job.directory.path.mkdir()
+        with pytest.raises(EvidenceError, match=rf"a\.csv: {message}"):
+            run(job, HERE)
+    assert not (job.directory.path / "evidence").exists()
+    # Nothing of what was encoded then is taken for what is there again.
+    file.write_bytes(content)
+    assert run(job, HERE).rows == rows
+    assert answers(job).equals(answers(whole))
+
+
+def test_files_that_look_damaged_because_they_change(
+    network: Network, evidence: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from junctor.evidence.read import TableSource
+
+    job, real = csv_job(tmp_path, network, evidence, "in/a.csv"), TableSource.partitions
+
+    def partitions(self: TableSource, *args: int) -> Iterator[object]:
+        yield from real(self, *args)
+        Path(job.evidence).write_text("x_0,x_1\n0\n")
+        raise EvidenceError("found 1 cells, expected 2 as in the header")
+
+    monkeypatch.setattr(TableSource, "partitions", partitions)
+    with pytest.raises(EvidenceError, match=r"a\.csv: was written to while it was read"):
+        run(job, HERE)
+
+
+@pytest.mark.parametrize("change", ["new file", "file", "mapping"])
+def test_inputs_that_change_between_digest_and_rows(
+    network: Network, evidence: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    from junctor.evidence import read
+
+    (tmp_path / "map.toml").write_text('[variables.x_1]\nmissing = ["a"]\n')
+    job = replace(csv_job(tmp_path, network, evidence, "in"), mapping=str(tmp_path / "map.toml"))
+    changed = {"new file": "in/c.csv", "file": "in/b.csv", "mapping": "map.toml"}[change]
+    real = read.digest_of
+
+    def digest_of(path: str) -> str:
+        digest = real(path)
+        if change == "mapping":
+            Path(str(job.mapping)).write_text('[variables.x_1]\nmissing = ["b"]\n')
+        else:
+            csv.write_csv(evidence.slice(1), tmp_path / changed)
+        return digest
+
+    monkeypatch.setattr(read, "digest_of", digest_of)
+    with pytest.raises(EvidenceError, match=rf"{changed}: was written to while it was read"):
+        run(job, HERE)
+
+
+def test_a_file_that_comes_while_others_are_encoded(
+    network: Network, evidence: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from junctor.evidence import encoded
+
+    job, real = csv_job(tmp_path, network, evidence, "in"), encoded.write_partition
+
+    def write_partition(*args: object) -> Checksum:
+        csv.write_csv(evidence, tmp_path / "in" / "c.csv")
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(encoded, "write_partition", write_partition)
+    monkeypatch.setattr(steps, "usable_cores", lambda: 1)
+    assert run(job, HERE).rows == 2 * ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "refused"),
+    [
+        ("in", "in", True),
+        ("in", "in/out", True),
+        ("in", "link/out", True),
+        ("link", "in/out", True),
+        ("in", "in/../in/out", True),
+        ("in", "in/x/y", True),
+        ("in/**/*.csv", "in/out", False),
+        ("in/**/*", "in/out", True),
+        ("in/**/*.parquet", "in/out", True),
+        ("in/*/*.parquet", "in/out", True),
+        ("in/*.parquet", "in", True),
+        ("in/*", "in/out", True),
+        ("in/**/*.p*", "in/out", True),
+        ("in", "in/_out", False),
+        ("in", "inner", False),
+        ("in", "out", False),
+        ("in/x", "in/out", False),
+        ("in/a.csv", "in", False),
+        ("in/*.csv", "in", False),
+        ("in/*.csv", "in/out", False),
+        ("in/*.parquet", "in/out", False),
+        ("in/d=*/*.parquet", "in/out", False),
+        ("in/**/*.parquet", "in/.out", False),
+        ("-", "in", False),
+    ],
+)
+def test_an_output_among_the_evidence_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, output: str, refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("in/x", "in/d=1"):
+        Path(folder).mkdir(parents=True)
+    Path("in/a.csv").write_text("x_0\n0\n")
+    Path("link").symlink_to("in")
+    for evidence in (name, str(tmp_path / name)) if name != "-" else (name,):
+        job = Job("net.bif", evidence, output)
+        if not refused:
+            job.check_places()
+            continue
+        with pytest.raises(InputError, match="what the run writes there would be among the evidence"):
+            run(job, HERE)
+        with pytest.raises(InputError, match="what the run writes there would be among the evidence"):
+            run_share(job, Share(1, 1), HERE, Silence())
+    assert {path.name for path in Path("in").iterdir()} == {"x", "d=1", "a.csv"}
+    # A table of all answers ends as the evidence does.
+    assert lists("in/**/*.csv", tmp_path / "in" / "out", Job("", "", "", csv=True).endings)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "listed"),
+    [
+        ("s3://b/in", "s3://b/in/out", True),
+        ("s3://b/in/**/*.parquet", "s3://b/in/out", True),
+        ("s3://b/in", "s3://b/out", False),
+        ("s3://b/in/*.parquet", "s3://b/in/out", False),
+        ("s3://b/in", "s3://c/in/out", False),
+        ("s3://b/in", "in/out", False),
+        ("in", "s3://b/in/out", False),
+    ],
+)
+def test_outputs_of_stores_are_told_by_their_names(name: str, output: str, listed: bool) -> None:
+    assert lists(name, location(output), ENDINGS) == listed
+
+
 def test_changed_input_is_noticed(job: Job, evidence: pa.Table) -> None:
     run(job, HERE)
     parquet.write_table(evidence.slice(0, 20), job.evidence)
@@ -390,7 +567,7 @@ def test_damaged_files_are_named_and_made_again(job: Job, caplog: pytest.LogCapt
 
 
 def test_another_version_on_a_worker_is_refused(job: Job) -> None:
-    spec = replace(steps.ingest_model(job, Silence()), junctor_version="0.0.0")
+    spec = replace(steps.ingest_model(job, Silence())[0], junctor_version="0.0.0")
     task = PartTask(job.directory.path, 0, spec, Ingested(1, 1), ComputeOptions())
     with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
         propagate_partition(task, 10**9)

@@ -33,6 +33,8 @@ _BLOCKS, _AHEAD = 4, 2**27
 # Line ends that are looked at for one outside of all cells.
 _LINE_ENDS = 100
 _QUOTE = ord('"')
+# First bytes of gzip, as text in which a byte that is not UTF-8 is a lone surrogate.
+_GZIP = "\x1f\udc8b"
 # Byte order mark of UTF-8.
 _MARK = b"\xef\xbb\xbf"
 # Bytes of text that are looked at together.
@@ -327,6 +329,10 @@ class DelimitedTable:
                 yield line
 
     def _refuse_other_encodings(self, line: str, number: int) -> None:
+        if number == 1 and line.startswith(_GZIP):
+            raise self._error(
+                "found a file compressed by gzip whose name does not end in .gz: rename it, or decompress it"
+            )
         for column, character in enumerate(line, 1):
             # surrogateescape keeps a bad byte as a lone surrogate of this range.
             if "\udc80" <= character <= "\udcff":

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import stat
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeAlias, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -41,8 +42,12 @@ FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arr
 # The other formats compress their columns themselves, and are read at any offset.
 _GZIPPED = {"csv", "tsv", "evid"}
 # Hive and Spark write null as this folder name.
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WILD = frozenset("*?[")
+
+# Size, time and inode of a file (0 in stores): equal for one that nothing has written to.
+Stamp: TypeAlias = tuple[int, float, int]
+Stamps: TypeAlias = Mapping[AnyPath, Stamp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,22 @@ def format_of(path: AnyPath) -> str:
     return format
 
 
-def input_files(source: str | os.PathLike[str] | RemotePath) -> InputFiles:
+def input_files(source: str | os.PathLike[str] | RemotePath, check: bool = True) -> InputFiles:
     """Return the files of a file, folder or glob, without names that start with "_" or "."; raises EvidenceError.
 
-    A folder and a glob have their files in the order of their paths, and one at the least.
+    source: a folder and a glob have their files in the order of their paths, and one at the least.
+    check: whether pipes among them, and links that lead nowhere, are refused.
     """
-    path = location(source)
+    found = _listed(location(source))
+    if check and found.folder is not None:
+        for each in found.paths:
+            # Objects are what a listing says.
+            if isinstance(each, Path):
+                stamp_of(each)
+    return found
+
+
+def _listed(path: AnyPath) -> InputFiles:
     with explained(path):
         # A file may be called like a glob.
         if any(map(_is_wild, _names(path))) and not path.exists():
@@ -113,6 +128,25 @@ def input_files(source: str | os.PathLike[str] | RemotePath) -> InputFiles:
     if not paths:
         raise EvidenceError("the folder has no evidence files", Place(str(path)))
     return InputFiles(path, tuple(paths))
+
+
+def stamp_of(path: AnyPath) -> Stamp:
+    """Return the stamp of a file; raises EvidenceError, also for what is no regular file: to open a pipe may wait."""
+    with explained(path):
+        found = path.stat()
+    if isinstance(found, os.stat_result) and not stat.S_ISREG(found.st_mode):
+        raise EvidenceError(
+            "found a pipe, socket or device, expected a file: move it away, or give it alone as the evidence",
+            Place(str(path)),
+        )
+    return found.st_size, found.st_mtime, getattr(found, "st_ino", 0)
+
+
+def refuse_changes(before: Stamps, now: Stamps) -> None:
+    """Raise EvidenceError for the first file with another stamp than before, or with none before or now."""
+    for path in (*before, *now):
+        if before.get(path) != now.get(path):
+            raise EvidenceError("was written to while it was read", Place(str(path)))
 
 
 def refuse_target(target: str, option: str, others: Iterable[str | None]) -> None:
@@ -128,23 +162,40 @@ def refuse_target(target: str, option: str, others: Iterable[str | None]) -> Non
     if isinstance(path, Path) and path.is_dir():
         raise InputError(f"{option} {target}: it is a folder, expected the name of a file")
     for source in filter(None, others):
-        if _has(location(source), path):
+        found = _place_in(location(source), path)
+        if found is not None and (not found[1] or _matches(*found)):
             what = f"{shown(source)} of the same command, or a file of it"
             raise InputError(f"{option} {shown(target)}: that is {what}: name another file")
 
 
-def _has(source: AnyPath, path: AnyPath) -> bool:
-    """Return True if a path is a file, or would be one of the files of a folder or glob."""
-    names = names_below(path, source)
+def lists(source: str | os.PathLike[str] | RemotePath, directory: AnyPath, endings: Collection[str]) -> bool:
+    """Return True if files of a directory, which may be there or not, would be among those of a folder or glob.
+
+    source: as of `input_files`.
+    directory: absolute.
+    endings: of its files.
+    """
+    path = location(source)
+    found = None if isinstance(path, Path) and path.is_file() else _place_in(path, directory)
+    if found is None or not _may_hold(*found):
+        return False
+    names, pattern = found
+    # Not so `data/**/*.csv`, where nothing in the directory ends so.
+    ending = Path(pattern[-1]).suffix if pattern else ""
+    return _matches(names, pattern) or not ending or _is_wild(ending) or ending in endings
+
+
+def _place_in(source: AnyPath, path: AnyPath) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Return the names of a path below a folder, or that of a glob, and the pattern; None elsewhere, or if hidden."""
+    names, pattern = names_below(path, source), tuple[str, ...]()
     if names is None and any(map(_is_wild, _names(source))):
-        folder, pattern = _split(source)
+        folder, pattern = _folder_of(source)
         names = names_below(path, folder)
-        return names is not None and _matches(names, pattern) and not _is_hidden(names)
-    return names is not None and not _is_hidden(names)
+    return None if names is None or _is_hidden(names) else (names, pattern)
 
 
-def _split(glob: AnyPath) -> tuple[AnyPath, tuple[str, ...]]:
-    """Return the folder of a glob, and the pattern below it."""
+def _folder_of(glob: AnyPath) -> tuple[AnyPath, tuple[str, ...]]:
+    """Return the folder of a glob, and the names below it."""
     # The folder of `in/date=2026-11-*/*.csv` is `in`: folders that are columns are not of its own name.
     names = _names(glob)
     pattern = names[[_is_wild(name) or "=" in name for name in names].index(True) :]
@@ -155,11 +206,14 @@ def _split(glob: AnyPath) -> tuple[AnyPath, tuple[str, ...]]:
 
 
 def _matching(glob: AnyPath) -> InputFiles:
-    folder, pattern = _split(glob)
+    folder, pattern = _folder_of(glob)
     found: set[AnyPath] = set()
-    for path in folder.glob("/".join(pattern)):
-        if not _is_hidden(_below(path, folder)):
-            found.update(_files_below(path) if path.is_dir() else [path])
+    if isinstance(folder, Path):
+        found.update(_files_below(folder, pattern) if folder.is_dir() else ())
+    else:
+        for path in folder.glob("/".join(pattern)):
+            if not _is_hidden(_below(path, folder)):
+                found.update(_files_below(path) if path.is_dir() else [path])
     if not found:
         raise EvidenceError("no file has such a name", Place(str(glob)))
     return InputFiles(folder, tuple(sorted(found, key=lambda file: file.parts)), pattern)
@@ -187,10 +241,17 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(names) and fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
+def _may_hold(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True if a folder is matched, or if something in it may be."""
+    if not (names and pattern) or pattern[0] == "**":
+        return True
+    return fnmatchcase(names[0], pattern[0]) and _may_hold(names[1:], pattern[1:])
+
+
 def partition_columns(name: str) -> dict[str, str | None]:
     """Return the columns in the folders of a file: `date=2026-11-22/a.csv` has a column `date`; null is None."""
     pairs = (part.split("=", 1) for part in partition_of(name).split("/") if part)
-    return {unquote(column): None if text == _NULL_FOLDER else unquote(text) for column, text in pairs}
+    return {unquote(column): None if text == NULL_FOLDER else unquote(text) for column, text in pairs}
 
 
 def partition_of(name: str) -> str:
@@ -198,16 +259,40 @@ def partition_of(name: str) -> str:
     return "/".join(part for part in name.split("/")[:-1] if part.find("=") > 0)
 
 
-def _files_below(folder: AnyPath) -> Iterator[AnyPath]:
+def _files_below(folder: AnyPath, pattern: Sequence[str] = ()) -> Iterator[AnyPath]:
+    """Yield the files in a folder and all below, those of links too; of a local one those that a pattern matches."""
     if isinstance(folder, RemotePath):
         # By one listing.
         found = (path for path in folder.rglob("*") if path.is_file())
         yield from (path for path in found if not _is_hidden(_below(path, folder)))
         return
+
+    def refuse(error: OSError) -> None:
+        # os.walk skips unreadable folders unless told otherwise, and rows would be missing silently. A glob passes over
+        # those that it does not name, as in a shell.
+        inside = _below(Path(error.filename), folder)
+        if _matches(inside, pattern) or not isinstance(error, PermissionError):
+            raise error
+
     # Such names are markers (_SUCCESS) and leftovers of other tools.
-    for directory, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not _is_hidden([name])]
-        yield from (Path(directory, name) for name in names if not _is_hidden([name]))
+    for directory, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        inside = _below(Path(directory), folder)
+        folders[:] = [
+            name
+            for name in folders
+            if not (_is_hidden([name]) or _is_loop(Path(directory, name), folder))
+            and _may_hold((*inside, name), pattern)
+        ]
+        files = (name for name in names if not _is_hidden([name]) and _matches((*inside, name), pattern))
+        yield from (Path(directory, name) for name in files)
+
+
+def _is_loop(path: Path, folder: Path) -> bool:
+    """Return True for a link to a folder that it lies in, below `folder` or above: it would never end."""
+    if not path.is_symlink():
+        return False
+    real, parents = path.resolve(), path.parents[: len(path.parts) - len(folder.parts)]
+    return any(parent.resolve().is_relative_to(real) for parent in parents)
 
 
 def _is_hidden(names: Sequence[str]) -> bool:
@@ -240,8 +325,3 @@ def explained(path: AnyPath) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _raise(error: OSError) -> None:
-    # os.walk skips unreadable folders unless told otherwise, and rows would be missing silently.
-    raise error

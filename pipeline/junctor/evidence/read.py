@@ -17,7 +17,16 @@ from typing import Protocol
 import pyarrow as pa
 
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
-from junctor.evidence.files import InputFiles, checked_format, explained, format_of, input_files, partition_columns
+from junctor.evidence.files import (
+    InputFiles,
+    Stamps,
+    checked_format,
+    explained,
+    format_of,
+    input_files,
+    partition_columns,
+    stamp_of,
+)
 from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
@@ -138,6 +147,11 @@ def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
         sha.update(files.name_of(each).encode(errors="surrogateescape") + b"\0")
         sha.update(_sha_of(each).digest())
     return sha.hexdigest()
+
+
+def stamps_of(path: str | os.PathLike[str] | RemotePath) -> Stamps:
+    """Return the stamps of a file, or of the files of a folder or glob; none of objects, which must not change."""
+    return {each: stamp_of(each) for each in input_files(spooled(path)).paths if not isinstance(each, RemotePath)}
 
 
 def _sha_of(path: AnyPath) -> hashlib._Hash:

@@ -185,6 +185,11 @@ class SequenceJob(Workload):
         return self.model, self.sequences
 
     @property
+    def inputs(self) -> str:
+        """The sequences, as they were given."""
+        return self.sequences
+
+    @property
     def title(self) -> str:
         """The sequences and the model, in Markdown."""
         return f"`{shown(self.sequences)}` on `{shown(self.model)}`"

@@ -216,11 +216,6 @@ class IncrementDirectory(RunDirectory):
             self._clear_folder(STATISTICS, {self.statistics(part) for part in named})
         self.forget()
 
-    def forget(self) -> None:
-        """Remove the evidence of the increment."""
-        with explained(self.path):
-            self._clear_folder(self.inputs)
-
     def _is_continued_by(self, there: RunSpec, spec: RunSpec) -> bool:
         # Nightly runs outlive versions; each increment tells its own.
         return replace(there, junctor_version=spec.junctor_version) == spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from junctor.evidence.files import partition_columns, partition_of
+from junctor.evidence.files import NULL_FOLDER, partition_columns, partition_of
 from junctor.model.errors import EvidenceError
 
 # Why an input is answered.
@@ -114,8 +114,13 @@ class Backfill:
         return backfill
 
     def has(self, value: str | None) -> bool:
-        """Return True if a value is in the range: compared as numbers where both are whole numbers, else as text."""
-        return value is not None and _order(self.first) <= _order(value) <= _order(self.last)
+        """Return True if a value is in the range: compared as numbers where both are whole numbers, else as text.
+
+        value: None for null, which is in no range and is asked for by the name of its folder.
+        """
+        if value is None:
+            return self.first == self.last == NULL_FOLDER
+        return _order(self.first) <= _order(value) <= _order(self.last)
 
 
 def selects(backfills: Sequence[Backfill], path: str) -> bool:

@@ -14,7 +14,16 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from junctor.evidence.files import InputFiles, explained, format_of, input_files, partition_of
+from junctor.evidence.files import (
+    InputFiles,
+    Stamp,
+    explained,
+    format_of,
+    input_files,
+    partition_of,
+    refuse_changes,
+    stamp_of,
+)
 from junctor.model.errors import EvidenceError, Place
 from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, stem_of
 from junctor.runs.inputs import Backfill, Change, Changes, Input, Listed, compare, selects
@@ -137,9 +146,13 @@ def open_inputs(
     folder: of which the names of folders below are columns.
     Raises EvidenceError, also for kept columns of types that the answers cannot have.
     """
+    from junctor.evidence.mapping import read_mapping
     from junctor.evidence.read import open_evidence
     from junctor.runs.answer_files import refuse_other_types
 
+    read = read_mapping(mapping, network)
+    if read is not None and read.digest != spec.mapping_digest:
+        raise EvidenceError("was written to while it was read", read.place)
     source = open_evidence(
         path,
         network,
@@ -150,7 +163,7 @@ def open_inputs(
         missing=spec.missing,
         format=format,
         folder=folder,
-        mapping=mapping,
+        mapping=read,
     )
     refuse_other_types(source.kept_schema, spec.as_files())
     return source
@@ -158,27 +171,39 @@ def open_inputs(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Evidence as it was listed."""
+    """Evidence as it was listed.
+
+    stamps: of each file, however young, but of the `unreadable` ones, which have the reason instead.
+    """
 
     found: InputFiles
     format: str | None
     paths: dict[str, AnyPath]
     listed: list[Listed]
-    # Size and time of each, however young.
-    stamps: dict[str, tuple[int, float]]
+    stamps: dict[str, Stamp]
+    unreadable: dict[str, EvidenceError]
 
     @classmethod
     def of(cls, growth: Growth) -> _Files:
         """List the files; raises EvidenceError if there are none."""
-        found = input_files(growth.evidence)
+        found = input_files(growth.evidence, check=False)
         paths = {found.name_of(path): path for path in found.paths}
-        stamps = {name: _stamp(path) for name, path in paths.items()}
+        listed, stamps, unreadable = list[Listed](), dict[str, Stamp](), dict[str, EvidenceError]()
         now = time.time()
-        listed = [Listed(name, size, at if now - at > _YOUNG_SECONDS else None) for name, (size, at) in stamps.items()]
-        return cls(found, growth.format, paths, listed, stamps)
+        for name, path in paths.items():
+            try:
+                stamps[name] = size, at, _ = stamp_of(path)
+                listed.append(Listed(name, size, at if now - at > _YOUNG_SECONDS else None))
+            except EvidenceError as error:
+                # Listed nevertheless: it is not removed.
+                unreadable[name] = error
+                listed.append(Listed(name, 0, None))
+        return cls(found, growth.format, paths, listed, stamps, unreadable)
 
     def digest(self, listed: Listed) -> str:
-        """Return the SHA-256 of a file."""
+        """Return the SHA-256 of a file; raises EvidenceError."""
+        if listed.path in self.unreadable:
+            raise self.unreadable[listed.path]
         path = self.paths[listed.path]
         with explained(path), path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -187,14 +212,7 @@ class _Files:
         """Raise EvidenceError if a file is not as it was listed."""
         path = self.paths[listed.path]
         # Another path of that name: of a store, one that was listed stays as it was.
-        if _stamp(path.parent / path.name) != self.stamps[listed.path]:
-            raise EvidenceError("was written to while it was read", Place(str(path)))
-
-
-def _stamp(path: AnyPath) -> tuple[int, float]:
-    with explained(path):
-        found = path.stat()
-        return found.st_size, found.st_mtime
+        refuse_changes({path: self.stamps[listed.path]}, {path: stamp_of(path.parent / path.name)})
 
 
 @dataclass(frozen=True, slots=True)

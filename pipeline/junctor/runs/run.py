@@ -9,13 +9,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from junctor.cost.constants import CPU, GPU
-from junctor.model.errors import RunError
+from junctor.evidence.files import Stamps, refuse_changes, stamp_of
+from junctor.model.errors import EvidenceError, RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
 from junctor.runs.increments import (
@@ -165,8 +167,8 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     with workers_ahead(resources) as start_workers, job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
         with collector_paused():
-            ingest_model(job, progress)
-        ingest_inputs(job, progress, start_workers)
+            _, stamps = ingest_model(job, progress)
+        ingest_inputs(job, progress, start_workers, stamps)
         with collector_paused():
             estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
@@ -181,13 +183,17 @@ def _answers_on_gpu(resources: Resources) -> bool:
     return resources.compute.device == "gpu" and resources.scheduler is None and alone
 
 
-def ingest_model(job: Workload, progress: Progress) -> AnySpec:
-    """Read and check the model, claim the run directory for this job, and write the model there as Parquet."""
+def ingest_model(job: Workload, progress: Progress) -> tuple[AnySpec, Stamps]:
+    """Read and check the model, claim the run directory for this job, and write the model there as Parquet.
+
+    Returns the specification, and the stamps of the files of the inputs from before their digest was made.
+    """
     progress.stage(f"reading the {job.words.model}")
     model = job.read_model()
+    stamps = job.stamps()
     spec = job.spec_of(model)
     claim(job, model, spec)
-    return spec
+    return spec, stamps
 
 
 def claim(job: Workload, model: Any, spec: AnySpec, alone: bool = True) -> None:
@@ -206,10 +212,17 @@ def claim(job: Workload, model: Any, spec: AnySpec, alone: bool = True) -> None:
 
 
 @short_turns()
-def ingest_inputs(job: Workload, progress: Progress, came: Callable[[int], None] = lambda parts: None) -> Ingested:
+def ingest_inputs(
+    job: Workload,
+    progress: Progress,
+    came: Callable[[int], None] = lambda parts: None,
+    stamps: Stamps | None = None,
+) -> Ingested:
     """Encode the inputs, one file a partition; existing files are kept.
 
     came: called with the number of partitions so far.
+    stamps: of the files of the inputs when their digest was made, None for those of now.
+    Raises EvidenceError for files that have changed since, and removes what is encoded of them.
     """
     directory = job.directory
     if job.growth is not None and isinstance(directory, IncrementDirectory):
@@ -223,13 +236,15 @@ def ingest_inputs(job: Workload, progress: Progress, came: Callable[[int], None]
     rows = 0
     checksums: dict[str, Checksum] = {}
     threads = usable_cores()
-    numbered = enumerate(_with_rows(job.input_parts(threads)))
-    for written in ahead(partial(_written, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
-        name, count, checksum = written
-        rows += count
-        checksums[name] = checksum
-        progress.advance(count)
-        came(len(checksums))
+    stamps = job.stamps() if stamps is None else stamps
+    with _unchanged(directory, stamps):
+        numbered = enumerate(_with_rows(_parts_of_files(job, stamps, threads)))
+        for written in ahead(partial(_written, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
+            name, count, checksum = written
+            rows += count
+            checksums[name] = checksum
+            progress.advance(count)
+            came(len(checksums))
     counts = Ingested(rows, len(checksums))
     directory.check_there()
     directory.sync_names(map(directory.evidence_part, range(counts.partitions)))
@@ -237,6 +252,36 @@ def ingest_inputs(job: Workload, progress: Progress, came: Callable[[int], None]
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
     return counts
+
+
+@contextmanager
+def _unchanged(directory: Directory[Any], stamps: Stamps) -> Iterator[None]:
+    """Context manager: files that change while they are encoded raise EvidenceError, and what is encoded goes."""
+
+    def check() -> None:
+        try:
+            refuse_changes(stamps, {path: stamp_of(path) for path in stamps})
+        except EvidenceError:
+            # When the files are as before, a call would go on with partitions that are not of them.
+            directory.forget()
+            raise
+
+    try:
+        yield
+    except EvidenceError:
+        # Half of a file may look damaged.
+        check()
+        raise
+    check()
+
+
+def _parts_of_files(job: Workload, stamps: Stamps, threads: int) -> Iterator[InputPart]:
+    """Yield the partitions of the inputs; raises EvidenceError for other files than those with the `stamps`."""
+    for number, part in enumerate(job.input_parts(threads)):
+        # All files are open with the first partition: those that come later are not read.
+        if not number:
+            refuse_changes(stamps, job.stamps())
+        yield part
 
 
 def _with_rows(parts: Iterator[InputPart]) -> Iterator[InputPart]:

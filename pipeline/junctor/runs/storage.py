@@ -508,6 +508,11 @@ class Directory(Generic[Spec]):
             with suppress(OSError):
                 each.rmdir()
 
+    def forget(self) -> None:
+        """Remove the encoded inputs."""
+        with explained(self.path):
+            self._clear_folder(self.inputs)
+
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
         record = read_json(path)

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
-from junctor.evidence.files import refuse_target
+from junctor.evidence.files import Stamps, lists, refuse_target
 from junctor.model.errors import BudgetError, EvidenceError, InputError, RunError
 from junctor.model.options import (
     AnswerFiles,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 # Threads that read partitions while patterns of others are looked at.
 READ_AHEAD = 4
+# Of the files in an output.
+ENDINGS = (".parquet", ".arrow", ".json", ".html")
 
 
 def refuse_places(places: Iterable[str], recorded: bool) -> None:
@@ -142,8 +144,18 @@ class Workload(ABC):
 
     @property
     @abstractmethod
+    def inputs(self) -> str:
+        """Evidence or sequences, as they were given."""
+
+    @property
+    @abstractmethod
     def sources(self) -> tuple[str, ...]:
         """Model, inputs and what else is read, as they were given."""
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Endings of the files in the output."""
+        return ENDINGS
 
     @property
     @abstractmethod
@@ -151,7 +163,7 @@ class Workload(ABC):
         """The inputs and the model, in Markdown."""
 
     def check_places(self, recorded: bool = False) -> None:
-        """Raise InputError for URLs that cannot be used, and for rejects in place of another file, before any work.
+        """Raise InputError for URLs that cannot be used, and for places of something else, before any work.
 
         recorded: whether others keep a record of the places, in which there must be no credentials.
         Raises RunError for places that Arrow cannot write to.
@@ -163,6 +175,12 @@ class Workload(ABC):
         for target in rejects:
             refuse_target(target, "--rejects", self.sources)
             self.directory.refuse_target(target, "--rejects")
+        output = self.directory.path
+        if lists(self.inputs, output, self.endings):
+            raise InputError(
+                f"{output}: what the run writes there would be among the {self.words.inputs} ({shown(self.inputs)}): "
+                "name a directory elsewhere with --output"
+            )
 
     @property
     def label(self) -> str:
@@ -199,6 +217,12 @@ class Workload(ABC):
     @abstractmethod
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
+
+    def stamps(self) -> Stamps:
+        """Return the stamps of the files of the inputs; none of inputs that grow, where each file has its own check."""
+        from junctor.evidence.read import stamps_of
+
+        return stamps_of(self.inputs) if self.growth is None else {}
 
     @property
     def growth(self) -> Growth | None:
@@ -329,6 +353,16 @@ class Job(Workload):
     def sources(self) -> tuple[str, ...]:
         """Network, evidence and mapping, as they were given."""
         return self.network, self.evidence, *(() if self.mapping is None else (self.mapping,))
+
+    @property
+    def inputs(self) -> str:
+        """The evidence, as it was given."""
+        return self.evidence
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Endings of the files in the output."""
+        return (*ENDINGS, ".csv") if self.csv else ENDINGS
 
     @property
     def title(self) -> str:

@@ -589,12 +589,14 @@ def shown(text: str) -> str:
 
 def names_below(path: AnyPath, folder: AnyPath) -> tuple[str, ...] | None:
     """Return the names that lead from a folder to a path, without any for the folder itself; None for another place."""
-    names, own = _real_parts(path), _real_parts(folder)
-    return names[len(own) :] if names[: len(own)] == own else None
-
-
-def _real_parts(path: AnyPath) -> tuple[str, ...]:
-    return Path(os.path.realpath(path)).parts if isinstance(path, Path) else path.parts
+    pairs = [(path.parts, folder.parts)]
+    if isinstance(path, Path) and isinstance(folder, Path):
+        # By links it may be there under two names.
+        places = os.path.abspath, os.path.realpath
+        pairs = [(Path(of(path)).parts, Path(of(folder)).parts) for of in places]
+    elif type(path) is not type(folder):
+        return None
+    return next((names[len(own) :] for names, own in pairs if names[: len(own)] == own), None)
 
 
 def arrow_file(path: AnyPath) -> pa.NativeFile:
