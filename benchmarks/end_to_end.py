@@ -38,7 +38,6 @@ from junctor.backends import numpy as propagation
 from junctor.backends import row_trees as rowwise
 from junctor.cli.prefect_server import EmbeddedServer, embed
 from junctor.engine import engine, router
-from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
@@ -60,7 +59,8 @@ INSIDE: dict[str, tuple[Any, str]] = {
     "contraction and marginals, NumPy": (propagation.Program, "run"),
     "rows one by one": (rowwise.RowEngine, "answer"),
     "collecting answers": (execution, "write"),
-    "copying answers of equal rows": (distinct.UniqueRows, "spread"),
+    "looking for equal rows": (engine, "find_equal_rows"),
+    "copying answers of equal rows": (engine, "copy_answers"),
 }
 COMPRESSIONS = [("none", None), ("snappy", None), ("lz4", None), ("zstd", 1), ("zstd", 3)]
 
