@@ -181,15 +181,16 @@ def test_equal_rows_of_many_trees_are_copied_at_once(query: Query, monkeypatch: 
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 
-@pytest.mark.parametrize("few", [40, 600])
+@pytest.mark.parametrize(("few", "piece"), [(40, 1 << 20), (40, 64), (600, 1 << 20), (600, 8)])
 @pytest.mark.parametrize("query", [Query(), Query(kind="mpe"), Query(answers="scores", top=2)])
-def test_copies_of_most_rows_and_of_some(query: Query, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_most_rows_and_of_some(query: Query, few: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole tables are copied, or row by row; invalid rows, also equal ones, stay as they are."""
     network, rng = random_network(20, (2, 3), 3, 4, seed=3, zeros=0.2), np.random.default_rng(1)
     states = sample(network, few, seed=2)[np.append(np.arange(few), rng.integers(0, few, 1000 - few))]
     states[rng.integers(0, few, 10), :3] = 1
     bad = {row: f"bad {row}" for row in (0, 3, few + 5, 999)}
     batch = EvidenceBatch(1000, {v: np.ascontiguousarray(states[:, v], dtype=np.int32) for v in range(8)}, {}, bad)
+    monkeypatch.setattr(distinct, "PIECE_BYTES", piece)
     found = Engine(network, query, on_cpu(threads=2)).answer(batch)
     monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
     expected = Engine(network, query, on_cpu()).answer(batch)

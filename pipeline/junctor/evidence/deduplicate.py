@@ -32,8 +32,8 @@ COMPILED_KEYS, COMPILED_CELLS = 1 << 15, 1 << 20
 PART_CELLS = 1 << 18
 # Largest range of keys that are numbers in a mixed radix: within int64.
 MOST_KEYS = 1 << 62
-# Bytes of answers from which on threads copy them, in so many pieces for each.
-THREAD_BYTES, PIECES = 1 << 21, 2
+# Bytes of answers from which on threads copy them, in so many pieces for each; most bytes that a thread holds of them.
+THREAD_BYTES, PIECES, PIECE_BYTES = 1 << 21, 2, 1 << 20
 
 
 def find_equal_rows(
@@ -92,13 +92,11 @@ def copy_answers(equal: EqualRows, answers: Answers, threads: int = 1) -> None:
     threads: number of threads.
     """
     distinct, numbers = equal.distinct, equal.numbers
-    # NumPy copies whole tables several times as fast as scattered rows.
-    is_dense = 2 * len(distinct) < len(numbers)
-    rows = distinct[:0] if is_dense else np.flatnonzero(equal.copied)
+    rows = np.flatnonzero(equal.copied)
     sources = distinct[numbers[rows]]
 
-    def copy(piece: tuple[Array, int, int], _: int) -> None:
-        table, begin, end = piece
+    def copy(piece: tuple[Array, int, int, bool], _: int) -> None:
+        table, begin, end, is_dense = piece
         if is_dense:
             # Those that are answered are written again as they are; mode="raise" would buffer the output.
             answered = table.take(distinct, axis=0)
@@ -111,10 +109,17 @@ def copy_answers(equal: EqualRows, answers: Answers, threads: int = 1) -> None:
 
     threads = threads if answers.nbytes > THREAD_BYTES else 1
     tables = [table for table in _tables(answers) if table.size]
+    pieces: list[tuple[Array, int, int, bool]] = []
     # Table by table: row by row, a copy would take longer than an answer.
-    count = len(numbers) if is_dense else len(rows)
-    step = max(1, count // -(-PIECES * threads // len(tables)))
-    in_threads(copy, [(table, at, min(at + step, count)) for table in tables for at in range(0, count, step)], threads)
+    for table in tables:
+        width = table.nbytes // len(table)
+        # NumPy copies whole tables several times as fast as scattered rows, of a copy of those that are answered.
+        is_dense = 2 * len(distinct) < len(numbers) and len(distinct) * width <= PIECE_BYTES
+        count = len(numbers) if is_dense else len(rows)
+        step = max(1, count // -(-PIECES * threads // len(tables)))
+        step = step if is_dense else min(step, max(1, PIECE_BYTES // width))
+        pieces += ((table, at, min(at + step, count), is_dense) for at in range(0, count, step))
+    in_threads(copy, pieces, threads)
     # Few rows, if any.
     bad = np.flatnonzero(answers.status != OK)
     for row in bad[equal.copied[bad]].tolist() if bad.size else ():
