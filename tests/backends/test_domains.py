@@ -9,10 +9,10 @@ from helpers import oracle, strategies
 from helpers.engine_cases import blank, check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.evidence_cells import EvidenceCells
 from junctor.backends.row_trees import RowEngine, room_bytes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.evidence.compiled_cells import EvidenceCells
 from junctor.generate import layered, sample
 from junctor.model.answers import IMPOSSIBLE
 from junctor.model.network import Factor, Kind, Network, Variable

@@ -8,9 +8,9 @@ import cloudpickle
 import numpy as np
 import pytest
 from junctor.backends.blocks import block_of
-from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.numpy import GIVEN, EvidenceBlock
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
+from junctor.evidence.compiled_cells import evidence_cells
 from junctor.planning.shape import Pattern
 
 ROWS = 20_000

@@ -15,6 +15,8 @@ import pytest
 from helpers.engine_cases import assert_same
 from helpers.options import on_cpu
 from helpers.signals import ctrl_c_is_heard
+from hypothesis import given
+from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_queue
 from junctor.backends.row_trees import RowEngine, room_bytes
@@ -27,7 +29,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
-from junctor.runtime.threads import TURN_SECONDS, Turns, ahead, in_threads, short_turns
+from junctor.runtime.threads import TURN_SECONDS, Turns, ahead, in_threads, short_turns, stretches
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -287,3 +289,12 @@ def test_a_lock_is_free_while_its_thread_waits_and_after_an_error() -> None:
     # Without anybody who waits it goes on at once.
     with turns:
         turns.give_way()
+
+
+@given(count=st.integers(0, 50), parts=st.integers(0, 60), most=st.integers(0, 60))
+def test_stretches_hold_all_items_once(count: int, parts: int, most: int) -> None:
+    found = stretches(count, parts, most)
+    assert [n for part in found for n in range(count)[part]] == list(range(count))
+    sizes = [part.stop - part.start for part in found]
+    assert not sizes or (min(sizes) > 0 and max(sizes) - min(sizes) < 2 and max(sizes) <= max(1, most))
+    assert len(found) >= min(parts, count)

@@ -21,10 +21,10 @@ from junctor_kernels.row_trees import case_words as words
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import possible
 
-from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
+from junctor.evidence.compiled_cells import evidence_cells
 from junctor.model.answers import Answers
 from junctor.model.network import Network
 from junctor.runtime.threads import in_threads

@@ -113,7 +113,7 @@ class EvidenceBlock:
             # Imported here: loaded where the work is worth it.
             from junctor_kernels.cpu.columns import take_states
 
-            from junctor.backends.evidence_cells import evidence_cells
+            from junctor.evidence.compiled_cells import evidence_cells
 
             places, lines = evidence_cells(self.batch).addresses([*state_rows]), np.array([*state_rows.values()])
             count = max(1, min(threads, len(places), states.size // THREAD_CELLS))

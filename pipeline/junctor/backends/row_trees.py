@@ -21,7 +21,6 @@ from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 from junctor_kernels.row_trees import queue, tiles, together
 
-from junctor.backends.evidence_cells import EvidenceCells, evidence_cells
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.backends.row_queue import (
     LIKELIHOOD_BYTES,
@@ -35,6 +34,7 @@ from junctor.backends.row_queue import (
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.backends.shared_trees import KeptTrees, SharedTree
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.compiled_cells import EvidenceCells, evidence_cells
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
 from junctor.runtime.threads import in_threads

@@ -223,8 +223,8 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     """Return the forecast of rows with trees, from the tree that a group shares or the trees of some of its rows."""
     from junctor_kernels.row_trees.together import block_rows
 
-    from junctor.backends.evidence_cells import evidence_cells
     from junctor.backends.row_trees import room_bytes
+    from junctor.evidence.compiled_cells import evidence_cells
 
     group, row_engine = route.group, router.row_engine
     if group.tree:

@@ -15,7 +15,6 @@ import numpy as np
 from junctor_kernels.row_trees.together import BLOCK_BYTES
 from junctor_kernels.tables import reference
 
-from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
@@ -38,6 +37,7 @@ from junctor.engine.planner import KEPT_PLANS, Planner
 from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_by_plan, smaller_plans
 from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.compiled_cells import evidence_cells
 from junctor.planning.shape import Pattern
 
 KEPT_CHOICES = 64
@@ -311,7 +311,7 @@ class Grouping(Planner):
         Another group of several is made of what this batch happens to hold, and the next one may well choose other
         loose columns, unless it is known that such a group comes again.
         """
-        rows = len(batch.answered)
+        rows = batch.answered_count
         if group.comes_again:
             # How many rows it has differs from batch to batch, and the plan must not.
             return self.to_come(batch, rows)

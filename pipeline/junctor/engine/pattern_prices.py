@@ -77,6 +77,6 @@ def compiled_prices(
 
 def row_tree_seconds(rows: RowEngine, patterns: Patterns, batch: EvidenceBatch) -> float:
     """Return the seconds of a row with a tree of its own, the mean over some of the rows of a batch."""
-    from junctor.backends.evidence_cells import evidence_cells
+    from junctor.evidence.compiled_cells import evidence_cells
 
     return rows.seconds_alone(rows.works_alone(evidence_cells(batch), spread(patterns.rows, SAMPLED_ROWS)))

@@ -8,7 +8,6 @@ not common to all, or goes row by row through the row engine.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.deduplicate import numbered
 from junctor.planning.shape import Pattern
-from junctor.runtime.threads import in_threads
+from junctor.runtime.threads import in_threads, stretches
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -200,7 +199,7 @@ def _marked(
     # Imported here: loaded where there are many cells.
     from junctor_kernels.cpu.columns import mark_observed
 
-    from junctor.backends.evidence_cells import evidence_cells
+    from junctor.evidence.compiled_cells import evidence_cells
 
     cells = evidence_cells(batch)
     places, words = cells.addresses(variables), words_of(len(variables))
@@ -302,13 +301,7 @@ def serving_few(batch: EvidenceBatch, variables: int) -> tuple[Pattern, int]:
 
 def _parts(marks: Mask, threads: int) -> list[slice]:
     """Return the columns of marks in as many parts as are worth threads."""
-    if not marks.shape[1]:
-        return []
-    count = max(1, min(threads, marks.shape[1], marks.size // PART_CELLS))
-    if count == 1:
-        return [slice(0, marks.shape[1])]
-    bounds = np.linspace(0, marks.shape[1], count + 1).astype(np.int64).tolist()
-    return [slice(first, last) for first, last in itertools.pairwise(bounds)]
+    return stretches(marks.shape[1], min(threads, marks.size // PART_CELLS))
 
 
 class PatternChoice:

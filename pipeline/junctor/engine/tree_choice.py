@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.row_trees.together import block_rows
 
-from junctor.backends.evidence_cells import evidence_cells
 from junctor.backends.row_trees import RowEngine
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.cost.constants import CPU
@@ -30,6 +29,7 @@ from junctor.engine.patterns import (
     words_of,
 )
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.deduplicate import numbered
 from junctor.planning.shape import Pattern
 

@@ -87,6 +87,11 @@ class EvidenceBatch:
         """The rows that are answered, int64: those that are neither invalid nor get the answer of another row."""
         return self.valid if self.equal is None else self._without_invalid(np.sort(self.equal.distinct))
 
+    @property
+    def answered_count(self) -> int:
+        """How many rows are answered."""
+        return (self.rows if self.equal is None else len(self.equal.distinct)) - len(self.invalid)
+
     def _without_invalid(self, rows: Rows) -> Rows:
         if not self.invalid:
             return rows

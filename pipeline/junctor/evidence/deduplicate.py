@@ -5,6 +5,7 @@ Main functions: `find_equal_rows` before a batch is answered, `copy_answers` aft
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from junctor.evidence.batch import EqualRows, EvidenceBatch, Rows
 from junctor.model.answers import OK, Answers, Scores
-from junctor.runtime.threads import in_threads
+from junctor.runtime.threads import in_threads, stretches
 
 Array = npt.NDArray[Any]
 
@@ -57,9 +58,7 @@ def find_equal_rows(
     if len(rows) < LEAST_ROWS:
         return batch
     radixes = [cardinalities[v] + 1 for v in batch.states]
-    size = 1
-    for radix in radixes:
-        size *= radix
+    size = math.prod(radixes)
     is_exact = size <= MOST_KEYS
     if is_exact:
         # A key is a number in a mixed radix, one digit a variable; one more digit value stands for unobserved.
@@ -92,34 +91,30 @@ def copy_answers(equal: EqualRows, answers: Answers, threads: int = 1) -> None:
     threads: number of threads.
     """
     distinct, numbers = equal.distinct, equal.numbers
-    rows = np.flatnonzero(equal.copied)
+    # Table by table: row by row, a copy would take longer than an answer.
+    tables = [table for table in _tables(answers) if table.size]
+    widest = max(table.nbytes // len(table) for table in tables)
+    # NumPy copies whole tables several times as fast as scattered rows, of a copy of those that are answered.
+    is_dense = 2 * len(distinct) < len(numbers) and len(distinct) * widest <= PIECE_BYTES
+    rows = distinct[:0] if is_dense else np.flatnonzero(equal.copied)
     sources = distinct[numbers[rows]]
 
-    def copy(piece: tuple[Array, int, int, bool], _: int) -> None:
-        table, begin, end, is_dense = piece
+    def copy(piece: tuple[Array, slice], _: int) -> None:
+        table, part = piece
         if is_dense:
             # Those that are answered are written again as they are; mode="raise" would buffer the output.
             answered = table.take(distinct, axis=0)
-            np.take(answered, numbers[begin:end], axis=0, out=table[begin:end], mode="clip")
+            np.take(answered, numbers[part], axis=0, out=table[part], mode="clip")
             return
         if table.ndim == 2:
             # A row as one item: number by number takes NumPy ten times as long.
             table = table.view(np.dtype((np.void, table.itemsize * table.shape[1])))[:, 0]
-        table[rows[begin:end]] = table.take(sources[begin:end])
+        table[rows[part]] = table.take(sources[part])
 
     threads = threads if answers.nbytes > THREAD_BYTES else 1
-    tables = [table for table in _tables(answers) if table.size]
-    pieces: list[tuple[Array, int, int, bool]] = []
-    # Table by table: row by row, a copy would take longer than an answer.
-    for table in tables:
-        width = table.nbytes // len(table)
-        # NumPy copies whole tables several times as fast as scattered rows, of a copy of those that are answered.
-        is_dense = 2 * len(distinct) < len(numbers) and len(distinct) * width <= PIECE_BYTES
-        count = len(numbers) if is_dense else len(rows)
-        step = max(1, count // -(-PIECES * threads // len(tables)))
-        step = step if is_dense else min(step, max(1, PIECE_BYTES // width))
-        pieces += ((table, at, min(at + step, count), is_dense) for at in range(0, count, step))
-    in_threads(copy, pieces, threads)
+    least = -(-PIECES * threads // len(tables))
+    parts = stretches(len(numbers), least) if is_dense else stretches(len(rows), least, PIECE_BYTES // widest)
+    in_threads(copy, [(table, part) for table in tables for part in parts], threads)
     # Few rows, if any.
     bad = np.flatnonzero(answers.status != OK)
     for row in bad[equal.copied[bad]].tolist() if bad.size else ():
@@ -160,15 +155,16 @@ def _keys(batch: EvidenceBatch, words: Rows, threads: int) -> Rows:
             keys += term
         return keys
     # Imported here, as below: loaded where there are many cells.
-    from junctor_kernels.cpu.columns import add_keys, addresses_of
+    from junctor_kernels.cpu.columns import add_keys
 
-    columns = [np.ascontiguousarray(states) for states in batch.states.values()]
-    addresses = addresses_of(columns)
+    from junctor.evidence.compiled_cells import evidence_cells
 
-    def add(part: tuple[int, int], _: int) -> None:
-        add_keys(addresses, words, part[0], keys[part[0] : part[1]])
+    columns = evidence_cells(batch).addresses([*batch.states])
 
-    in_threads(add, _parts(batch.rows, cells, threads), threads)
+    def add(part: slice, _: int) -> None:
+        add_keys(columns, words, part.start, keys[part])
+
+    in_threads(add, stretches(batch.rows, min(threads, cells // PART_CELLS)), threads)
     return keys
 
 
@@ -180,23 +176,17 @@ def _that_differ(batch: EvidenceBatch, rows: Rows, like: Rows, threads: int) -> 
         for states in batch.states.values():
             differs |= states[rows] != states[like]
         return rows[differs]
-    from junctor_kernels.cpu.columns import addresses_of, mark_different
+    from junctor_kernels.cpu.columns import mark_different
 
-    columns = [np.ascontiguousarray(states) for states in batch.states.values()]
-    addresses = addresses_of(columns)
+    from junctor.evidence.compiled_cells import evidence_cells
 
-    def mark(part: tuple[int, int], _: int) -> None:
-        begin, end = part
-        mark_different(addresses, rows[begin:end], like[begin:end], differs[begin:end])
+    columns = evidence_cells(batch).addresses([*batch.states])
 
-    in_threads(mark, _parts(len(rows), cells, threads), threads)
+    def mark(part: slice, _: int) -> None:
+        mark_different(columns, rows[part], like[part], differs[part])
+
+    in_threads(mark, stretches(len(rows), min(threads, cells // PART_CELLS)), threads)
     return rows[differs]
-
-
-def _parts(rows: int, cells: int, threads: int) -> list[tuple[int, int]]:
-    """Return first and last row of as many parts as are worth threads."""
-    step = -(-rows // max(1, min(threads, cells // PART_CELLS)))
-    return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
 def _tables(answers: Answers) -> Iterator[Array]:

@@ -99,8 +99,6 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
     check_resources(resources)
     job.check_places()
     directory = job.directory
-    if job.growth is not None:
-        raise RunError("increments are committed as one: leave out --part, or --incremental")
     with collector_paused():
         progress.stage(f"reading the {job.words.model}")
         model = job.read_model()

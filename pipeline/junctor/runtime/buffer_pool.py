@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.runtime.threads import in_threads
+from junctor.runtime.threads import in_threads, stretches
 
 # Fresh pages cost more than the numbers written to them: the system clears each page at its first use.
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
@@ -28,12 +28,11 @@ def fresh(size: int) -> npt.NDArray[np.uint8]:
 
 def map_pages(memory: npt.NDArray[np.uint8], threads: int) -> None:
     """Write to each page of some memory, in as many threads as are worth it: the system clears new pages meanwhile."""
-    parts = max(1, min(threads, memory.size // THREAD_BYTES))
 
-    def write(part: npt.NDArray[np.uint8], _: int) -> None:
-        part[::PAGE_BYTES] = 0
+    def write(part: slice, _: int) -> None:
+        memory[part][::PAGE_BYTES] = 0
 
-    in_threads(write, np.array_split(memory, parts), threads)
+    in_threads(write, stretches(memory.size, min(threads, memory.size // THREAD_BYTES)), threads)
 
 
 class BufferPool:

@@ -1,6 +1,6 @@
 """Tasks over the threads of this process, for work without Python's lock.
 
-Main functions: `in_threads`, `ahead`; main class: `Turns`.
+Main functions: `in_threads`, `stretches`, `ahead`; main class: `Turns`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, TypeVar
 
 Task = TypeVar("Task")
@@ -147,6 +148,18 @@ class Turns:
             yield
         finally:
             self.__enter__()
+
+
+def stretches(count: int, parts: int, most: int = sys.maxsize) -> list[slice]:
+    """Return consecutive parts of so many items, of about one size.
+
+    count: of the items.
+    parts: how many parts, if there are as many items; at least one.
+    most: items of a part, at least one; there are more parts then.
+    """
+    parts = max(1, min(parts, count), -(-count // max(1, most)))
+    bounds = [count * n // parts for n in range(parts + 1)]
+    return [slice(first, last) for first, last in pairwise(bounds)] if count else []
 
 
 def in_threads(

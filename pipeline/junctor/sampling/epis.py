@@ -56,12 +56,11 @@ class LoopyMessages:
         tables = self.links.tables.copy()
         entries = case.nodes[self.nodes, places.ENTRY], case.factors[self.factors, places.FACTOR_ENTRY]
         tables[:, beliefs.ENTRY] = np.concatenate(entries)
-        own = np.ones(self.links.numbers)
+        # At most 1: only ratios matter, and products of many stay in range.
+        own, said = np.ones(self.links.numbers), case.likelihoods(False)
         for factor, span in self.soft:
             start = case.factors[factor, places.FACTOR_ENTRY]
-            said = case.soft[start : start + span.stop - span.start]
-            # Scaled to at most 1: only ratios matter, and products of many stay in range.
-            own[span] = said / said.max()
+            own[span] = said[start : start + span.stop - span.start]
         return self.links._replace(tables=tables), own
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends import evidence_cells as cells
-from junctor.backends.evidence_cells import evidence_cells
+from junctor.evidence import compiled_cells as cells
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.compiled_cells import evidence_cells
 
 
 @given(data=st.data())
