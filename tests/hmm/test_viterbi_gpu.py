@@ -19,12 +19,12 @@ from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import TickBlock, TrellisMemory
 from junctor.hmm.decode import CpuDecoder, decode
 from junctor.hmm.decode_gpu import GpuDecoder
-from junctor.hmm.engine import SequenceEngine
+from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import SequenceBatch, locksteps
 from junctor.hmm.run import SequenceJob
-from junctor.model.errors import BudgetError
+from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.options import ComputeOptions
 from junctor.runs.run import run
 from junctor.runtime.dask_cluster import Resources
@@ -145,6 +145,18 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert used[0].kernels.count("trace") == 2
     for part in first.parts:
         assert (tmp_path / "gpu" / part.file).read_bytes() == (tmp_path / "cpu" / part.file).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["viterbi", "posteriors"])
+def test_a_gpu_whose_memory_others_take_is_told(kind: SequenceKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise MemoryError("out of memory allocating 5 bytes")
+
+    monkeypatch.setattr("junctor.hmm.decode_gpu.open_device", refuse)
+    monkeypatch.setattr("junctor.hmm.smooth_gpu.open_device", refuse)
+    engine = SequenceEngine(random_model(5, 3, 1), kind, "single", ComputeOptions(device="gpu"))
+    with pytest.raises(DeviceError, match=r"too little free memory.*allocating 5 bytes"):
+        engine.answer(batch_of([[0, 1]]))
 
 
 def test_what_does_not_fit_the_gpu_stays_here_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor_kernels.gpu import device, entries
+from junctor_kernels.gpu import blocks, device, entries
+from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.gpu.device import (
     TO_HOST,
     CudaDevice,
@@ -149,3 +150,36 @@ def test_large_pinned_memory_is_registered_as_long_as_it_is_used(monkeypatch: py
     assert len(pinned) == 1
     del part
     assert not pinned
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> dict[str, int]:
+    """The bytes that are free and that there are in all, as the stand-in tells them."""
+    words = {"free": 1 << 30, "all": 1 << 30}
+    monkeypatch.setattr(cupy.runtime, "memGetInfo", lambda: (words["free"], words["all"]), raising=False)
+    properties = {"multiProcessorCount": 1, "totalGlobalMem": words["all"], "name": b"stand-in"}
+    monkeypatch.setattr(CudaDevice, "_properties", properties)
+    monkeypatch.setattr(CudaDevice, "capability", 90)
+    monkeypatch.setattr(CudaDevice, "arena", lambda self, size: bytearray(0))
+    return words
+
+
+@pytest.mark.usefixtures("memory")
+def test_blocks_on_one_gpu_go_one_after_the_other() -> None:
+    # Kernels find what they read in one place of a GPU: blocks in other streams would change it meanwhile.
+    one, other, apart = CudaBlockDevice(0, 1 << 20), CudaBlockDevice(0, 1 << 21), CudaBlockDevice(1)
+    assert one._work is other._work
+    assert one._work is not apart._work
+    # What one thread records is none of what another one enqueues.
+    recorded = {stream.ptr for gpu in (one, other) for stream in (gpu._recorded, gpu._beside)}
+    assert len(recorded) == 4
+    assert not recorded & {stream.ptr for stream in (one._in, one._work, one._out)}
+
+
+def test_a_gpu_with_hardly_any_memory_is_not_opened(memory: dict[str, int]) -> None:
+    # Two sizes: the driver needs some for itself, and what is allowed may be less than what is free.
+    assert CudaBlockDevice(0).room == int(blocks.DEVICE_SHARE * memory["all"])
+    assert CudaBlockDevice(0, 5000).room == 5000
+    memory["free"] = blocks.LEAST_ROOM
+    with pytest.raises(MemoryError, match="67,108,864 bytes of device memory are free"):
+        CudaBlockDevice(0, 5000)

@@ -6,9 +6,11 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -176,11 +178,11 @@ def test_a_plan_for_a_gpu_is_searched_for_less_long() -> None:
 def test_a_gpu_is_opened_once_though_it_was_asked_for_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, opening = [], threading.Event()
 
-    def open_one(number: int, memory: int | None) -> object:
+    def open_one(number: int, memory: int | None) -> Opened:
         asked.append((number, memory, threading.current_thread().name))
         opening.set()
         time.sleep(0.05)
-        return object()
+        return Opened(memory)
 
     monkeypatch.setattr(devices, "check_device", lambda choice: None)
     monkeypatch.setattr(devices, "open_one", open_one)
@@ -192,6 +194,43 @@ def test_a_gpu_is_opened_once_though_it_was_asked_for_ahead(monkeypatch: pytest.
     finally:
         devices._first_gpu.cache_clear()
     assert asked == [(0, 5, "junctor-gpu")]
+
+
+@dataclass(eq=False)
+class Opened:
+    """A GPU with a limit; what holds itself goes only with the collector, as engines do."""
+
+    limit: int | None
+    itself: object = None
+
+
+def test_a_gpu_is_opened_once_for_each_limit_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: WeakSet[Opened] = WeakSet()
+
+    def open_one(number: int, memory: int | None) -> Opened:
+        before = sorted(opened.limit or 0 for opened in alive)
+        opened = Opened(memory)
+        opened.itself = opened
+        alive.add(opened)
+        at_opening.append((memory, before))
+        return opened
+
+    at_opening: list[tuple[int | None, list[int]]] = []
+    monkeypatch.setattr(devices, "check_device", lambda choice: None)
+    monkeypatch.setattr(devices, "open_one", open_one)
+    devices._first_gpu.cache_clear()
+    try:
+        held: Any = devices.open_gpu(5)
+        devices.open_gpu(7)
+        assert devices.open_gpu(5) is held
+        # What nobody holds is gone before the next one takes memory.
+        devices.open_gpu(9)
+        assert devices.open_gpu(5) is held
+        del held
+        devices.open_gpu(None)
+    finally:
+        devices._first_gpu.cache_clear()
+    assert at_opening == [(5, []), (7, [5]), (9, [5]), (None, [])]
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
+from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -68,6 +69,8 @@ LANE_BYTES = 16
 # Share of the memory of a device that blocks under way may take; lowered plans need some beside it. Of what is free
 # where others have some of it.
 DEVICE_SHARE, FREE_SHARE = 0.7, 0.75
+# Bytes for blocks below which a device is not opened.
+LEAST_ROOM = 1 << 26
 # The fields of the struct `Run`, in its order.
 FIELDS = (
     *("steps", "parents", "operands", "offsets", "span", "terms", "observed", "closing", "items"),
@@ -244,14 +247,17 @@ class CudaBlockDevice(CudaDevice):
 
     def __init__(self, number: int = 0, allowed: int | None = None) -> None:
         super().__init__(number)
-        self._in = self.stream()
-        self._work = self.stream()
-        self._beside = self.stream()
-        # Its few blocks come before those that compute: the bus is the narrowest way.
-        self._out = self.stream(priority=-1)
         # Of an idle device it is known before that is opened, so that plans made ahead are the right ones.
-        most = min(int(DEVICE_SHARE * self.figures["memory"]), int(FREE_SHARE * self.free()))
+        free = self.free()
+        most = min(int(DEVICE_SHARE * self.figures["memory"]), int(FREE_SHARE * free))
+        if most < LEAST_ROOM:
+            # The driver takes memory of its own for streams and graphs, and may not outlive that there is none.
+            raise MemoryError(f"{free:,} bytes of device memory are free")
         self.room = min(allowed or most, most)
+        self._in, self._work, self._out = _streams_of(self._cupy, number)
+        # Graphs are recorded in streams that nobody launches in: what another thread enqueues would become a part.
+        self._recorded, self._beside = self.stream(), self.stream()
+        self._recording = Lock()
         # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
         self._memory = self.arena(self.room)
 
@@ -268,23 +274,24 @@ class CudaBlockDevice(CudaDevice):
         """Return the work of a plan as a CUDA graph."""
         # What the graph reads has arrived by then: copies of `put` are in another stream.
         self.synchronize_all()
-        with self.current():
-            return BlockGraph(self.capture(self._work, partial(self.enqueue, work)), self._work)
+        with self.current(), self._recording:
+            return BlockGraph(self.capture(self._recorded, partial(self._record, work)), self._work)
 
-    def enqueue(self, work: LaunchList) -> None:
-        """Enqueue the work of a plan; launches of a stage run concurrently."""
+    def _record(self, work: LaunchList) -> None:
+        """Enqueue the work of a plan to be recorded; launches of a stage run concurrently."""
+        stream, beside = self._recorded, self._beside
         run = KERNELS.address(self, "run", work.algebra)
-        self.copy_bytes(run, self.address(work.run), work.run.nbytes, self._work, ON_DEVICE)
+        self.copy_bytes(run, self.address(work.run), work.run.nbytes, stream, ON_DEVICE)
         # Kernels only raise these words, so they begin at zero (`common.cu`).
-        self.fill(self.address(work.cleared), 0, work.cleared.nbytes, self._work)
+        self.fill(self.address(work.cleared), 0, work.cleared.nbytes, stream)
         for number, stage in enumerate(work.stages):
             if len(stage) > 1:
-                self._beside.wait_event(self._work.record())
-            for launch, stream in zip(stage, (self._work, self._beside), strict=False):
-                self._launch(work, launch, stream, is_first=number == 0)
+                beside.wait_event(stream.record())
+            for launch, where in zip(stage, (stream, beside), strict=False):
+                self._launch(work, launch, where, is_first=number == 0)
             if len(stage) > 1:
                 # Also what a capture needs: the second stream has to come back to the one that began it.
-                self._work.wait_event(self._beside.record())
+                stream.wait_event(beside.record())
 
     def _launch(self, work: LaunchList, launch: BlockLaunch, stream: Stream, is_first: bool) -> None:
         kernel = KERNELS.function(self, launch.kernel, work.algebra)
@@ -332,6 +339,16 @@ class CudaBlockDevice(CudaDevice):
                 end.synchronize()
                 fewest = min(fewest, self.elapsed(begin, end))
         return fewest
+
+
+@cache
+def _streams_of(cupy: Any, number: int) -> tuple[Stream, Stream, Stream]:
+    """Return the streams of a GPU for what comes in, kernels, and what goes out."""
+    # The same for all objects of a GPU, so that blocks go one after the other: kernels find the struct `Run` of a block
+    # in one place of the GPU. CuPy is part of the key, as for kernels.
+    device = CudaDevice(number)
+    # Few blocks of threads go out, before those that compute: the bus is the narrowest way.
+    return device.stream(), device.stream(), device.stream(priority=-1)
 
 
 class BlockGraph:

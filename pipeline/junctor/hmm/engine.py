@@ -6,6 +6,7 @@ Main class: SequenceEngine, called by `junctor.hmm.api` and by runs.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from junctor.model.answers import IMPOSSIBLE, INVALID, OK
 from junctor.model.errors import BudgetError, DeviceError, EvidenceError
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Precision
-from junctor.runtime.devices import has_gpu
+from junctor.runtime.devices import has_gpu, lack_of_memory
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.threads import in_threads
 
@@ -88,15 +89,20 @@ class SequenceEngine:
         status[list(reasons)] = INVALID
         log_value = np.full(len(batch), -np.inf)
         valid = np.flatnonzero(status == OK)
+        on_gpu = valid.size > 0 and self._on_gpu(int(batch.lengths[valid].sum()))
+        # Others may take what was free of the GPU.
+        told = lack_of_memory() if on_gpu else nullcontext()
         if self.kind == "viterbi":
             states = np.zeros(int(batch.starts[-1]), np.min_scalar_type(self.model.states - 1))
-            self._decode(batch, valid, states)
+            with told:
+                self._decode(batch, valid, states, on_gpu)
             # Always in double precision, from the path alone: rows of the trellis are rescaled and may be single.
             log_value[valid] = log_probabilities(self.model, batch, states)[valid]
             answers = SequenceAnswers(batch.starts, status, log_value, states, None, reasons)
         else:
-            gpu = self._limits if self._on_gpu(int(batch.lengths[valid].sum())) else None
-            posteriors = self._smoother.answer(batch, valid, self._allowed, self._threads, log_value, gpu)
+            gpu = self._limits if on_gpu else None
+            with told:
+                posteriors = self._smoother.answer(batch, valid, self._allowed, self._threads, log_value, gpu)
             answers = SequenceAnswers(batch.starts, status, log_value, None, posteriors, reasons)
         # Zeros are true zeros in all formats, so -inf means impossible.
         for n in valid[log_value[valid] == -np.inf].tolist():
@@ -141,13 +147,15 @@ class SequenceEngine:
             self.model, np.float32 if self.precision == "single" else np.float64, self.options.device_memory
         )
 
-    def _decode(self, batch: SequenceBatch, valid: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
+    def _decode(
+        self, batch: SequenceBatch, valid: npt.NDArray[np.int64], states: npt.NDArray[Any], on_gpu: bool
+    ) -> None:
         if not len(valid):
             return
         # Log-likelihoods of sequences take as much as the rows.
         share = 1 if batch.likelihoods is None else 2
         together, company, threads = TOGETHER, COMPANY, 1
-        if self._on_gpu(int(batch.lengths[valid].sum())):
+        if on_gpu:
             machine: Decoder = self._gpu
             together, company = self._gpu.together, self._gpu.company
             room = TrellisMemory(self._gpu.allowed // share, self._allowed, self._files)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from itertools import permutations
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from junctor.model.errors import DeviceError
 from junctor.model.options import DEVICE_CHOICES, DeviceChoice
@@ -144,7 +146,18 @@ def open_gpu(memory: int | None = None) -> BlockDevice:
 @lru_cache(maxsize=1)
 def _first_gpu(memory: int | None) -> BlockDevice:
     check_device("gpu")
-    return open_one(0, memory)
+    device = _in_use.get(memory)
+    if device is None:
+        if _first_gpu.cache_info().currsize:
+            # Opened with another limit before: the memory of engines that nobody holds goes first. They are in cycles.
+            _first_gpu.cache_clear()
+            gc.collect()
+        device = _in_use[memory] = open_one(0, memory)
+    return device
+
+
+# Limit -> the first GPU with it, as long as somebody holds that: one more would take memory beside it.
+_in_use: WeakValueDictionary[int | None, CudaBlockDevice] = WeakValueDictionary()
 
 
 def open_gpu_ahead(memory: int | None = None) -> None:
@@ -183,11 +196,18 @@ def gpu_errors() -> Iterator[None]:
     from junctor_kernels.gpu.device import CudaError, cuda_errors
 
     try:
-        with cuda_errors():
+        with lack_of_memory(), cuda_errors():
             yield
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): {_INSTALL}") from error
-    except MemoryError as error:
-        raise DeviceError(f"the GPU has too little free memory ({error}): see nvidia-smi, or --device cpu") from error
     except CudaError as error:
         raise DeviceError(f"the GPU cannot be used ({error}): its driver may be too old; {_INSTALL}") from error
+
+
+@contextmanager
+def lack_of_memory() -> Iterator[None]:
+    """Context manager: a lack of memory of a GPU becomes DeviceError, in words for users."""
+    try:
+        yield
+    except MemoryError as error:
+        raise DeviceError(f"the GPU has too little free memory ({error}): see nvidia-smi, or --device cpu") from error
