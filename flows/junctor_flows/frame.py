@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
-import click
 import typer
 from junctor.cli.deployed import conclusion, deployed
 from junctor.cli.failures import of_system
@@ -77,17 +76,17 @@ def run_command(command: Callable[..., Any], given: Mapping[str, Any]) -> State[
     context = FlowRunContext.get()
     assert context is not None
     assert context.flow_run is not None
-    _set_retries(context.flow_run, given["retries"], seconds_of(given["retry_delay"]))
     reporter = Reporter("", DEPLOYED_PATIENCE, str(context.flow_run.id), _deployment_name())
     token = deployed.set(reporter)
     try:
+        _set_retries(context.flow_run, given["retries"], seconds_of(given["retry_delay"]))
         with _time_limit(given["timeout"]):
             command(**arguments(command, given))
     except TimeoutError:
         raise
     except OSError as error:
         raise of_system(error) from error
-    except click.UsageError as error:
+    except typer.BadParameter as error:
         raise EvidenceError(error.format_message()) from error
     except typer.Exit as ended:
         raise RunError("interrupted: run it again to go on") from ended

@@ -12,7 +12,8 @@ from junctor.backends.joint_table import KEPT_ROWS, MOST_NUMBERS, JointTable, ha
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network
 from junctor.model.answers import Answers, posterior_bytes, unanswered
-from junctor.model.network import Network
+from junctor.model.errors import Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
 
 
@@ -32,6 +33,23 @@ def test_rows_equal_enumeration(data: st.DataObject) -> None:
     answers = blank(network, batch, targets)
     left = JointTable(network, targets).answer(batch, np.arange(batch.rows), answers)
     check_posteriors(network, batch, answers, 1e-12, left)
+
+
+def test_variables_of_one_state_are_no_axes_of_arrays() -> None:
+    # An array has at most 64.
+    sizes = [1] * 35 + [2] + [1] * 35 + [3]
+    variables = [DraftVariable(f"v{v}", tuple("012"[:size]), Place()) for v, size in enumerate(sizes)]
+    table = np.arange(1.0, 7.0).reshape(2, 3, 1)
+    tables = [DraftTable(("v35", "v71", "v0"), table, Place()), DraftTable(("v5",), np.array([4.0]), Place())]
+    network = build_network("wide", "markov", variables, tables)
+    assert has_joint_table(network)
+    batch = EvidenceBatch(1, {1: np.zeros(1, np.int32), 35: np.ones(1, np.int32)})
+    answers = blank(network, batch, tuple(range(72)))
+    assert not JointTable(network, range(72)).answer(batch, np.arange(1), answers).size
+    np.testing.assert_allclose(answers.posteriors[71][0], np.array([4, 5, 6]) / 15)
+    assert answers.posteriors[35][0].tolist() == [0, 1]
+    assert answers.posteriors[0][0].tolist() == [1]
+    assert answers.log_value[0] == pytest.approx(np.log(4 * 15))
 
 
 @given(data=st.data())

@@ -37,6 +37,11 @@ def names_of(network: Network, scope: tuple[int, ...]) -> list[str]:
     return [network.variables[v].name for v in scope]
 
 
+def test_a_network_may_be_the_path_of_a_file() -> None:
+    one, other = (joint_posteriors(network, [["lung", "tub"]]) for network in (ASIA, read_network(ASIA)))
+    np.testing.assert_array_equal(one.posteriors[0], other.posteriors[0])
+
+
 @given(data=st.data())
 def test_both_ways_equal_brute_force(data: st.DataObject) -> None:
     network = data.draw(networks())

@@ -333,8 +333,9 @@ def test_pandas() -> None:
 
 
 def test_a_matrix_is_a_column_of_likelihoods() -> None:
-    likelihood = encode({"smoke": np.array([[1.0, 0.5], [0.0, 2.0]])}).batch.likelihoods[0]
-    assert likelihood.values.tolist() == [[1.0, 0.5], [0.0, 2.0]]
+    for kind in ("f8", ">f8", "f4", np.longdouble):
+        likelihood = encode({"smoke": np.array([[1.0, 0.5], [0.0, 2.0]], kind)}).batch.likelihoods[0]
+        assert likelihood.values.tolist() == [[1.0, 0.5], [0.0, 2.0]]
 
 
 @pytest.mark.parametrize(
@@ -348,6 +349,8 @@ def test_a_matrix_is_a_column_of_likelihoods() -> None:
             "evidence: column 'smoke' is 'yes', expected a list of cells (one case is a list of one row",
         ),
         ({"smoke": 1}, "evidence: column 'smoke' is 1, expected a list of cells"),
+        ({"smoke": np.array(1)}, "evidence: column 'smoke' is array(1), expected a list of cells"),
+        ({"smoke": {"yes"}}, "evidence: column 'smoke' is {'yes'}, expected a list of cells"),
         ({"smoke": [1], "grade": [1, 2]}, "evidence: columns of different lengths: {'smoke': 1, 'grade': 2}"),
         ([{"smoke": "yes"}, {"smoke": [0.5, 0.5]}], "evidence: column 'smoke' mixes list with other cells"),
     ],

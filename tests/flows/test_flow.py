@@ -222,6 +222,31 @@ def test_values_that_differ_from_defaults_are_parameters(tmp_path: Path, monkeyp
     assert values(run, given) == {**expected, "format": "bif"}
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory": "much"}, "Invalid value for --memory: found the size 'much', "),
+        ({"fail_if": ["invalid >"]}, "Invalid value for --fail-if: "),
+        ({"retry_delay": "soon"}, "Invalid value: found the time 'soon', expected a number and a unit"),
+    ],
+)
+def test_a_parameter_that_makes_no_sense_is_an_error_of_ours(
+    server: PrefectServer, tmp_path: Path, evidence: str, given: dict[str, Any], message: str
+) -> None:
+    call = {"network": ASIA, "evidence": evidence, "output": str(tmp_path / "out"), "workers": 0} | given
+    code = (
+        "from junctor_flows.batch import score_batch\n"
+        f"state = score_batch(**{call!r}, return_state=True)\n"
+        "print(state.type.value, state.message)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=server.environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.startswith("FAILED "), done.stderr
+    assert f"EvidenceError: {message}" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("90s", "1.5min", "2h", "1 d")] == [90, 90, 7200, 86400]
     for text in ("90", "", "h", "-1s", "0s", "inf h", "nan s", "2weeks"):

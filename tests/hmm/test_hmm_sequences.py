@@ -66,6 +66,16 @@ def test_log_likelihoods() -> None:
     }
 
 
+def test_log_likelihoods_as_arrays() -> None:
+    model = build_model([1, 0], [[1, 0], [0, 1]])
+    rows = np.array([[[0.0, -1.0], [-2.0, 0.0]], [[-3.0, 0.0], [0.0, 0.0]]])
+    for sequences in (rows, list(rows), [rows[0].tolist(), rows[1]]):
+        batch = encode_sequences(sequences, model).batch
+        assert batch.likelihoods is not None
+        np.testing.assert_array_equal(batch.likelihoods, rows.reshape(-1, 2))
+        assert batch.lengths.tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("sequences", "message"),
     [

@@ -9,6 +9,8 @@ from typing import Any
 import junctor
 import pyarrow as pa
 import pytest
+from helpers.hmm_models import random_model
+from junctor.hmm import posteriors, viterbi
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.query import Query
 from junctor.runs.run import run
@@ -52,6 +54,18 @@ def test_named_columns(tmp_path: Path) -> None:
     assert direct["lung=yes"].to_pylist() == table["lung=yes"].to_pylist()
     with pytest.raises(EvidenceError, match="no names of states"):
         junctor.named_columns(pa.table({"x": [1]}))
+
+
+def test_answers_about_sequences_stay_as_they_are() -> None:
+    for answer in (viterbi, posteriors):
+        table = answer(random_model(2, 3), [[0, 1], [2]], device="cpu")
+        assert junctor.named_columns(table).equals(table)
+
+
+@pytest.mark.parametrize("rows", [0, -1, None])
+def test_a_batch_has_rows(tmp_path: Path, rows: Any) -> None:
+    with pytest.raises(EvidenceError, match="expected at least 1"):
+        next(junctor.answer_batches(answered(tmp_path), rows=rows))
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,17 @@ class JointTable:
 
     def __init__(self, network: Network, targets: Sequence[int]) -> None:
         sizes = network.cardinalities
-        joint = np.ones(sizes)
+        # Variables of one state have no axes: there may be any number of them, while an array has few axes.
+        wide = [v for v, size in enumerate(sizes) if size > 1]
+        joint = np.ones([sizes[v] for v in wide])
         for factor in network.factors:
             # Axes in the order of the network, and one entry for each variable that the factor has not.
             order = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
-            shape = [size if v in factor.scope else 1 for v, size in enumerate(sizes)]
+            shape = [sizes[v] if v in factor.scope else 1 for v in wide]
             joint *= factor.table.transpose(order).reshape(shape)
         # The state of each variable in each joint state, and for each of its states 1 where it is that one.
-        self._states = np.indices(sizes).reshape(len(sizes), -1)
+        self._states = np.zeros((len(sizes), joint.size), dtype=np.int64)
+        self._states[wide] = np.indices(joint.shape).reshape(len(wide), joint.size)
         self._has = [
             (states == np.arange(size)[:, None]).astype(np.float64)
             for states, size in zip(self._states, sizes, strict=True)

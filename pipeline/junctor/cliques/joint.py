@@ -8,6 +8,7 @@ Stored tables cost much once, and then next to nothing for variables that share 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ from junctor.engine.forecast import forecast
 from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
 from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
+from junctor.formats import read_network
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -69,7 +71,7 @@ class JointPosteriors:
 
 
 def joint_posteriors(
-    network: Network,
+    network: Network | str | os.PathLike[str],
     questions: Sequence[Sequence[str]],
     given: Evidence | None = None,
     precision: Precision = "double",
@@ -79,7 +81,7 @@ def joint_posteriors(
 ) -> JointPosteriors:
     """Return the joint posterior of the variables of each question.
 
-    network: bayesian or not.
+    network: bayesian or not, or the path of a network file.
     questions: names of variables that belong together.
     given: evidence of the case, as for `StoredTree.propagate`.
     precision: numbers to compute with.
@@ -92,6 +94,8 @@ def joint_posteriors(
     # Checked here as well: callers of the library are not held to the type.
     if architecture not in get_args(Architecture):
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
+    if not isinstance(network, Network):
+        network = read_network(network)
     asked = JointQuestions(network, questions, given or {}, precision, compute_options(memory, device="cpu"))
     chosen = asked.forecast().chosen if architecture == "auto" else architecture
     return asked.by_messages() if chosen == "messages" else asked.from_tables()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError
@@ -44,7 +45,8 @@ def as_arrow(evidence: Any) -> pa.Table:
 
 
 def _checked_cells(name: Any, cells: Any) -> Any:
-    if isinstance(cells, str | bytes | Mapping) or not hasattr(cells, "__len__"):
+    # A set has no order, and an array without axes no length.
+    if isinstance(cells, str | bytes | Mapping | Set) or not hasattr(cells, "__len__") or not getattr(cells, "ndim", 1):
         raise EvidenceError(
             f"evidence: column {str(name)!r} is {cells!r}, expected a list of cells (one case is a list of one row: "
             "[{'smoke': 'yes'}])"
@@ -71,6 +73,9 @@ def _from_columns(columns: Sequence[tuple[Any, Any]], rows: int = 0) -> pa.Table
 def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
     if isinstance(cells, pa.Array | pa.ChunkedArray):
         return cells
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
+        # Arrow has neither other orders of bytes nor longer numbers.
+        cells = cells.astype(f"{cells.dtype.kind}{min(8, cells.dtype.itemsize)}", copy=False)
     if getattr(cells, "ndim", 1) == 2:
         cells = list(cells)  # a matrix of likelihoods, one row a case
     try:

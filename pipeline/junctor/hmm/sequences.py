@@ -216,7 +216,11 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
         ids = None if at is None else in_one_piece(sequences.column(at))
         sequences = sequences.column(lists)
     try:
-        array = sequences if isinstance(sequences, pa.Array | pa.ChunkedArray) else pa.array(list(sequences))
+        if isinstance(sequences, pa.Array | pa.ChunkedArray):
+            array = sequences
+        else:
+            # Arrow takes arrays of one axis only: of log-likelihoods it is given steps.
+            array = pa.array([list(each) if getattr(each, "ndim", 1) > 1 else each for each in sequences])
     except (pa.ArrowException, TypeError) as error:
         raise EvidenceError(f"sequences cannot be read: {error}") from None
     if isinstance(array, pa.ChunkedArray):

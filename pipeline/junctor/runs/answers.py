@@ -47,6 +47,8 @@ def answer_batches(
     """
     if isinstance(columns, str):
         columns = [columns]
+    if not isinstance(rows, int) or rows < 1:
+        raise EvidenceError(f"found batches of {rows!r} rows, expected at least 1")
     parts = _parts(location(output).absolute())
     with _explained(parts[0]):
         schema = schema_of_part(parts[0])

@@ -322,6 +322,9 @@ def states_of(schema: pa.Schema) -> dict[str, list[str]]:
 def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
     """Return column name -> state names of all columns of lists: targets and, in sampled tables, standard errors."""
     states = states_of(schema)
+    if not isinstance(states, dict):
+        # Those of a hidden Markov model, whose answers have no targets.
+        return {}
     return states | {error: states[name] for name, error in facts_of(schema).get("errors", {}).items()}
 
 
