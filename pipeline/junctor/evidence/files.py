@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError, InputError, Place, nearest
+from junctor.runtime.files import special_file
 from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
@@ -150,7 +151,7 @@ def refuse_changes(before: Stamps, now: Stamps) -> None:
 
 
 def refuse_target(target: str, option: str, others: Iterable[str | None]) -> None:
-    """Raise InputError for a file to write whose name is none, or that a command reads or writes for something else.
+    """Raise InputError for a file to write without a name, that the command uses, or that is a pipe or device.
 
     target: file, as it was given.
     option: that names it.
@@ -161,6 +162,8 @@ def refuse_target(target: str, option: str, others: Iterable[str | None]) -> Non
         raise InputError(f"{option} is empty, expected the name of a file")
     if isinstance(path, Path) and path.is_dir():
         raise InputError(f"{option} {target}: it is a folder, expected the name of a file")
+    if (special := special_file(path)) is not None:
+        raise InputError(f"{option} {target}: found {special}, which a file would replace: name a file")
     for source in filter(None, others):
         found = _place_in(location(source), path)
         if found is not None and (not found[1] or _matches(*found)):

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 from junctor.model.errors import ModelError, Place
-from junctor.runtime.files import MAX_BYTES, read_whole
+from junctor.runtime.files import MAX_BYTES, read_whole, special_file
 from junctor.runtime.remote import AnyPath, RemotePath
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -97,8 +97,10 @@ def title_of(file: str | None) -> str:
 def publish(path: AnyPath, data: bytes) -> None:
     """Write `data` to `path` atomically (to a temporary file, then renamed), compressed if the name ends in `.gz`.
 
-    Raises ModelError if it cannot be written.
+    Raises ModelError if it cannot be written, and for a pipe, socket or device at `path`.
     """
+    if (found := special_file(path)) is not None:
+        raise ModelError(f"found {found}, which a file would replace: name a file", Place(str(path)))
     # Without a time stamp the same network gives the same bytes.
     data = gzip.compress(data, mtime=0) if path.suffix.lower() == ".gz" else data
     try:

@@ -19,7 +19,7 @@ BATCH_ROWS = 8192
 
 def export_csv(path: AnyPath, parts: Sequence[AnyPath], progress: Progress) -> None:
     """Write the answers in `parts` to the CSV file `path` of a run, unless it is there."""
-    if not path.exists():
+    if not path.is_file():
         progress.stage("writing CSV")
         with aside(path) as temporary:
             write_csv(parts, temporary)

@@ -1,6 +1,6 @@
 """Files and objects that are whole or absent, and errors of file systems in words for users.
 
-Main functions: `aside` for writing, `read_whole` and `refused` for reading.
+Main functions: `aside` for writing, `special_file` before it, `read_whole` and `refused` for reading.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,14 @@ from junctor.runtime.remote import AnyPath, RemotePath
 
 # Errors of a full disk, and of a user's quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+# Files that have a reader or a meaning of their own.
+_SPECIAL = {
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+_DEVICES = Path("/dev")
 # Start of the names of files in the temporary folder that become objects of stores.
 _PUT = "junctor-put-"
 # No file that is read as a whole may be larger, decompressed: a gzip file of 1 MB can hold 1 GB of zeros.
@@ -37,7 +46,7 @@ def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
     For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
-    cannot be written; `path` is unchanged then.
+    cannot be written, and for a pipe, socket or device at `path`, which is unchanged then.
 
     alone: whether missing folders are made, and the name is synced. Of one file of many the folder has to be there, and
         `sync_names` has to sync the names of all of them.
@@ -47,6 +56,8 @@ def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
             yield local
             path.put(local)
         return
+    if (found := special_file(path)) is not None:
+        raise RunError(f"{path}: found {found}, which a file would replace: name a file")
     # In the same folder, because only there a rename is atomic. `.tmp` is the ending that run directories clear away.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with explained(path):
@@ -62,6 +73,23 @@ def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def special_file(path: AnyPath) -> str | None:
+    """Return what is at `path` that no file may take the place of, such as "a pipe"; None for files, folders, nothing.
+
+    path: links are followed; those of /dev, such as /dev/stdout, are devices wherever they lead.
+    """
+    if isinstance(path, RemotePath):
+        return None
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        # Nothing, or what whoever writes there is told of.
+        return None
+    if path.parent == _DEVICES and path.is_symlink():
+        return "a device"
+    return next((name for is_kind, name in _SPECIAL.items() if is_kind(mode)), None)
 
 
 def sync_names(folders: Iterable[Path]) -> None:
