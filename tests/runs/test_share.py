@@ -190,3 +190,30 @@ def test_options_that_do_not_belong_together(inputs: Path, tmp_path: Path) -> No
     record = json.loads(shown.stdout)
     assert (record["part"], record["partitions"], record["rows"]) == ("2/2", 1, 5_000)
     assert "1 of 2 parts are missing: part-00000" in junctor_cli("finalise", str(tmp_path / "out")).stderr
+
+
+def test_what_is_made_of_all_answers_is_for_the_end(inputs: Path, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "bad.csv"
+    words = ["run", str(inputs / "net.bif"), str(inputs / "evidence.parquet"), "-o", str(out), "--part", "1/1"]
+    for option in (["--fail-if", "invalid > 0"], ["--rejects", str(file)], ["--report"]):
+        refused = junctor_cli(*words, *option)
+        assert refused.exit_code == 2
+        assert f"Invalid value for {option[0]}: give it to `junctor finalise`" in " ".join(refused.stderr.split())
+    assert not out.exists()
+    assert junctor_cli(*words, "--case-id", "case_id", "--no-report", "-q").exit_code == 0
+    for wrong in (["--rejects", "bad.xlsx"], ["--rejects", str(out / "run.json")], ["--rejects", ""]):
+        assert junctor_cli("finalise", str(out), *wrong).exit_code == 3
+    assert not (out / "manifest.json").exists()
+    words = ["finalise", str(out), "--rejects", str(file), "--report", "-q"]
+    # Where no row is without an answer, the file of those is not named.
+    crossed = junctor_cli(*words, "--fail-if", "ok > 1", "--fail-if", "invalid > 0")
+    assert crossed.exit_code == 7
+    assert f"{ROWS:,} rows" in crossed.stdout
+    assert "ok > 1: found" in crossed.stderr
+    assert "invalid > 0" not in crossed.stderr
+    assert (out / "report.html").exists()
+    assert file.read_text().startswith('"row","case_id","status","reason"')
+    assert verify(RunDirectory(out)).faults == ()
+    assert junctor_cli("finalise", str(out), "--fail-if", "invalid > 0").exit_code == 0
+    unknown = junctor_cli("finalise", str(out), "--fail-if", "missing(nobody) > 0")
+    assert (unknown.exit_code, "nobody" in unknown.stderr) == (3, True)

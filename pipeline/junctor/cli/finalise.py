@@ -13,21 +13,34 @@ from junctor.cli.verify import OutputArgument, directory_of
 def finalise(
     output: OutputArgument,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Write a page on the run, report.html.")] = False,
+    fail_if: cli.FailIf = None,
+    rejects: cli.Rejects = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
 ) -> None:
     """Write the manifest of a run whose parts were answered by tasks of an array (`junctor run --part 3/16`).
 
-    Parts that are missing are named, with exit code 6.
+    Parts that are missing are named, with exit code 6. What is made of all answers, the tasks leave to this command.
     """
     from junctor.cli.display import progress_display, show_manifest
+    from junctor.model.errors import ThresholdError
+    from junctor.runs.closing import Closing
     from junctor.runs.export import export_csv
-    from junctor.runs.share import finish
+    from junctor.runs.run import read_manifest
+    from junctor.runs.share import close, finish
 
     directory = directory_of(output)
-    with progress_display(quiet) as progress:
-        manifest = finish(directory, progress)
-        if csv:
-            paths = [directory.path / part.file for part in manifest.parts]
-            export_csv(directory.csv(manifest.spec.folder), paths, progress)
+    closing = Closing(directory, report, cli.thresholds(fail_if), rejects)
+    closing.check_places()
+    try:
+        with progress_display(quiet) as progress:
+            manifest = finish(directory, progress)
+            if csv:
+                paths = [directory.path / part.file for part in manifest.parts]
+                export_csv(directory.csv(manifest.spec.folder), paths, progress)
+            close(closing, manifest, progress)
+    except ThresholdError:
+        show_manifest(directory, read_manifest(directory), json)
+        raise
     show_manifest(directory, manifest, json)

@@ -143,8 +143,6 @@ def run(
     # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     if part is not None:
-        if csv:
-            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint="--csv")
         run_share_and_show(job, part, resources, prefect, quiet, json)
         return
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json)
@@ -191,6 +189,7 @@ def run_share_and_show(
 
     if is_check() or prefect:
         raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
+    _refuse_of_all_answers(job)
     share = Share.parse(part)
     with told_if_interrupted(GO_ON), progress_display(quiet) as progress:
         done = run_share(job, share, resources, progress)
@@ -200,6 +199,14 @@ def run_share_and_show(
     there = f", {done.reused:,} of them there already" if done.reused else ""
     typer.echo(f"part {share}: {done.partitions:,} of {done.all_partitions:,} partitions{there}")
     typer.echo(f"{done.rows:,} rows in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}")
+
+
+def _refuse_of_all_answers(job: Workload) -> None:
+    """Raise BadParameter for what is made of all answers of a run, of which a share has some."""
+    given = {"--csv": getattr(job, "csv", False), "--report": job.report, "--fail-if": job.fail_if}
+    for option, value in (given | {"--rejects": job.rejects is not None}).items():
+        if value:
+            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint=option)
 
 
 def score(job: Workload, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:

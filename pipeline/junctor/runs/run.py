@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from junctor.cost.constants import CPU, GPU
 from junctor.evidence.files import Stamps, refuse_changes, stamp_of
@@ -62,12 +62,9 @@ from junctor.runtime.machine import (
     usable_cores,
 )
 from junctor.runtime.progress import Progress, Silence, shows_passes
-from junctor.runtime.remote import AnyPath, RemotePath, location
+from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.remote_lock import check_lock
 from junctor.runtime.threads import ahead, import_ahead, short_turns
-
-if TYPE_CHECKING:
-    from junctor.runs.thresholds import Verdict
 
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
@@ -173,7 +170,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
             estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
         manifest = finalise(job, work, time.monotonic() - started, progress)
-        check(job, manifest, conclude(job, manifest, progress))
+        job.closing.judge(manifest, progress)
         return manifest
 
 
@@ -447,44 +444,8 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
         progress.stage("finishing")
         manifest = write_manifest(directory, work, seconds)
     job.export([directory.path / part.file for part in manifest.parts], progress)
-    if job.rejects is not None:
-        from junctor.runs.rejects import write_rejects
-
-        progress.stage("writing rows that are not ok")
-        write_rejects(directory.path, manifest.parts, job.kept, location(job.rejects).absolute())
+    job.closing.write_rejects(manifest, progress)
     return manifest
-
-
-def conclude(job: Workload, manifest: Manifest, progress: Progress) -> list[Verdict]:
-    """Write the page of a finished run, if requested, and return what comes of the job's thresholds.
-
-    job: of the run.
-    manifest: of the run.
-    progress: shows the stage.
-    """
-    if not job.report and not job.fail_if:
-        return []
-    from junctor.runs.outcome import outcome_of
-
-    outcome = outcome_of(job.directory, manifest)
-    found = outcome.verdicts(job.fail_if)
-    if job.report:
-        # Imported here: pictures take a second to import.
-        from junctor.runs.report.page import write_page
-
-        progress.stage("writing the report")
-        write_page(outcome, found, job.directory.report)
-    return found
-
-
-def check(job: Workload, manifest: Manifest, found: Sequence[Verdict]) -> None:
-    """Raise ThresholdError for thresholds that are crossed; the answers of the run are kept."""
-    from junctor.runs.thresholds import refuse_crossed
-
-    rows, page = f"status and reason of all rows: {job.directory.path / manifest.spec.folder}", job.directory.report
-    if job.rejects is not None:
-        rows = f"all rows that are not ok are in {job.rejects}"
-    refuse_crossed(found, rows, str(page) if page.exists() else None)
 
 
 def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progress: Progress) -> Manifest:

@@ -1,6 +1,7 @@
 """Array jobs: several processes, on any machines that see the directory, each answer a share of one run.
 
-Main functions: `run_share`, one task of the array, and `finish`, once after all of them; called by the command line.
+Main functions: `run_share`, one task of the array, `finish`, once after all of them, and `close`, for what else is made
+of the run; called by the command line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from junctor.model.errors import InputError, RunError
+from junctor.runs.closing import Closing
 from junctor.runs.integrity import discard_damaged
 from junctor.runs.partition import StageTimings
 from junctor.runs.run import (
@@ -137,6 +139,19 @@ def finish(directory: Directory[Any], progress: Progress) -> Manifest:
             return read_manifest(directory)
         progress.stage("finishing")
         return write_manifest(directory, RunStats(len(paths), StageTimings()), time.monotonic() - started)
+
+
+def close(closing: Closing, manifest: Manifest, progress: Progress) -> None:
+    """Write rejects and page of a finished run; raises ThresholdError for thresholds that are crossed.
+
+    closing: what is asked for.
+    manifest: of the run.
+    progress: shows the stages.
+    Raises InputError for thresholds on what the run has not, and RunError while the directory is in use.
+    """
+    with closing.directory.locked():
+        closing.write_rejects(manifest, progress)
+        closing.judge(manifest, progress, known=False)
 
 
 def _missing(path: AnyPath, missing: list[int], of: int) -> str:

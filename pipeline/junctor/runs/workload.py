@@ -16,8 +16,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
-from junctor.evidence.files import Stamps, lists, refuse_target
-from junctor.model.errors import BudgetError, EvidenceError, InputError, RunError
+from junctor.evidence.files import Stamps, lists
+from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import (
     AnswerFiles,
     Compression,
@@ -28,6 +28,7 @@ from junctor.model.options import (
     compression_of,
 )
 from junctor.model.query import Query
+from junctor.runs.closing import Closing, refuse_bytes
 from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth, open_inputs
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
@@ -64,13 +65,6 @@ def refuse_places(places: Iterable[str], recorded: bool) -> None:
                 f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
                 "environment or a profile, or use --no-prefect"
             )
-
-
-def _refuse_bytes(path: AnyPath) -> None:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise RunError(f"{str(path)!r}: the path is not UTF-8, and Arrow writes to no other: name one") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +164,19 @@ class Workload(ABC):
         """
         rejects = () if self.rejects is None else (self.rejects,)
         refuse_places((*self.sources, self.output, *rejects), recorded)
-        for target in (self.output, *rejects):
-            _refuse_bytes(location(target).absolute())
-        for target in rejects:
-            refuse_target(target, "--rejects", self.sources)
-            self.directory.refuse_target(target, "--rejects")
+        refuse_bytes(location(self.output).absolute())
+        self.closing.check_places(self.sources)
         output = self.directory.path
         if lists(self.inputs, output, self.endings):
             raise InputError(
                 f"{output}: what the run writes there would be among the {self.words.inputs} ({shown(self.inputs)}): "
                 "name a directory elsewhere with --output"
             )
+
+    @property
+    def closing(self) -> Closing:
+        """What is asked for at the end of the run."""
+        return Closing(self.directory, self.report, self.fail_if, self.rejects)
 
     @property
     def label(self) -> str:
@@ -245,17 +241,12 @@ class Workload(ABC):
         return self.task_class(directory.path, part, spec, counts, compute)
 
     @property
-    def kept(self) -> int:
-        """Columns of the inputs that are carried through to the answers."""
-        return 0
-
-    @property
     def has_engine(self) -> bool:
         """True if an `Engine` answers."""
         return False
 
     def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
-        """Raise InputError for thresholds and a file of rejects that are of no use, before any work.
+        """Raise InputError for thresholds that are of no use, before any work.
 
         statuses: of the answers.
         logarithm: name of their column of logarithms.
@@ -264,10 +255,6 @@ class Workload(ABC):
         from junctor.runs.thresholds import parse_threshold, refuse_unknown
 
         refuse_unknown([parse_threshold(text) for text in self.fail_if], statuses, logarithm, columns)
-        if self.rejects is not None:
-            from junctor.runs.rejects import refuse_ending
-
-            refuse_ending(self.rejects)
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
@@ -396,17 +383,12 @@ class Job(Workload):
             from junctor.sampling.tables import refuse
 
             refuse(network)
-        if self.fail_if or self.rejects:
+        if self.fail_if:
             from junctor.runs.results import status_names
 
             logarithm = "log_evidence" if self.query.kind == "posteriors" else "log_probability"
             self.refuse_checks(status_names(self.query), logarithm, lambda: self._evidence_columns(network))
         return network
-
-    @property
-    def kept(self) -> int:
-        """Columns of the evidence that are carried through."""
-        return len(self.keep)
 
     @property
     def has_engine(self) -> bool:

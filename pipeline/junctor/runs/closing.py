@@ -1,0 +1,101 @@
+"""What is made of a finished run beside its answers: rows that are not ok, its page, what comes of thresholds.
+
+Main class: Closing, of a job at the end of its run, or of the command line at the end of an array job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from junctor.evidence.files import refuse_target
+from junctor.model.errors import RunError
+from junctor.runs.storage import Directory, RunSpec
+from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, location
+
+if TYPE_CHECKING:
+    from junctor.runs.outcome import FinishedRun, Outcome
+    from junctor.runs.thresholds import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What is asked for at the end of a run.
+
+    directory: of the run.
+    report: whether a page is written.
+    fail_if: thresholds.
+    rejects: file for the rows that are not ok, `.csv` or `.parquet`.
+    """
+
+    directory: Directory[Any]
+    report: bool | None = None
+    fail_if: tuple[str, ...] = ()
+    rejects: str | None = None
+
+    def check_places(self, sources: Sequence[str] = ()) -> None:
+        """Raise InputError or RunError for a file of rejects that cannot be written, or is of something else.
+
+        sources: what the run reads, as it was given.
+        """
+        if self.rejects is None:
+            return
+        from junctor.runs.rejects import refuse_ending
+
+        refuse_bytes(location(self.rejects).absolute())
+        refuse_target(self.rejects, "--rejects", sources)
+        self.directory.refuse_target(self.rejects, "--rejects")
+        refuse_ending(self.rejects)
+
+    def write_rejects(self, manifest: FinishedRun, progress: Progress) -> None:
+        """Write the rows that are not ok, if requested; progress: shows the stage."""
+        if self.rejects is None:
+            return
+        from junctor.runs.rejects import write_rejects
+
+        progress.stage("writing rows that are not ok")
+        kept = len(manifest.spec.keep) if isinstance(manifest.spec, RunSpec) else 0
+        write_rejects(self.directory.path, manifest.parts, kept, location(self.rejects).absolute())
+
+    def judge(self, manifest: FinishedRun, progress: Progress, known: bool = True) -> None:
+        """Write the page, if requested; raises ThresholdError for thresholds that are crossed: the answers are kept.
+
+        manifest: of the run.
+        progress: shows the stage.
+        known: whether names in thresholds were checked before; otherwise InputError for those that the run has not.
+        """
+        if not self.report and not self.fail_if:
+            return
+        from junctor.runs.outcome import outcome_of
+        from junctor.runs.thresholds import refuse_crossed
+
+        outcome = outcome_of(self.directory, manifest)
+        if not known:
+            outcome.refuse_unknown(self.fail_if)
+        found = outcome.verdicts(self.fail_if)
+        if self.report:
+            self._write_page(outcome, found, progress)
+        rows, page = (
+            f"status and reason of all rows: {self.directory.path / manifest.spec.folder}",
+            self.directory.report,
+        )
+        if self.rejects is not None:
+            rows = f"all rows that are not ok are in {self.rejects}"
+        refuse_crossed(found, rows, str(page) if page.exists() else None)
+
+    def _write_page(self, outcome: Outcome, found: Sequence[Verdict], progress: Progress) -> None:
+        # Imported here: pictures take a second to import.
+        from junctor.runs.report.page import write_page
+
+        progress.stage("writing the report")
+        write_page(outcome, found, self.directory.report)
+
+
+def refuse_bytes(path: AnyPath) -> None:
+    """Raise RunError for a path that Arrow cannot write to."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"{str(path)!r}: the path is not UTF-8, and Arrow writes to no other: name one") from None
