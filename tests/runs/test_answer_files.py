@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from junctor.evidence.encoded import read_partition
 from junctor.model.errors import EvidenceError, Place, RunError
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.model.options import AnswerFiles
+from junctor.model.options import AnswerFiles, OutputFormat
 from junctor.model.query import Query, Sampling
 from junctor.runs.answer_files import AnswerWriter, batches_of, column_names, in_columns, read_facts
 from junctor.runs.results import METADATA_KEY, answer_width, default_partition_rows, with_kept
@@ -289,6 +289,77 @@ def test_types_that_parquet_has_not_need_the_other_format(job: Job, tmp_path: Pa
         run(asked, HERE)
     run(replace(asked, output_format="arrow"), HERE)
     assert read(part_of(replace(asked, output_format="arrow")))["span"].combine_chunks().equals(spans)
+
+
+WORDS = pa.array(["b", "d"])
+SPARSE = pa.UnionArray.from_sparse(
+    pa.array([0, 1, 0, 1, 0], pa.int8()), [pa.array(range(5)), pa.array(["a", "b", None, "d", "e"])]
+)
+UNIONS = {
+    "sparse": SPARSE,
+    "dense": pa.UnionArray.from_dense(
+        pa.array([0, 1, 0, 1, 0], pa.int8()), pa.array([0, 0, 1, 1, 2], pa.int32()), [pa.array([0, 2, 4]), WORDS]
+    ),
+    "record": pa.StructArray.from_arrays([SPARSE], ["u"]),
+    "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), WORDS),
+}
+
+
+@pytest.mark.parametrize("rejects", ["bad.csv", "bad.parquet"])
+@pytest.mark.parametrize("kind", UNIONS)
+def test_unions_and_runs_go_to_arrow(job: Job, tmp_path: Path, kind: str, rejects: str) -> None:
+    cells = UNIONS[kind]
+    table = pa.table({"smoke": ["yes", "no", "bad", "yes", "bad"], "k": cells})
+    write_evidence(table, tmp_path / "in.arrow")
+    file = tmp_path / rejects
+    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("k",), partition_rows=2, rejects=str(file))
+    with pytest.raises(EvidenceError, match=r"'k': Parquet has no cells of type .*--output-format arrow"):
+        run(asked, HERE)
+    asked = replace(asked, output_format="arrow", csv=True)
+    run(asked, HERE)
+    found = junctor.read_answers(asked.directory.path)["k"]
+    assert found.type == cells.type
+    assert found.to_pylist() == cells.to_pylist()
+    assert csv.read_csv(asked.directory.csv("posteriors")).num_rows == 5
+    bad = csv.read_csv(file) if rejects.endswith("csv") else parquet.read_table(file)
+    # Few functions of Arrow take such cells.
+    texts = [json.dumps(cells[row].as_py()) for row in (2, 4)]
+    assert [str(cell) for cell in bad["k"].to_pylist()] == texts
+
+
+@pytest.mark.parametrize("layout", ["plain", "record", "list", "slice"])
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "words", [[5, None, 7], ["a", None, "b"], [None, None, None]], ids=["numbers", "texts", "null"]
+)
+def test_null_in_a_dictionary_is_null(
+    job: Job, tmp_path: Path, words: list[object], output_format: OutputFormat, layout: str
+) -> None:
+    cells = pa.DictionaryArray.from_arrays(pa.array([2, 1, None, 0, 1, 2, 0], pa.uint8()), pa.array(words))
+    expected = [None if at is None else words[at] for at in (2, 1, None, 0, 1, 2, 0)]
+    column: pa.Array = cells
+    if layout == "record":
+        column = pa.StructArray.from_arrays([cells], ["x"])
+    elif layout == "list":
+        column = pa.ListArray.from_arrays(pa.array(range(8), pa.int32()), cells)
+    start = 2 if layout == "slice" else 0
+    table = pa.table({"smoke": ["yes"] * 7, "k": column}).slice(start)
+    # Batches of a stream have dictionaries of their own.
+    with pa.ipc.new_stream(str(tmp_path / "in.arrows"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=3)
+        if layout == "plain":
+            other = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.uint8()), pa.array([words[0], None]))
+            stream.write_table(pa.table({"smoke": ["yes"] * 2, "k": other}, table.schema))
+            expected += [None, words[0]]
+    asked = replace(
+        job, evidence=str(tmp_path / "in.arrows"), keep=("k",), partition_rows=4, output_format=output_format, csv=True
+    )
+    run(asked, HERE)
+    found = junctor.read_answers(asked.directory.path)["k"].to_pylist()
+    wrapped = {"record": lambda cell: {"x": cell}, "list": lambda cell: [cell]}.get(layout, lambda cell: cell)
+    assert found == [wrapped(cell) for cell in expected[start:]]
+    named = junctor.posteriors(ASIA, table, ["lung"], keep="k")
+    assert named["k"].to_pylist() == column.slice(start).to_pylist()
 
 
 def test_cells_of_csv_are_kept_as_text(job: Job, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
-from junctor.runtime.arrow import number_array
+from junctor.runtime.arrow import no_rows, number_array, without_null_words
 
 __all__ = ["EncodedPartition", "Encoder", "as_arrow", "concatenate", "encode_table"]
 
@@ -32,7 +32,7 @@ class EncodedPartition:
     batch: the evidence.
     case_ids: Arrow array [rows].
     first_row: number of the first row in the table.
-    kept: columns that are carried through, as they were given; None for none.
+    kept: columns that are carried through, as they were given, but without null in dictionaries; None for none.
     """
 
     batch: EvidenceBatch
@@ -206,7 +206,10 @@ class Encoder:
         invalid = self._joined(bad)
         soft = {variable: likelihood for variable, likelihood in likelihoods.items() if likelihood.rows.size}
         encoded = EvidenceBatch(batch.num_rows, states, soft, invalid)
-        kept = [_cast(batch.column(at), kind) for at, kind in zip(self._kept, self._kept_schema.types, strict=True)]
+        kept = [
+            without_null_words(_cast(batch.column(at), kind))
+            for at, kind in zip(self._kept, self._kept_schema.types, strict=True)
+        ]
         carried = pa.Table.from_arrays(kept, schema=self._kept_schema) if kept else None
         return EncodedPartition(encoded, self._case_ids(batch, first_row), first_row, carried)
 
@@ -267,7 +270,7 @@ def concatenate(
     ids = [part.case_ids for part in parts]
     case_ids = pa.concat_arrays(ids) if ids else pa.nulls(0, case_id_type)
     # In one piece: files of Arrow have one dictionary a column.
-    tables = [part.kept for part in parts if part.kept is not None] or [kept.empty_table()]
+    tables = [part.kept for part in parts if part.kept is not None] or [no_rows(kept)]
     carried = pa.concat_tables(tables).combine_chunks() if len(kept) else None
     return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row, carried)
 

@@ -28,7 +28,7 @@ from junctor.runs.results import (
     statuses_of,
 )
 from junctor.runs.score_tables import schema_of
-from junctor.runtime.arrow import columns_of_lists, in_one_piece, numbers_of
+from junctor.runtime.arrow import columns_of_lists, in_one_piece, no_rows, numbers_of
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a part that tell whether its rows repeat, and the most of them that may differ then.
@@ -206,16 +206,23 @@ def refuse_taken_names(network: Network, query: Query, files: AnswerFiles) -> No
 
 def refuse_other_types(kept: pa.Schema, files: AnswerFiles) -> None:
     """Raise EvidenceError for a kept column whose type the format of the answers has not."""
-    from pyarrow import parquet
-
     for field in kept if files.format == "parquet" else ():
-        try:
-            parquet.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        if not is_in_parquet(field):
             raise EvidenceError(
                 f"cannot keep column {field.name!r}: Parquet has no cells of type {field.type}; write the answers with "
                 "--output-format arrow"
-            ) from error
+            )
+
+
+def is_in_parquet(field: pa.Field) -> bool:
+    """Return True if Parquet has cells of the type of a column."""
+    from pyarrow import parquet
+
+    try:
+        parquet.write_table(no_rows(pa.schema([field])), pa.BufferOutputStream())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return True
 
 
 def read_facts(path: AnyPath) -> tuple[int, dict[str, int]]:
@@ -266,7 +273,7 @@ def columns_in_batches(path: AnyPath, names: Sequence[str], rows: int) -> Iterat
 
 def empty_answers(parts: Sequence[AnyPath]) -> pa.Table:
     """Return a table without rows, of the columns of some parts."""
-    return schema_of_part(parts[0]).empty_table()
+    return no_rows(schema_of_part(parts[0]))
 
 
 def schema_of_part(path: AnyPath) -> pa.Schema:

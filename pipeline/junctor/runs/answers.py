@@ -59,7 +59,7 @@ def answer_batches(
     # Counts of one part say nothing of all of them.
     facts = {key: value for key, value in (schema.metadata or {}).items() if key != PART_KEY}
     picked = pa.schema([schema.field(name) for name in names], facts)
-    yield pa.RecordBatch.from_arrays([pa.array([], kind) for kind in picked.types], schema=picked)
+    yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in picked.types], schema=picked)
     for part in parts:
         with _explained(part):
             for table in columns_in_batches(part, names, rows):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from junctor.model.errors import InputError
-from junctor.runs.answer_files import columns_in_batches, schema_of_part
+from junctor.runs.answer_files import columns_in_batches, is_in_parquet, schema_of_part
 from junctor.runs.export import plain_column
 from junctor.runs.results import free_names
 from junctor.runtime.arrow import number_array
@@ -44,19 +44,29 @@ def write_rejects(folder: AnyPath, parts: Sequence[Part], kept: int, path: AnyPa
     path: of the file, `.csv` or `.parquet`.
     """
     # Answers begin with case ids and kept columns, and end with status and reason.
-    names = schema_of_part(folder / parts[0].file).names
-    names = [*names[: 1 + kept], *names[-2:]]
+    schema = schema_of_part(folder / parts[0].file)
+    names = [*schema.names[: 1 + kept], *schema.names[-2:]]
+    # Cells that Arrow files alone have; few functions of Arrow take them.
+    texts = [name for name in names[1:-2] if not is_in_parquet(schema.field(name))]
     number = free_names(names)("row")
-    empty = _numbered(next(columns_in_batches(folder / parts[0].file, names, BATCH_ROWS)).slice(0, 0), 0, number)
+    first = next(columns_in_batches(folder / parts[0].file, names, BATCH_ROWS)).slice(0, 0)
+    empty = _numbered(_with_texts(first, texts), 0, number)
     with aside(path) as temporary:
         if path.suffix == ".csv":
-            _write_csv(_rejected(folder, parts, names, number), empty, temporary)
+            _write_csv(_rejected(folder, parts, names, texts, number), empty, temporary)
         else:
-            _write_parquet(_rejected(folder, parts, names, number), empty, temporary)
+            _write_parquet(_rejected(folder, parts, names, texts, number), empty, temporary)
 
 
-def _rejected(folder: AnyPath, parts: Sequence[Part], names: Sequence[str], number: str) -> Iterator[pa.Table]:
-    """Yield the rows that are not ok, batch by batch: all of them together may exceed the memory."""
+def _rejected(
+    folder: AnyPath, parts: Sequence[Part], names: Sequence[str], texts: Sequence[str], number: str
+) -> Iterator[pa.Table]:
+    """Yield the rows that are not ok, batch by batch: all of them together may exceed the memory.
+
+    names: of columns.
+    texts: names of those whose cells become texts.
+    number: name of the column of row numbers.
+    """
     first = 0
     for part in parts:
         row = first
@@ -64,9 +74,16 @@ def _rejected(folder: AnyPath, parts: Sequence[Part], names: Sequence[str], numb
         if part.rows > part.statuses["ok"]:
             for table in columns_in_batches(folder / part.file, names, BATCH_ROWS):
                 status = table.column(names[-2]).cast(pa.string())
-                yield _numbered(table, row, number).filter(pc.not_equal(status, "ok"))
+                yield _numbered(_with_texts(table, texts), row, number).filter(pc.not_equal(status, "ok"))
                 row += table.num_rows
         first += part.rows
+
+
+def _with_texts(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return a table with texts for the cells of some columns."""
+    for name in names:
+        table = table.set_column(table.column_names.index(name), name, plain_column(table.column(name)))
+    return table
 
 
 def _numbered(table: pa.Table, first: int, number: str) -> pa.Table:

@@ -79,6 +79,43 @@ def table_of(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, schema=schema)])
 
 
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """Return a table without rows; unlike `empty_table` of Arrow, of unions too."""
+    return pa.Table.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
+def without_null_words(column: pa.Array) -> pa.Array:
+    """Return a column with no null among the words of its dictionary, but null indices; within records and lists too.
+
+    column: Arrow neither writes such dictionaries to Parquet nor joins them.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _without_null_words(column) if column.dictionary.null_count else column
+    if pa.types.is_struct(kind):
+        fields = [column.field(i) for i in range(kind.num_fields)]
+        found = [without_null_words(field) for field in fields]
+        own = [_validity(nulls_of(column))], 0
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        fields, found = [column.values], [without_null_words(column.values)]
+        own = column.buffers()[: kind.num_buffers], column.offset
+    else:
+        return column
+    if all(one is other for one, other in zip(fields, found, strict=True)):
+        return column
+    buffers, offset = own
+    return pa.Array.from_buffers(kind, len(column), buffers, offset=offset, children=found)
+
+
+def _without_null_words(column: pa.Array) -> pa.Array:
+    kind, words = column.type, column.dictionary
+    # Of its own type, null has no bits that say so.
+    some = None if pa.types.is_null(words.type) else nulls_of(words)
+    null = np.ones(len(words), np.bool_) if some is None else some
+    places = number_array(np.cumsum(~null) - 1, null).cast(kind.index_type)
+    return pa.DictionaryArray.from_arrays(places.take(column.indices), words.drop_null(), ordered=kind.ordered)
+
+
 def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
     """Return a column of a table as one array."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
