@@ -273,6 +273,17 @@ def test_files_of_a_folder_agree_on_the_types_of_kept_columns(job: Job, tmp_path
         run(replace(job, evidence=str(folder), keep=("note",)), HERE)
 
 
+def test_columns_without_a_type_have_that_of_other_files(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, cells in {"a": [None, None], "b": [[1], None], "c": [None]}.items():
+        table = pa.table({"smoke": ["yes"] * len(cells), "note": cells})
+        write_evidence(table, folder / f"{name}.arrow")
+    asked = replace(job, evidence=str(folder), keep=("note",), partition_rows=2)
+    run(asked, HERE)
+    assert junctor.read_answers(asked.directory.path)["note"].to_pylist() == [None, None, [1], None, None]
+
+
 def test_uai_evidence_has_no_columns_to_keep(job: Job, tmp_path: Path) -> None:
     (tmp_path / "in.evid").write_text("1\n1 0 0\n")
     with pytest.raises(EvidenceError, match="UAI evidence has no columns"):

@@ -426,6 +426,48 @@ def test_types_of_carried_columns_are_those_of_the_first_input(world: World) -> 
     assert "column 'k' of type double, but in other inputs it is string" in str(error.value)
 
 
+def write_notes(world: World, **notes: list[object]) -> None:
+    """Write a file for each column of notes; all of them missing, they have no type."""
+    world.evidence.mkdir(exist_ok=True)
+    for name, cells in notes.items():
+        ids = [f"{name}{i}" for i in range(len(cells))]
+        table = pa.table({"case_id": ids, "x_0": pa.nulls(len(cells), pa.string()), "k": cells})
+        parquet.write_table(table, world.evidence / f"{name}.parquet")
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+def test_a_column_that_is_missing_in_all_rows_has_the_type_of_others(world: World, output_format: str) -> None:
+    options = {"keep": ("k",), "output_format": output_format}
+    write_notes(world, a=[None] * 4, b=["x", None], c=[None])
+    manifest = world.run(**options)
+    assert manifest.columns is not None
+    assert manifest.columns.kept == {"k": "string"}
+    write_notes(world, d=[None] * 2)
+    world.run(**options)
+    write_notes(world, e=["y"])
+    world.run(**options)
+    found = junctor.read_answers(world.folder / "out")
+    assert found.schema.field("k").type == pa.string()
+    assert found["k"].to_pylist() == [None] * 4 + ["x", None] + [None] + [None] * 2 + ["y"]
+    write_notes(world, f=[1])
+    with pytest.raises(EvidenceError, match="'k' of type int64, but in other inputs it is string: write the file with"):
+        world.run(**options)
+
+
+def test_a_column_without_a_type_is_answered_anew_with_one(world: World) -> None:
+    write_notes(world, a=[None] * 4)
+    world.run(keep=("k",))
+    write_notes(world, b=[None])
+    assert world.run(keep=("k",)).rows == 5
+    write_notes(world, c=["x"])
+    with pytest.raises(EvidenceError, match=r"'k' of type string, but .* has no type: .* another --output"):
+        world.run(keep=("k",))
+    assert world.run("other", keep=("k",)).rows == 6
+    write_notes(world, d=["y"])
+    world.run("other", keep=("k",))
+    assert junctor.read_answers(world.folder / "other")["k"].to_pylist() == [None] * 5 + ["x", "y"]
+
+
 def test_files_that_grow_while_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.days([1, 2])
     real = encoded.write_partition

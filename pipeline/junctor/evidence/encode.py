@@ -230,7 +230,10 @@ class Encoder:
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # Arrow loads all of its functions for a cast to the same type, too.
-    return column if column.type == kind else column.cast(kind)
+    if column.type == kind:
+        return column
+    # Without a type, because all of its cells are missing. Such cells are not cast to every type.
+    return pa.nulls(len(column), kind) if pa.types.is_null(column.type) else column.cast(kind)
 
 
 def row_numbers(first_row: int, rows: int) -> pa.Array:

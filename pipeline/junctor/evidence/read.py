@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from junctor.runtime.threads import ahead
 
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
+NO_TYPES: Mapping[str, pa.DataType] = MappingProxyType({})
 # Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
 # share of all.
 MOST_PARTITIONS, SPAN_LOSS = 8, 0.6
@@ -83,6 +85,7 @@ def open_evidence(
     format: str | None = None,
     folder: AnyPath | None = None,
     mapping: EvidenceMapping | MappingSource | None = None,
+    kept_types: Mapping[str, pa.DataType] = NO_TYPES,
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
@@ -96,6 +99,7 @@ def open_evidence(
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     folder: of which a single file is; names of its subfolders may be columns.
     mapping: what columns and cells mean, its file, or the content of one.
+    kept_types: types of kept columns that no file here gives one, because all of their cells are missing.
     Raises EvidenceError.
     """
     format = checked_format(format)
@@ -126,6 +130,7 @@ def open_evidence(
             )
             for table in tables
         ]
+    layouts = _with_types(layouts, kept_types)
     # Files of a folder may differ in the order of columns, so that each has its own encoder, but not in the columns.
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
@@ -370,6 +375,26 @@ def _groups_of(groups: Sequence[int], rows: range, first_row: int) -> tuple[rang
 def _encoded(block: _Block) -> tuple[_Block, EncodedPartition | None]:
     with explained(block.path):
         return block, block.encoder.encode_valid(block.batch, block.first_row)
+
+
+def untyped(kept: pa.Schema) -> bool:
+    """Return True if kept columns have no type: all of their cells are missing, as pandas writes them."""
+    return any(map(pa.types.is_null, kept.types))
+
+
+def _with_types(layouts: list[ColumnLayout], kept_types: Mapping[str, pa.DataType]) -> list[ColumnLayout]:
+    """Return layouts whose kept columns without a type have that of another file, or the given one."""
+    if not any(untyped(layout.kept_schema) for layout in layouts):
+        return layouts
+    typed = [field for layout in reversed(layouts) for field in layout.kept_schema if not pa.types.is_null(field.type)]
+    # Of several types the first one: files of another are refused.
+    types = {**kept_types, **{field.name: field.type for field in typed}}
+    return [replace(layout, kept_schema=_filled(layout.kept_schema, types)) for layout in layouts]
+
+
+def _filled(kept: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    of = [types.get(field.name, field.type) if pa.types.is_null(field.type) else field.type for field in kept]
+    return pa.schema([field.with_type(kind) for field, kind in zip(kept, of, strict=True)])
 
 
 def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:

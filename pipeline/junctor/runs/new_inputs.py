@@ -9,7 +9,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ from junctor.runtime.remote import AnyPath, shown
 from junctor.runtime.threads import ahead
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from junctor.evidence.encode import EncodedPartition
     from junctor.evidence.read import EvidenceSource
     from junctor.model.network import Network
@@ -48,6 +51,9 @@ _AHEAD = 2**28
 _KEY_DIGITS = 24
 # Most columns that a warning names.
 _NAMED = 5
+
+# Type of a column all of whose cells are missing, as pandas writes it.
+_UNTYPED = "null"
 
 logger = logging.getLogger("junctor")
 
@@ -135,6 +141,7 @@ def open_inputs(
     format: str | None,
     mapping: str | None,
     folder: AnyPath | None = None,
+    kept_types: Mapping[str, pa.DataType] | None = None,
 ) -> EvidenceSource:
     """Open evidence as a run reads it.
 
@@ -144,6 +151,7 @@ def open_inputs(
     format: None for one by name or content.
     mapping: file of what columns and cells mean.
     folder: of which the names of folders below are columns.
+    kept_types: of kept columns all of whose cells are missing, as of `open_evidence`.
     Raises EvidenceError, also for kept columns of types that the answers cannot have.
     """
     from junctor.evidence.mapping import read_mapping
@@ -164,6 +172,7 @@ def open_inputs(
         format=format,
         folder=folder,
         mapping=read,
+        kept_types=kept_types or {},
     )
     refuse_other_types(source.kept_schema, spec.as_files())
     return source
@@ -249,18 +258,24 @@ class _Encoding:
     broken: dict[str, str]
     encoded: list[Encoded] = field(default_factory=list)
     lacking: dict[str, list[str]] = field(default_factory=dict)
+    _types: dict[str, pa.DataType] | None = None
 
     def partitions(self, changes: Changes, known: Sequence[Input], threads: int) -> Iterator[_Write]:
         """Yield the partitions of all inputs; none of them has rows of two inputs."""
         if not changes.answer:
             return
+        from junctor.evidence.read import untyped
+
         network = network_for(self.directory.network, self.spec.network_digest)
         taken = {(each.partition, each.key) for each in known}
         for change in changes.answer:
             listed = change.listed
             try:
-                path, found = self.files.paths[listed.path], self.files.found
-                source = open_inputs(path, network, self.spec, self.files.format, self.mapping, found.folder)
+                source = self._open(listed, network)
+                if untyped(source.kept_schema):
+                    if self._types is None:
+                        self._types = self._types_of(changes, known, network)
+                    source = self._open(listed, network, self._types)
                 columns = self._columns(listed, source, network)
                 key = self._free_key(change, taken)
                 rows = []
@@ -278,6 +293,40 @@ class _Encoding:
             self.columns = columns
             its = listed.path, change.digest, listed.bytes, listed.modified
             self.encoded.append(Encoded(*its, key, change.why, tuple(rows)))
+
+    def _open(
+        self, listed: Listed, network: Network, kept_types: Mapping[str, pa.DataType] | None = None
+    ) -> EvidenceSource:
+        path, files = self.files.paths[listed.path], self.files
+        return open_inputs(path, network, self.spec, files.format, self.mapping, files.found.folder, kept_types)
+
+    def _types_of(self, changes: Changes, known: Sequence[Input], network: Network) -> dict[str, pa.DataType]:
+        """Return the types of kept columns in the answers there are, without any in the inputs to be answered.
+
+        Raises EvidenceError for answers that cannot be read.
+        """
+        from junctor.runs.answer_files import schema_of_part
+
+        types: dict[str, pa.DataType] = {}
+        if known:
+            parts = (self.directory.path / part for each in known for part in each.parts)
+            part = next((part for part in parts if part.exists()), None)
+            if part is not None and self.columns is not None:
+                with explained(part):
+                    schema = schema_of_part(part)
+                # Parquet has not all types of Arrow.
+                same = [name for name, kind in self.columns.kept.items() if str(schema.field(name).type) == kind]
+                types = {name: schema.field(name).type for name in same}
+            return types
+        for change in changes.answer:
+            # It is told when its turn comes.
+            with suppress(EvidenceError):
+                for each in self._open(change.listed, network).kept_schema:
+                    if str(each.type) != _UNTYPED:
+                        types.setdefault(each.name, each.type)
+            if len(types) == len(self.spec.keep):
+                break
+        return types
 
     def tell(self) -> None:
         """Warn of inputs that lack columns."""
@@ -303,9 +352,7 @@ class _Encoding:
             )
         for name, kind in kept.items():
             if kind != before.kept[name]:
-                raise EvidenceError(
-                    f"column {name!r} of type {kind}, but in other inputs it is {before.kept[name]}", place
-                )
+                raise EvidenceError(_other_type(name, kind, before.kept[name]), place)
         missing = [name for name in before.evidence if name not in names]
         if missing and self.spec.strict:
             raise EvidenceError(f"no column {missing[0]!r}, but other inputs have one", place)
@@ -324,6 +371,16 @@ class _Encoding:
                 taken.add((partition_of(path), key))
                 break
         return key
+
+
+def _other_type(name: str, kind: str, before: str) -> str:
+    """Return why an input cannot join others whose kept column is of another type, and what helps."""
+    if before == _UNTYPED:
+        return (
+            f"column {name!r} of type {kind}, but in all inputs answered so far its cells are missing and it has no "
+            "type: answer them anew, together with this one, into another --output or after deleting this one"
+        )
+    return f"column {name!r} of type {kind}, but in other inputs it is {before}: write the file with that type"
 
 
 def _partitions(source: EvidenceSource, rows: int, threads: int) -> Iterator[EncodedPartition]:
