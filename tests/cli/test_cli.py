@@ -171,6 +171,29 @@ def test_usage_errors_are_2(args: list[str]) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", ASIA, "evidence.csv", "-o", ""],
+        ["run", ASIA, "evidence.csv", "-o", "out", "--spill", ""],
+        ["inspect", ASIA, "--spill", ""],
+        ["calibrate", ASIA, "--keep-cliques", ""],
+        ["ask", "", "lung"],
+        ["status", ""],
+        ["verify", ""],
+        ["finalise", ""],
+        ["report", ""],
+        ["report", "out", ""],
+    ],
+)
+def test_a_directory_without_a_name_is_not_the_current_one(args: list[str], folder: Path) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    result = junctor_cli(*args)
+    assert result.exit_code == 2, result.output
+    assert "it is empty, expected the name of a directory" in " ".join(result.stderr.replace("│", " ").split())
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_settings_are_used_and_their_slips_refused() -> None:
     Path("junctor.toml").write_text('memory = "1kB"')
     fails(run(), 5, "allowed are")

@@ -45,6 +45,7 @@ def calibrate(
     json: cli.AsJson = False,
 ) -> None:
     """Store the clique tables of NETWORK, calibrate them for one case and keep them for `junctor ask`."""
+    cli.refuse_empty(keep_cliques, "--keep-cliques")
     from junctor.cliques.tree import StoredTree
     from junctor.formats import read_network
 
@@ -75,6 +76,7 @@ def ask(
     json: cli.AsJson = False,
 ) -> None:
     """Print the joint posterior of some variables, without any further propagation."""
+    cli.refuse_empty(directory, "DIRECTORY")
     from junctor.cliques.calibrated import load_cliques
 
     cliques = load_cliques(directory)

@@ -346,10 +346,10 @@ Weight = Annotated[
 ]
 
 
-def refuse_empty(output: str) -> None:
-    """Raise BadParameter for an --output without a name, which would be the current folder."""
-    if not output:
-        raise typer.BadParameter("it is empty, expected the name of a directory", param_hint="--output")
+def refuse_empty(directory: str, option: str = "--output") -> None:
+    """Raise BadParameter for a directory without a name, which would be the current one; option: that names it."""
+    if not directory:
+        raise typer.BadParameter("it is empty, expected the name of a directory", param_hint=option)
 
 
 def compute_options(
@@ -364,8 +364,10 @@ def compute_options(
     """Return the record of what a command line says, the options under the names that they have there.
 
     defaults: for those that are not given (None).
-    Raises BadParameter for texts that are no sizes.
+    Raises BadParameter for texts that are no sizes, and for a folder without a name.
     """
+    if spill is not None:
+        refuse_empty(spill, "--spill")
     given = {
         "memory": memory_size(memory, "--memory"),
         "threads": threads,

@@ -29,6 +29,9 @@ def report(
     thresholds = cli.thresholds(fail_if)
     if other is not None and thresholds:
         raise typer.BadParameter("thresholds are of one run: leave OTHER out", param_hint="--fail-if")
+    cli.refuse_empty(output, "OUTPUT")
+    if other is not None:
+        cli.refuse_empty(other, "OTHER")
     from junctor.runs.report.comparison import write_comparison
     from junctor.runs.report.page import write_page
     from junctor.runs.thresholds import refuse_crossed

@@ -25,6 +25,7 @@ def status(
     json: cli.AsJson = False,
 ) -> None:
     """Show the runs in OUTPUT: what is answered, from which inputs, and with which statuses."""
+    cli.refuse_empty(output, "OUTPUT")
     import json as writer
 
     from junctor.runs.status import read_status

@@ -44,7 +44,8 @@ def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
 
 
 def directory_of(output: str) -> Directory[Any]:
-    """Return the directory of a run of either kind; raises RunError where there is none."""
+    """Return the directory of a run of either kind; raises RunError where there is none, BadParameter for no name."""
+    cli.refuse_empty(output, "OUTPUT")
     from junctor.hmm.run import SequenceDirectory
     from junctor.runs.increments import IncrementDirectory
     from junctor.runs.storage import RunDirectory
