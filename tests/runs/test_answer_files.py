@@ -151,7 +151,7 @@ def test_files_hold_what_the_table_has(files: AnswerFiles, precision: Any, tmp_p
     path = tmp_path / f"part.{files.format}"
     AnswerWriter(files).write(table, path)
     found = read(path)
-    assert read_facts(path) == (4, {"ok": 2, "impossible": 1, "invalid": 1})
+    assert read_facts(path) == (4, {"ok": 2, "impossible": 1, "invalid": 1}, None)
     expected = in_columns(table) if files.layout == "columns" else table
     assert found.schema.equals(expected.schema)
     assert found.schema.metadata == expected.schema.metadata

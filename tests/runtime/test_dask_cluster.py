@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import pytest
+from helpers.signals import dask_cluster
 from junctor.model.errors import BudgetError, EvidenceError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.runtime import dask_cluster as distribution
@@ -113,6 +116,49 @@ def test_a_scheduler_by_its_address_and_errors_that_are_tried_again(tmp_path: Pa
         assert sorted(distribute(stumble, tasks, resources)) == [0, 1, 2]
     assert (tmp_path / "mark").exists()
     assert sorted(result for result, _, _ in results) == [i * i for i in range(9)]
+
+
+def fail(task: int, memory: int) -> int:
+    raise OSError(f"disk of {task}")
+
+
+def test_an_error_of_the_system_in_a_task_is_told_as_it_is() -> None:
+    from distributed import LocalCluster
+
+    options = {"n_workers": 1, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
+    with LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
+        resources = Resources(scheduler=cluster.scheduler_address, compute=HUNDRED)
+        with pytest.raises(OSError, match="disk of 0"):
+            list(distribute(fail, range(1), resources))
+
+
+def test_a_scheduler_that_goes_away_is_named() -> None:
+    with dask_cluster() as (process, address):
+        # A function that workers have without the path of the tests.
+        results = distribute(operator.add, range(500), Resources(scheduler=address, compute=HUNDRED))
+        assert next(results) >= 50
+        process.kill()
+        with pytest.raises(RunError, match=rf"the Dask scheduler at {address} went away; run the same command again"):
+            list(results)
+
+
+class LostFuture:
+    """A future whose result is on the other side of a connection that breaks."""
+
+    status = "finished"
+
+    def __init__(self) -> None:
+        self.client = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://host:8786"))
+
+    def result(self) -> object:
+        from distributed.comm import CommClosedError
+
+        raise CommClosedError("in <TCP (closed) ConnectionPool.gather>: ConnectionResetError")
+
+
+def test_a_result_that_is_lost_on_its_way_is_the_schedulers_fault() -> None:
+    with pytest.raises(RunError, match=r"^the Dask scheduler at tcp://host:8786 went away; run the same command again"):
+        distribution.result_of(LostFuture(), None)  # type: ignore[arg-type]
 
 
 def late(task: int, memory: int) -> int:

@@ -24,6 +24,7 @@ from junctor.runs.results import (
     list_states_of,
     lists_of_scores,
     numbers_of_scores,
+    run_of,
     states_of,
     statuses_of,
 )
@@ -225,13 +226,14 @@ def is_in_parquet(field: pa.Field) -> bool:
     return True
 
 
-def read_facts(path: AnyPath) -> tuple[int, dict[str, int]]:
-    """Return the rows of a part, and those of each status, without reading them.
+def read_facts(path: AnyPath) -> tuple[int, dict[str, int], str | None]:
+    """Return the rows of a part, those of each status, and the run that it names, without reading its rows.
 
     Raises ArrowInvalid, KeyError or TypeError for a damaged file.
     """
-    statuses = statuses_of(schema_of_part(path))
-    return sum(statuses.values()), statuses
+    schema = schema_of_part(path)
+    statuses = statuses_of(schema)
+    return sum(statuses.values()), statuses, run_of(schema)
 
 
 def batches_of(path: AnyPath, rows: int) -> Iterator[pa.Table]:

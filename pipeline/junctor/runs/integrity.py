@@ -14,7 +14,7 @@ from typing import Any, Literal
 from junctor.model.errors import RunError
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import read_part
-from junctor.runs.storage import STATISTICS, Directory
+from junctor.runs.storage import STATISTICS, AnySpec, Directory
 from junctor.runtime.files import Checksum, checksum_of, read_json, write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
@@ -95,7 +95,7 @@ def discard_damaged(directory: Directory[Any]) -> None:
         return
     counted = {path: path.stat().st_size for path in (directory.path / STATISTICS).glob("**/*.json")}
     for path in parts:
-        _check_part(directory, path, recorded.get(directory.name_of(path)))
+        _check_part(directory, path, spec, recorded.get(directory.name_of(path)))
         # Statistics are made with their part.
         statistics = directory.statistics(path)
         wanted = recorded.get(directory.name_of(statistics))
@@ -105,6 +105,9 @@ def discard_damaged(directory: Directory[Any]) -> None:
         return
     # The manifest and its checksums give way to new ones, which must not vouch for what is damaged.
     _check_content(directory, parts, recorded)
+    for path in parts:
+        if directory.name_of(path) in recorded:
+            _check_part(directory, path, spec, None)
     # Inputs of parts that are there are not needed again.
     for i in directory.unanswered(spec):
         path = directory.evidence_part(i)
@@ -116,14 +119,16 @@ def discard_damaged(directory: Directory[Any]) -> None:
             directory.ingested.unlink(missing_ok=True)
 
 
-def _check_part(directory: Directory[Any], path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> None:
-    """Remove a part of another size than recorded, or without readable metadata where nothing is."""
+def _check_part(
+    directory: Directory[Any], path: AnyPath, spec: AnySpec, recorded: tuple[int, Checksum | None] | None
+) -> None:
+    """Remove a part of another size than recorded; where nothing is, without readable metadata or of another run."""
     if recorded is not None:
         _check_size(path, recorded)
     elif path.exists():
         try:
             # Renamed when it was whole: only what happened to the disk since can have damaged it.
-            read_part(directory, path)
+            read_part(directory, path, spec)
         except RunError as error:
             _discard(path, str(error.__cause__ or error))
 
@@ -200,7 +205,7 @@ def verify(directory: Directory[Any]) -> Verified:
             faults.append(Fault(name, "damaged", _difference(checksum, wanted)))
         elif wanted is None and name.startswith(f"{spec.folder}/"):
             try:
-                read_part(directory, directory.path / name)
+                read_part(directory, directory.path / name, spec)
             except RunError as error:
                 faults.append(Fault(name, "damaged", str(error.__cause__ or error)))
     faults += _strangers(directory, spec.folder, set(expected))

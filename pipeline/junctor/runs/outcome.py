@@ -14,7 +14,7 @@ from junctor.model.errors import RunError
 from junctor.runs.drift import Drift, Vector, drifts, marginals
 from junctor.runs.partition import Part, StageTimings, network_for
 from junctor.runs.statistics import Statistics, merged, statistics_of
-from junctor.runs.storage import AnySpec, Directory, RunDirectory
+from junctor.runs.storage import AnySpec, Directory, RunDirectory, run_digest
 from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
 from junctor.runtime.files import read_json
 
@@ -112,7 +112,8 @@ class Outcome:
 
 def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
     """Return the outcome of a finished run; raises RunError for files that cannot be read."""
-    parts = [_statistics(directory, part) for part in manifest.parts]
+    run = run_digest(directory.read_spec())
+    parts = [_statistics(directory, run, part) for part in manifest.parts]
     # In the order of the rows, whoever answered them.
     statistics = merged(
         found or Statistics(part.rows, part.statuses) for found, part in zip(parts, manifest.parts, strict=True)
@@ -123,7 +124,7 @@ def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
     return Outcome(directory, manifest, statistics, sum(found is not None for found in parts), network)
 
 
-def _statistics(directory: Directory[Any], part: Part) -> Statistics | None:
+def _statistics(directory: Directory[Any], run: str, part: Part) -> Statistics | None:
     path = directory.statistics(directory.path / part.file)
     record = read_json(path)
     if record is None:
@@ -132,5 +133,6 @@ def _statistics(directory: Directory[Any], part: Part) -> Statistics | None:
         found = statistics_of(record)
     except RunError as error:
         raise RunError(f"{path}: {error}: delete it, and the report is made without it") from error
-    # Of another part: someone has moved files.
-    return found if (found.rows, found.statuses) == (part.rows, part.statuses) else None
+    # Of another part: someone has moved files. Those of earlier versions name no run.
+    is_its = record.get("run", run) == run and (found.rows, found.statuses) == (part.rows, part.statuses)
+    return found if is_its else None

@@ -22,7 +22,7 @@ from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
 from junctor.planning.budget import EXPLAINED_AT_ONCE, EXPLAINING_BYTES, PLENTY_BYTES
-from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
+from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec, run_digest
 from junctor.runtime.dask_cluster import Resources, refuse_other_version, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
@@ -352,21 +352,27 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
-def write_statistics(path: AnyPath, statistics: Statistics) -> Checksum:
-    """Write the statistics of a part, whole or not at all, and return their checksum."""
-    with aside(path, alone=False) as temporary:
+def write_statistics(path: AnyPath, statistics: Statistics, run: str, check: Callable[[], None]) -> Checksum:
+    """Write the statistics of a part, whole or not at all, and return their checksum.
+
+    run: that they name, as of `run_digest`.
+    check: as of `aside`.
+    """
+    record = {"run": run, **statistics.to_record()}
+    with aside(path, alone=False, check=check) as temporary:
         # In one line: of wide networks there are many numbers.
-        temporary.write_text(json.dumps(statistics.to_record(), separators=(",", ":")) + "\n")
+        temporary.write_text(json.dumps(record, separators=(",", ":")) + "\n")
         return checksum_of(temporary)
 
 
-def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | None = None) -> Part:
+def read_part(directory: Directory[Any], path: AnyPath, spec: AnySpec, checksum: Checksum | None = None) -> Part:
     """Return the record of a finished part from its metadata, without reading its rows.
 
     directory: of the run.
     path: of the part.
+    spec: of the run.
     checksum: of the part, if it is known.
-    Raises RunError for a damaged part.
+    Raises RunError for a damaged part, and for one of another run or with statistics of another one.
     """
     import pyarrow as pa
 
@@ -374,10 +380,16 @@ def read_part(directory: Directory[Any], path: AnyPath, checksum: Checksum | Non
 
     try:
         with explained(path):
-            rows, statuses = read_facts(path)
+            rows, statuses, run = read_facts(path)
             size = path.stat().st_size
     except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
+    counted = read_json(directory.statistics(path))
+    ours = run_digest(spec)
+    if run != ours or (counted is not None and counted.get("run") != ours):
+        # Such as of a worker that outlived its client.
+        why = "of another run, or of an earlier version"
+        raise RunError(f"{path}: {why}: run the same command again") from ValueError(why)
     return Part(directory.name_of(path), rows, size, statuses, None if checksum is None else checksum.sha256)
 
 
@@ -398,6 +410,8 @@ class _Partition:
         _refuse_strange_worker(self.task)
         with self.stages.time("reading"):
             self._inputs = self.task.read()
+        # After them: they may have been those of the next run.
+        self._check_ours()
 
     def read_ahead(self, memory: int) -> None:
         """Read and prepare, while an earlier partition is answered with `memory` bytes."""
@@ -460,7 +474,12 @@ class _Partition:
         with self.stages.time("waiting"):
             return writing.result()
 
+    def _check_ours(self) -> None:
+        self.task.home.check_ours(self.task.spec)
+
     def write(self) -> tuple[Part, StageTimings]:
+        from junctor.runs.results import with_run
+
         directory, spec, part = self.task.home, self.task.spec, self.task.part
         assert self._answered is not None
         if self._answered.explain is not None:
@@ -477,10 +496,11 @@ class _Partition:
             directory.make_folder_of(statistics)
             # First: a part with its name always has its statistics.
             found = self._answered.count()
-            counted = write_statistics(statistics, found)
+            run = run_digest(spec)
+            counted = write_statistics(statistics, found, run, self._check_ours)
             # Their names are synced with the manifest, all at once.
-            with aside(path, alone=False) as temporary:
-                self.task.write(self._answered.table(), temporary)
+            with aside(path, alone=False, check=self._check_ours) as temporary:
+                self.task.write(with_run(self._answered.table(), run), temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
             self._answered = None

@@ -295,6 +295,19 @@ def _part_metadata(counts: Sequence[int], names: Sequence[str]) -> dict[bytes, b
     return {PART_KEY: json.dumps({"statuses": dict(zip(names, counts, strict=True))}).encode()}
 
 
+def with_run(table: pa.Table, run: str) -> pa.Table:
+    """Return the table of a part whose metadata names its run; run: as of `junctor.runs.storage.run_digest`."""
+    metadata = table.schema.metadata
+    part = json.loads(metadata[PART_KEY]) | {"run": run}
+    return table.replace_schema_metadata({**metadata, PART_KEY: json.dumps(part).encode()})
+
+
+def run_of(schema: pa.Schema) -> str | None:
+    """Return the run that the schema of a part names; None for a part of an earlier version."""
+    run: str | None = json.loads(schema.metadata[PART_KEY]).get("run")
+    return run
+
+
 def sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
     """Return the columns between logarithm and status that tables of sampled rows have; bad: bool [rows], null."""
     methods = pa.DictionaryArray.from_arrays(number_array(answers.sampled.astype(np.int8), bad), string_array(METHODS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -524,19 +524,24 @@ def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple
     paths = directory.expected_parts(spec)
     directory.sync_names([*paths, *map(directory.statistics, paths)])
     made = {part.file: part for part in work.made}
-    names = [directory.name_of(path) for path in paths]
-    # Those of earlier calls are read once more; a store takes its time for each, and answers many at once.
-    others = [directory.path / name for name in names if name not in made]
+    # A store takes its time for each, and answers many at once.
     threads = STORE_READS if isinstance(directory.path, RemotePath) else usable_cores()
-    for part in ahead(partial(_read_again, directory), others, threads):
-        made[part.file] = part
-    return tuple(made[name] for name in names)
+    return tuple(ahead(partial(_read_again, directory, spec, made), paths, threads))
 
 
-def _read_again(directory: Directory[Any], path: AnyPath) -> Part:
+def _read_again(directory: Directory[Any], spec: AnySpec, made: Mapping[str, Part], path: AnyPath) -> Part:
+    """Return the part of this run at a path; raises RunError for one of another run.
+
+    made: parts of this call, whose checksums are known.
+    """
+    part = made.get(directory.name_of(path))
+    if part is not None:
+        # Since it was written a worker of another run may have written its own.
+        read_part(directory, path, spec)
+        return part
     statistics = directory.statistics(path)
     counted = checksum_of(statistics) if statistics.exists() else None
-    return replace(read_part(directory, path, checksum_of(path)), statistics=counted)
+    return replace(read_part(directory, path, spec, checksum_of(path)), statistics=counted)
 
 
 def _small_files(directory: Directory[Any]) -> dict[str, Checksum]:

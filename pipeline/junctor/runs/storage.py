@@ -6,6 +6,8 @@ Main classes: Directory and RunSpec, for the steps of a run.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import logging
 import os
 import re
@@ -55,6 +57,8 @@ logger = logging.getLogger("junctor")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
 _UNFINISHED = re.compile(r"\..*\.tmp")
+# Of digests of runs in their parts, hexadecimal.
+_RUN_DIGITS = 32
 # Partitions that are looked for whatever files there are, and those for each file.
 PLENTY = 1000
 # Of a field of a spec: left out of the record where it has its default.
@@ -386,6 +390,15 @@ class Directory(Generic[Spec]):
         if isinstance(self.path, Path) and not self.spec_file.exists():
             raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
 
+    def check_ours(self, spec: AnySpec) -> None:
+        """Raise RunError if the directory was removed, or is another run's than that of `spec`."""
+        # Workers outlive their clients, and another run may have claimed the directory meanwhile.
+        there = self._read_spec()
+        if there is None:
+            raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
+        if there != spec:
+            raise RunError(f"{self.path}: another run has taken it while this one was under way: name another --output")
+
     def make_folder_of(self, path: AnyPath) -> None:
         """Make the folder of a file of the run; raises RunError if the directory was removed."""
         if isinstance(self.path, RemotePath) or isinstance(path, RemotePath):
@@ -578,6 +591,13 @@ def spec_record(spec: Any) -> dict[str, Any]:
     """Return the record of a spec, without optional fields that have their defaults."""
     left_out = {each.name for each in fields(spec) if each.metadata and getattr(spec, each.name) == each.default}
     return {name: value for name, value in asdict(spec).items() if name not in left_out}
+
+
+def run_digest(spec: Any) -> str:
+    """Return the digest of a spec by which a part names its run; that of another version is the same."""
+    # Increments outlive versions, and parts stay as they are where a new version changes no answer.
+    record = {name: value for name, value in spec_record(spec).items() if name != "junctor_version"}
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:_RUN_DIGITS]
 
 
 def parts_in(folder: AnyPath) -> Iterator[AnyPath]:

@@ -397,8 +397,17 @@ def _outcome_of(future: Future, task: object) -> Any:
         return future.result()
     except (KilledWorker, NoValidWorkerError) as error:
         raise WorkersLostError(task) from error
-    except CancelledError as error:
-        raise RunError("the Dask scheduler went away; run the same command again to go on") from error
+    except (CancelledError, OSError) as error:
+        # Of the task itself.
+        if future.status == "error":
+            raise
+        raise _gone(future.client) from error
+
+
+def _gone(client: Client) -> RunError:
+    address = getattr(client.scheduler, "address", None)
+    at = f" at {address}" if address else ""
+    return RunError(f"the Dask scheduler{at} went away; run the same command again to go on")
 
 
 def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
@@ -410,7 +419,7 @@ def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future
             return finished.get(timeout=min(5.0, PATIENCE))
         except queue.Empty:
             if client.status != "running":
-                raise RunError("the Dask scheduler went away; run the same command again to go on") from None
+                raise _gone(client) from None
             if workers_of(client):
                 seen = time.monotonic()
             elif time.monotonic() - seen > PATIENCE:

@@ -42,7 +42,7 @@ _HASHED = 2**23
 
 
 @contextmanager
-def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
+def aside(path: AnyPath, alone: bool = True, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
     For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
@@ -50,10 +50,12 @@ def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
 
     alone: whether missing folders are made, and the name is synced. Of one file of many the folder has to be there, and
         `sync_names` has to sync the names of all of them.
+    check: called right before the file gets its name; what it raises leaves `path` unchanged.
     """
     if isinstance(path, RemotePath):
         with explained(path), _temporary() as local:
             yield local
+            check()
             path.put(local)
         return
     if (found := special_file(path)) is not None:
@@ -66,6 +68,7 @@ def aside(path: AnyPath, alone: bool = True) -> Iterator[Path]:
         try:
             yield temporary
             _sync(temporary)
+            check()
             os.replace(temporary, path)
             # The name itself is an entry of the folder, and is lost with it unless that is synced too.
             if alone:
