@@ -386,9 +386,10 @@ def read_part(directory: Directory[Any], path: AnyPath, spec: AnySpec, checksum:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
     counted = read_json(directory.statistics(path))
     ours = run_digest(spec)
-    if run != ours or (counted is not None and counted.get("run") != ours):
+    # Those of earlier versions name no run; their workers are refused.
+    if run not in (ours, None) or (counted is not None and counted.get("run", ours) != ours):
         # Such as of a worker that outlived its client.
-        why = "of another run, or of an earlier version"
+        why = "of another run"
         raise RunError(f"{path}: {why}: run the same command again") from ValueError(why)
     return Part(directory.name_of(path), rows, size, statuses, None if checksum is None else checksum.sha256)
 
