@@ -18,6 +18,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.encode import as_arrow, encode_table
+from junctor.learning.choices import check_choices
 from junctor.learning.em import Iteration
 from junctor.learning.learn import Learned, learn
 from junctor.model.errors import EvidenceError, InputError, ModelError
@@ -562,3 +563,13 @@ def test_bad_strengths_of_priors_are_refused(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(InputError, match="expected a number above 0"):
         learn(SMOKE, smoke_rows(), prior=f"dirichlet:{file}@-1")
+
+
+def test_a_holdout_may_be_any_number_and_no_text() -> None:
+    share: Any
+    for share in (0, 0.5, np.float32(0.5)):
+        check_choices(1, "network", share, 0, "refuse")
+    wrong: Any
+    for wrong in ("10%", 1, -0.1, None):
+        with pytest.raises(InputError, match="expected a share from 0 to below 1"):
+            check_choices(1, "network", wrong, 0, "refuse")

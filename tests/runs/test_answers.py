@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import junctor
+import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.hmm_models import random_model
@@ -60,6 +61,11 @@ def test_answers_about_sequences_stay_as_they_are() -> None:
     for answer in (viterbi, posteriors):
         table = answer(random_model(2, 3), [[0, 1], [2]], device="cpu")
         assert junctor.named_columns(table).equals(table)
+
+
+def test_rows_of_a_batch_may_be_a_number_of_numpy(tmp_path: Path) -> None:
+    rows: Any = np.int64(2)
+    assert [batch.num_rows for batch in junctor.answer_batches(answered(tmp_path), rows=rows)] == [0, 2, 2, 1]
 
 
 @pytest.mark.parametrize("rows", [0, -1, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Literal
 
 from junctor.model.errors import EvidenceError, InputError
@@ -33,7 +34,7 @@ def check_choices(restarts: int, start: str, holdout: float, seed: int, impossib
         raise InputError(f"found {restarts!r} restarts, expected at least 1")
     if restarts > 1 and start != "random":
         raise InputError(f"{restarts} restarts from the same start would end alike: add --start random")
-    if not (isinstance(holdout, int | float) and 0 <= holdout < 1):
+    if not (isinstance(holdout, Real) and 0 <= holdout < 1):
         raise InputError(f"found a holdout of {holdout!r}, expected a share from 0 to below 1")
     if not 0 <= seed < 2**64:
         raise InputError(f"found seed {seed}, expected 0 to 2^64 - 1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 
 import pyarrow as pa
 
@@ -47,7 +48,7 @@ def answer_batches(
     """
     if isinstance(columns, str):
         columns = [columns]
-    if not isinstance(rows, int) or rows < 1:
+    if not isinstance(rows, Integral) or rows < 1:
         raise EvidenceError(f"found batches of {rows!r} rows, expected at least 1")
     parts = _parts(location(output).absolute())
     with _explained(parts[0]):
