@@ -30,7 +30,7 @@ from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import OK, Answers, Scores, posteriors_in
-from junctor.model.network import Network
+from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
@@ -447,6 +447,37 @@ def test_scores_on_the_device_are_those_of_its_posteriors_to_the_last_bit(
         assert found.entropies[n, ok].tobytes() == entropies.tobytes()
     for n, (v, state) in enumerate(found.choices):
         assert found.chosen[n, ok].tobytes() == posteriors.posteriors[v][ok, state].tobytes()
+
+
+@ON
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("top", [None, 1, 2, 3, 7, 9])
+def test_states_that_are_equal_up_to_rounding_have_the_order_of_the_network_on_the_device(
+    device: Callable[..., gpu.BlockDevice], precision: Precision, top: int | None
+) -> None:
+    rng = np.random.default_rng(8)
+    near = 1e-6 if precision == "single" else 1e-14
+    variables, factors = [], []
+    for v in range(12):
+        size = int(rng.integers(1, 8))
+        shares = rng.integers(0, 4, size) * (1 + near * rng.integers(0, 5, size)) + 1e-3 * (rng.random(size) < 0.2)
+        shares[0] += not shares.any()
+        variables.append(Variable(f"v{v}", tuple(f"s{state}" for state in range(size))))
+        factors.append(Factor((v,), shares / shares.sum()))
+    network = Network("ties", tuple(variables), tuple(factors))
+    batch = EvidenceBatch(40, {0: rng.integers(-1, len(variables[0].states), 40, dtype=np.int32)})
+    query = Query(precision=precision, answers="scores", top=top)
+    posteriors = Engine(network, Query(precision=precision), gpu=opened(device)).answer(batch)
+    found = Engine(network, query, gpu=opened(device)).answer(batch)
+    assert isinstance(found, Scores)
+    ok = posteriors.status == OK
+    for n, v in enumerate(found.targets):
+        table = np.ascontiguousarray(posteriors.posteriors[v][ok])
+        best = np.empty((len(table), top or 1), dtype=np.int32)
+        probabilities, entropies = np.empty(best.shape, dtype=table.dtype), np.empty(len(table), dtype=table.dtype)
+        score(table, best, probabilities, entropies)
+        assert found.best[n, ok].tobytes() == best.tobytes()
+        assert found.probabilities[n, ok].tobytes() == probabilities.tobytes()
 
 
 @ON

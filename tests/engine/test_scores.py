@@ -19,9 +19,9 @@ from junctor.generate import random_network, sample
 from junctor.model import answers as records
 from junctor.model.answers import OK, Answers, Scores, answer_bytes, answer_width
 from junctor.model.errors import BudgetError
-from junctor.model.network import Network
+from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Query, Sampling, as_posteriors, chosen_states
+from junctor.model.query import Precision, Query, Sampling, as_posteriors, chosen_states
 from junctor.sampling.engine import SamplingEngine
 
 
@@ -197,3 +197,31 @@ def test_scores_of_rows_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(wide, query, options)
     assert any(route.chunks is not None for route in engine.routes(batch))
     check(wide, query, engine.answer(batch), Engine(wide, as_posteriors(wide, query)).answer(batch), 1e-12)
+
+
+@pytest.mark.parametrize("precision", ["single", "double", "log"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_states_that_are_equal_by_symmetry_are_in_the_order_of_the_network(
+    precision: Precision, compiled: bool
+) -> None:
+    rng = np.random.default_rng(7)
+    variables = tuple(Variable(f"v{v}", ("a", "b", "c")) for v in range(24))
+    factors = []
+    for v in range(24):
+        scope = (*sorted(rng.choice(v, min(v, 2), replace=False).tolist()), v)
+        table = rng.dirichlet(np.ones(3), (3,) * (len(scope) - 1))
+        # The third state becomes the first one everywhere, and back again: both are equally probable.
+        table = table + np.flip(table)
+        factors.append(Factor(scope, table / table.sum(axis=-1, keepdims=True)))
+    network = Network("symmetric", variables, tuple(factors))
+    middle = np.ones(200, np.int32)
+    batch = EvidenceBatch(200, {v: np.where(rng.random(200) < 0.5, middle, -1).astype(np.int32) for v in range(4, 20)})
+    query = Query(precision=precision, answers="scores", top=3)
+    with mock.patch.object(few_rows, "FEW_ROWS", 0 if compiled else 1 << 20):
+        found = Engine(network, query).answer(batch)
+    assert isinstance(found, Scores)
+    assert (found.status == OK).all()
+    free = np.stack([batch.states.get(v, -middle) for v in found.targets]) < 0
+    order = found.best[free]
+    places = np.argsort(order, axis=1)
+    assert (places[:, 0] < places[:, 2]).all()

@@ -13,7 +13,7 @@ from junctor_kernels.cpu.scores import TERMS, score_rows
 from junctor_kernels.tables.scores import score, terms
 
 # Equal numbers among them, and all that a posterior may hold.
-NUMBERS = (0.0, 0.25, 0.5, 1.0, 1 / 3, 1e-300, 5e-324, 1.0 + 2**-52, 1 - 2**-53)
+NUMBERS = (0.0, 0.25, 0.5, 1.0, 1 / 3, 1e-300, 5e-324, 1.0 + 2**-52, 1 - 2**-53, 0.25 + 2**-54, 0.25 + 2**-37)
 
 
 def empty(rows: int, top: int, kind: npt.DTypeLike) -> tuple[npt.NDArray[np.int32], ...]:
@@ -77,7 +77,14 @@ def test_nothing_is_added_for_what_cannot_be() -> None:
 def test_states_are_in_order_and_ties_in_that_of_the_states(numbers: list[float], top: int) -> None:
     states, probabilities, entropies = empty(1, top, np.float64)
     score(np.array([numbers]), states, probabilities, entropies)
-    order = sorted(range(len(numbers)), key=lambda state: (-numbers[state], state))[:top]
+    # The largest that is left and all that it equals up to rounding come next.
+    left, order = set(range(len(numbers))), list[int]()
+    while left:
+        best = max(numbers[state] for state in left)
+        group = [state for state in sorted(left) if numbers[state] >= best * (1 - 2.0**-36)]
+        order += group
+        left -= set(group)
+    order = order[:top]
     beyond = top - len(order)
     assert states[0].tolist() == order + [-1] * beyond
     assert probabilities[0, : len(order)].tolist() == [numbers[state] for state in order]

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.jit import as_bits, as_float, inlined, jit, part
-from junctor_kernels.tables.scores import EXPONENT_ZERO, LARGE, LEAST, LOG_2_HIGH, LOG_2_LOW, NO_STATE, SERIES, SHIFTED
+from junctor_kernels.tables.scores import (
+    EQUAL_DOUBLE,
+    EQUAL_SINGLE,
+    EXPONENT_ZERO,
+    LARGE,
+    LEAST,
+    LOG_2_HIGH,
+    LOG_2_LOW,
+    NO_STATE,
+    SERIES,
+    SHIFTED,
+)
 
 # Probabilities whose logarithms are computed in one go: 16 KiB stay in the first cache.
 TERMS = 2048
@@ -46,34 +57,67 @@ def _write_terms(posteriors: Any, terms: Any) -> None:
         terms[i] = _term(np.float64(posteriors[i]))
 
 
+@inlined
+def _equal(posteriors: Any) -> Any:
+    """Return the factor within which probabilities count as equal, in their own precision."""
+    return posteriors.dtype.type(EQUAL_SINGLE if posteriors.itemsize == 4 else EQUAL_DOUBLE)
+
+
+@inlined
+def _next(numbers: Any, low: float, high: float, state: int) -> Any:
+    """Return the first state from `state` on with a number from `low` on and below `high`, their count for none."""
+    while state < numbers.size and not (low <= numbers[state] < high):
+        state += 1
+    return state
+
+
+@inlined
+def _largest_below(numbers: Any, high: float) -> Any:
+    """Return the largest number below `high`, -1 for none."""
+    best = numbers.dtype.type(-1.0)
+    for p in numbers:
+        best = p if best < p < high else best
+    return best
+
+
 @part
 def _write_one(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
     """Write the entropy of each row and its most probable state, the first of equal ones."""
     # Unsigned: a negative index would count from the end, which is asked about at every access.
     at = np.uint64(0)
+    equal = _equal(posteriors)
     for row in range(entropies.size):
-        best, state, total = posteriors[at], 0, terms[at]
+        first, best, state, total = at, posteriors[at], 0, terms[at]
+        second = best * 0
         at += np.uint64(1)
         for i in range(1, size):
             p = posteriors[at]
             total += terms[at]
             at += np.uint64(1)
+            less = best if p > best else p
+            second = less if less > second else second
             state = i if p > best else state
             best = p if p > best else best
+        if second >= best * equal:
+            state = _next(posteriors[first:at], best * equal, math.inf, 0)
+            best = posteriors[first + np.uint64(state)]
         states[row, 0], probabilities[row, 0], entropies[row] = state, best, _entropy(total)
 
 
 @part
 def _write_top(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
     """Write the entropy of each row and its K most probable states, equal ones in the order of the states."""
-    top = states.shape[1]
+    top, equal = states.shape[1], _equal(posteriors)
     for row in range(entropies.size):
-        found, total = 0, 0.0
+        found, total, beyond = 0, 0.0, posteriors.dtype.type(0)
         for state in range(size):
             p = posteriors[row * size + state]
             total += terms[row * size + state]
-            if found == top and not p > probabilities[row, top - 1]:
-                continue
+            if found == top:
+                last = probabilities[row, top - 1]
+                beyond = max(beyond, min(p, last))
+                if not p > last:
+                    continue
             # Insertion: K is small, and most states of large variables come no further than here.
             place = found if found < top else top - 1
             while place and p > probabilities[row, place - 1]:
@@ -84,6 +128,29 @@ def _write_top(posteriors: Any, terms: Any, size: int, states: Any, probabilitie
         for place in range(found, top):
             states[row, place], probabilities[row, place] = NO_STATE, math.nan
         entropies[row] = _entropy(total)
+        # Numbers that are the same have their places already, those that only count as equal may not.
+        is_close = beyond > 0 and beyond >= probabilities[row, found - 1] * equal
+        for place in range(1, found):
+            p, above = probabilities[row, place], probabilities[row, place - 1]
+            is_close |= above * equal <= p < above
+        if is_close:
+            _write_close(posteriors[row * size : (row + 1) * size], states[row, :found], probabilities[row, :found])
+
+
+@inlined
+def _write_close(numbers: Any, states: Any, probabilities: Any) -> None:
+    """Write the most probable states of a row, those that are equal up to rounding in the order of the states."""
+    # Numbers from `low` on and below `high` are equal; `state` is the last of them that has a place.
+    equal, low = _equal(numbers), numbers.dtype.type(math.inf)
+    high, state = low, numbers.size - 1
+    for place in range(states.size):
+        state = _next(numbers, low, high, state + 1)
+        if state == numbers.size:
+            high = low
+            low = _largest_below(numbers, high) * equal
+            # Rows without an answer hold anything, even nothing that could come next.
+            state = min(_next(numbers, low, high, 0), numbers.size - 1)
+        states[place], probabilities[place] = state, numbers[state]
 
 
 @part

@@ -124,6 +124,7 @@ def _score_constants() -> list[str]:
     """Return the numbers of `tables.scores` as macros, to the last bit."""
     numbers = {"LEAST_TERM": scores.LEAST, "EXPONENT_ZERO": scores.EXPONENT_ZERO}
     numbers |= {"LOG_2_HIGH": scores.LOG_2_HIGH, "LOG_2_LOW": scores.LOG_2_LOW}
+    numbers |= {"EQUAL_DOUBLE": scores.EQUAL_DOUBLE, "EQUAL_SINGLE": scores.EQUAL_SINGLE}
     numbers |= {f"SERIES_{len(scores.SERIES) - n}": number for n, number in enumerate(scores.SERIES)}
     integers = {"SHIFTED": scores.SHIFTED, "LARGE": scores.LARGE}
     return [f"#define {name} {number.hex()}" for name, number in numbers.items()] + [

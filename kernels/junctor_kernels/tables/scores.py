@@ -38,19 +38,23 @@ SERIES = (
 # The smallest normal number: terms of smaller probabilities are below 2e-305, and 0 log 0 is 0.
 LEAST = 2.0**-1022
 NO_STATE = -1
+# Probabilities within this factor of the largest count as equal to it. Symmetric states differ by rounding, in another
+# way with every order of additions; 20 units in the last place are usual, and this leaves room for 3e5 of them (250 in
+# single precision).
+EQUAL_DOUBLE, EQUAL_SINGLE = 1 - 2.0**-36, 1 - 2.0**-16
 
 
 def score(posteriors: Array, states: States, probabilities: Array, entropies: Array) -> None:
     """Write the most probable states of one variable, their probabilities and the entropy, for each row.
 
     posteriors: float [rows, cardinality].
-    states: int32 [rows, K], written: the K most probable states, ties in the order of the states; -1 beyond the last.
+    states: int32 [rows, K], written: the K most probable states, those that are equal up to rounding in the order of
+        the states; -1 beyond the last.
     probabilities: float [rows, K], written: their probabilities, nan beyond the last.
     entropies: float [rows], written: in nats.
     """
     size, top = posteriors.shape[1], states.shape[1]
-    # Stable, so that the first of equal ones comes first.
-    order = np.argsort(-posteriors, axis=1, kind="stable")[:, :top]
+    order = _in_order(posteriors)[:, :top]
     shown = order.shape[1]
     states[:, :shown], states[:, shown:] = order, NO_STATE
     probabilities[:, :shown] = np.take_along_axis(posteriors, order, axis=1)
@@ -60,6 +64,23 @@ def score(posteriors: Array, states: States, probabilities: Array, entropies: Ar
     for state in range(size):
         total += terms(posteriors[:, state].astype(np.float64))
     entropies[:] = np.maximum(0.0 - total, 0.0)
+
+
+def _in_order(posteriors: Array) -> npt.NDArray[np.int64]:
+    """Return the states of each row from the most probable one on, equal ones in their own order."""
+    size = posteriors.shape[1]
+    falling = np.argsort(-posteriors, axis=1, kind="stable")
+    # The largest number that is left and all that equal it are one group; the largest below them begins the next.
+    equal = posteriors.dtype.type(EQUAL_SINGLE if posteriors.dtype.itemsize == 4 else EQUAL_DOUBLE)
+    groups = np.zeros(posteriors.shape, dtype=np.int64)
+    low = np.full(len(posteriors), math.inf, dtype=posteriors.dtype)
+    for place in range(size):
+        p = np.take_along_axis(posteriors, falling[:, place : place + 1], axis=1)[:, 0]
+        is_next = p < low
+        low = np.where(is_next, p * equal, low)
+        groups[:, place] = (groups[:, place - 1] if place else 0) + is_next
+    again = np.argsort(groups * size + falling, axis=1)
+    return np.take_along_axis(falling, again, axis=1)
 
 
 def terms(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

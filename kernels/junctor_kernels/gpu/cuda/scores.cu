@@ -27,33 +27,58 @@ __device__ __forceinline__ double entropy_term(double p) {
 __device__ __forceinline__ void set_nothing(float &to) { to = __uint_as_float(0x7fc00000u); }
 __device__ __forceinline__ void set_nothing(double &to) { to = __longlong_as_double(0x7ff8000000000000ll); }
 
-// The scores of one case: the entropy, and K states in the order of their probabilities, equal ones in their own order.
+// The factor within which probabilities count as equal.
+__device__ __forceinline__ float equal_factor(float) { return (float)EQUAL_SINGLE; }
+__device__ __forceinline__ double equal_factor(double) { return EQUAL_DOUBLE; }
+
+// The first state from `from` on with a probability from `low` on and below `high`, the number of states for none.
+template <class Number>
+__device__ __forceinline__ int next_state(const Posterior<Number> &posterior, int b, Number low, Number high, int from) {
+    while (from < posterior.size && !(posterior.at(b, from) >= low && posterior.at(b, from) < high)) from++;
+    return from;
+}
+
+// The scores of one case: the entropy, and K states in the order of their probabilities, those that are equal up to
+// rounding in their own order.
 template <class Number>
 __device__ __forceinline__ void write_case(const Run *its, const Posterior<Number> &posterior, int b, index_t at) {
     double total = 0.0;
-    Number best = 0;
+    Number best = 0, second = 0;
     int state = 0;
     for (int e = 0; e < posterior.size; e++) {
         const Number p = posterior.at(b, e);
         total = sum(total, entropy_term((double)p));
-        if (e == 0 || p > best) best = p, state = e;
+        if (e == 0 || p > best) second = best, best = p, state = e;
+        else if (p > second) second = p;
     }
     static_cast<Number *>(its->entropies)[at] = (Number)(total < 0.0 ? -total : 0.0);
     int *states = its->best + at * its->top;
     Number *probabilities = static_cast<Number *>(its->probabilities) + at * its->top;
-    states[0] = state, probabilities[0] = best;
-    // One pass for each further place: what is written lies across the bus, and is not read again.
+    const Number equal = equal_factor(best);
+    // Numbers from `low` on and below `high`, 2 for the largest ones, are equal; `state` is the last of them with a place.
+    Number low = best * equal, high = (Number)2;
+    if (second >= low) state = next_state(posterior, b, low, high, 0);
+    states[0] = state, probabilities[0] = posterior.at(b, state);
+    // What is written lies across the bus, and is not read again.
     for (index_t place = 1; place < its->top; place++) {
-        const Number above = best;
-        const int before = state;
-        state = NO_STATE;
-        for (int e = 0; e < posterior.size && before != NO_STATE; e++) {
-            const Number p = posterior.at(b, e);
-            const bool is_left = p < above || (p == above && e > before);
-            if (is_left && (state == NO_STATE || p > best)) best = p, state = e;
+        if (place < posterior.size) {
+            state = next_state(posterior, b, low, high, state + 1);
+            if (state >= posterior.size) {
+                high = low, best = (Number)-1;
+                for (int e = 0; e < posterior.size; e++) {
+                    const Number p = posterior.at(b, e);
+                    if (p < high && p > best) best = p;
+                }
+                low = best * equal;
+                state = next_state(posterior, b, low, high, 0);
+                // Rows without an answer hold anything, even nothing that could come next.
+                if (state == posterior.size) state--;
+            }
+            states[place] = state, probabilities[place] = posterior.at(b, state);
+        } else {
+            states[place] = NO_STATE;
+            set_nothing(probabilities[place]);
         }
-        if (state == NO_STATE) set_nothing(best);
-        states[place] = state, probabilities[place] = best;
     }
 }
 
