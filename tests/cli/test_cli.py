@@ -439,6 +439,12 @@ def test_all_rows_invalid_is_no_success() -> None:
     assert result.stderr.strip().splitlines()[-1] == (
         "error: all 2 rows are invalid: the column `reason` of the answers says why"
     )
+    # The end of an array job tells the same.
+    share = "run", ASIA, "bad.csv", "-o", "shares", "--part", "1/1"
+    assert junctor_cli(*share).exit_code == 0
+    result = junctor_cli("finalise", "shares")
+    assert result.exit_code == 4
+    assert "2 invalid" in result.stdout
     # No rows at all are no failure.
     Path("none.csv").write_text("smoke\n")
     assert junctor_cli("run", ASIA, "none.csv", "-o", "none", "--no-prefect").exit_code == 0

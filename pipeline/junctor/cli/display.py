@@ -74,6 +74,27 @@ def _log_to_stderr() -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
+def show_what_is_done(directory: Directory[Any], work: Callable[[], Manifest], as_json: bool) -> None:
+    """Do the work of a run, and print what was done, also where a threshold is crossed or all rows are invalid.
+
+    work: returns the manifest; raises ThresholdError after it is written.
+    """
+    from junctor.cli.failures import all_invalid
+    from junctor.model.errors import ThresholdError
+
+    try:
+        manifest = work()
+    except ThresholdError:
+        from junctor.runs.run import read_manifest
+
+        # The answers are whole, and what was done is of interest now more than ever.
+        show_manifest(directory, read_manifest(directory), as_json)
+        raise
+    show_manifest(directory, manifest, as_json)
+    if 0 < manifest.rows == manifest.statuses["invalid"]:
+        raise all_invalid(manifest.rows)
+
+
 def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> None:
     """Print what a finished run did: for programs, or for people."""
     # On stdout, unlike progress: a program may read it.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from junctor.cli import options as cli
 from junctor.cli.verify import OutputArgument, directory_of
+
+if TYPE_CHECKING:
+    from junctor.runs.run import Manifest
 
 
 def finalise(
@@ -21,26 +24,25 @@ def finalise(
 ) -> None:
     """Write the manifest of a run whose parts were answered by tasks of an array (`junctor run --part 3/16`).
 
-    Parts that are missing are named, with exit code 6. What is made of all answers, the tasks leave to this command.
+    Parts that are missing are named, with exit code 6; code 4 is for invalid rows alone. What is made of
+    all answers, the tasks leave to this command.
     """
-    from junctor.cli.display import progress_display, show_manifest
-    from junctor.model.errors import ThresholdError
+    from junctor.cli.display import progress_display, show_what_is_done
     from junctor.runs.closing import Closing
     from junctor.runs.export import export_csv
-    from junctor.runs.run import read_manifest
     from junctor.runs.share import close, finish
 
     directory = directory_of(output)
     closing = Closing(directory, report, cli.thresholds(fail_if), rejects)
     closing.check_places()
-    try:
+
+    def work() -> Manifest:
         with progress_display(quiet) as progress:
             manifest = finish(directory, progress)
             if csv:
                 paths = [directory.path / part.file for part in manifest.parts]
                 export_csv(directory.csv(manifest.spec.folder), paths, progress)
             close(closing, manifest, progress)
-    except ThresholdError:
-        show_manifest(directory, read_manifest(directory), json)
-        raise
-    show_manifest(directory, manifest, json)
+        return manifest
+
+    show_what_is_done(directory, work, json)

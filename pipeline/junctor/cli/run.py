@@ -150,25 +150,18 @@ def run(
 
 def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:
     """Do `job` and print what it did; arguments as of `score`."""
-    from junctor.cli.display import progress_display, show_manifest
-    from junctor.cli.failures import all_invalid
+    from junctor.cli.display import progress_display, show_what_is_done
 
     if is_check():
         # Prefect's server would keep what is in a URL.
         job.check_places(recorded=True)
         return
-    try:
-        with progress_display(quiet) as progress:
-            manifest = score(job, resources, prefect, progress)
-    except ThresholdError:
-        from junctor.runs.run import read_manifest
 
-        # The answers are whole, and what was done is of interest now more than ever.
-        show_manifest(job.directory, read_manifest(job.directory), as_json)
-        raise
-    show_manifest(job.directory, manifest, as_json)
-    if 0 < manifest.rows == manifest.statuses["invalid"]:
-        raise all_invalid(manifest.rows)
+    def work() -> Manifest:
+        with progress_display(quiet) as progress:
+            return score(job, resources, prefect, progress)
+
+    show_what_is_done(job.directory, work, as_json)
 
 
 def run_share_and_show(
