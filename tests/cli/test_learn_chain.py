@@ -244,7 +244,10 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 def test_bad_weights() -> None:
     write_words(words_there()[:3], w=[1.0, None, -1.0], v=["1", "a", "2"], n=[0.0, 0.0, 0.0])
-    assert "row 2: column 'w': found None, expected a weight of 0 or more" in run("--weight", "w", code=3).stderr
+    assert (
+        "row 2: column 'w': found None, expected a weight of 0, or from 1e-100 to 1e100"
+        in run("--weight", "w", code=3).stderr
+    )
     assert "row 2: column 'v': found 'a', expected a weight" in run("--weight", "v", code=3).stderr
     assert "none of 3 sequences takes part" in run("--weight", "n", code=3).stderr
 

@@ -400,7 +400,7 @@ def test_starts_of_a_fit() -> None:
         ({"max_iterations": 0}, "at most 0 iterations"),
         ({"acceleration": "fast"}, "found acceleration 'fast'"),
         ({"weights": [1]}, "weights: found shape"),
-        ({"weights": [1, -1]}, "found -1.0, expected a number of 0 or more"),
+        ({"weights": [1, -1]}, "found -1.0, expected a weight of 0, or from 1e-100 to 1e100"),
         ({"weights": ["a", 1]}, "weights: not an array of numbers"),
         ({"device": "tpu"}, "found device 'tpu'"),
         ({"holdout": 1.0}, "found a holdout of 1.0, expected a share from 0 to below 1"),

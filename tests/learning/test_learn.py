@@ -476,9 +476,10 @@ MARKOV = build_network("m", "markov", [DraftVariable("a", ("x", "y"), PLACE)], [
         (MARKOV, {}, "Markov network has no conditional tables"),
         (SMOKE, {"prior": "flat"}, "expected none, bdeu:N or dirichlet:FILE"),
         (SMOKE, {"prior": "none:1"}, "expected none, bdeu:N or dirichlet:FILE"),
-        (SMOKE, {"prior": "bdeu"}, "expected a number above 0"),
-        (SMOKE, {"prior": "bdeu:0"}, "expected a number above 0"),
-        (SMOKE, {"prior": "bdeu:nan"}, "expected a number above 0"),
+        (SMOKE, {"prior": "bdeu"}, "expected a number from 1e-100"),
+        (SMOKE, {"prior": "bdeu:0"}, "expected a number from 1e-100"),
+        (SMOKE, {"prior": "bdeu:1e308"}, "expected a number from 1e-100"),
+        (SMOKE, {"prior": "bdeu:nan"}, "expected a number from 1e-100"),
         (SMOKE, {"prior": "dirichlet:"}, "expected none, bdeu:N or dirichlet:FILE"),
         (SMOKE, {"prior": "dirichlet:/nowhere/p.json"}, "No such file"),
         (SMOKE, {"prior": "dirichlet:/nowhere/p.csv"}, "No such file"),
@@ -511,9 +512,11 @@ def test_bad_input_is_refused(network: Network, options: dict[str, Any], message
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([1.0, -1.0], "row 2: column 'w': found -1.0, expected a weight of 0 or more"),
+        ([1.0, -1.0], "row 2: column 'w': found -1.0, expected a weight of 0, or from 1e-100 to 1e100"),
         ([1.0, None], "row 2: column 'w': found nothing"),
         ([math.inf, 1.0], "row 1: column 'w': found inf"),
+        ([1.0, 1e-320], "row 2: column 'w': found 1e-320"),
+        ([1e308, 1e308], "row 1: column 'w': found 1e[+]308"),
         (["1", "two"], "row 2: column 'w': found 'two'"),
         ([0.0, 0.0], "no row to learn from"),
     ],
@@ -561,8 +564,17 @@ def test_bad_priors_are_refused(tmp_path: Path, name: str, content: str, message
 def test_bad_strengths_of_priors_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     file.write_text("{}")
-    with pytest.raises(InputError, match="expected a number above 0"):
+    with pytest.raises(InputError, match="expected a number from 1e-100"):
         learn(SMOKE, smoke_rows(), prior=f"dirichlet:{file}@-1")
+
+
+@pytest.mark.parametrize("weight", [1e-100, 1e100])
+def test_weights_at_their_bounds(weight: float) -> None:
+    cells = {"smoke": ["yes", "no", None, "yes"], "w": [weight] * 4}
+    fit = learn(SMOKE, cells, weight="w", max_iterations=3)
+    expected = learn(SMOKE, cells | {"w": [1.0] * 4}, weight="w", max_iterations=3)
+    for factor, other in zip(fit.network.factors, expected.network.factors, strict=True):
+        np.testing.assert_allclose(factor.table, other.table, rtol=1e-9)
 
 
 def test_a_holdout_may_be_any_number_and_no_text() -> None:

@@ -108,6 +108,9 @@ def test_what_is_no_finished_run(tmp_path: Path) -> None:
     output = answered(tmp_path)
     with pytest.raises(EvidenceError, match="no column 'lungs', did you mean 'lung'"):
         junctor.read_answers(output, ["lungs"])
+    for columns in ([], ["lung", "lung"]):
+        with pytest.raises(EvidenceError, match="expected at least one, and each once"):
+            junctor.read_answers(output, columns)
     (Path(output) / "posteriors" / "part-00001.parquet").unlink()
     with pytest.raises(RunError, match=r"part-00001.*junctor verify"):
         junctor.read_answers(output)

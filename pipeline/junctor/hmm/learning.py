@@ -26,7 +26,7 @@ from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible, several
 from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.errors import Shared, refuse_free
-from junctor.learning.expectation import Floats
+from junctor.learning.expectation import A_WEIGHT, Floats, wrong_weights
 from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult, compared, is_held_out
 from junctor.learning.parameters import tied_groups
@@ -251,7 +251,7 @@ def _steps(batch: SequenceBatch, taken: npt.NDArray[np.bool_]) -> tuple[int, int
 
 
 def checked_weights(weights: Any, count: int) -> Floats:
-    """Return the weights of sequences, float64 [count]; raises InputError unless they are numbers of 0 or more."""
+    """Return the weights of sequences, float64 [count]; raises InputError unless they are weights."""
     if weights is None:
         return np.ones(count)
     try:
@@ -260,9 +260,9 @@ def checked_weights(weights: Any, count: int) -> Floats:
         raise InputError(f"weights: not an array of numbers ({error})") from None
     if numbers.shape != (count,):
         raise InputError(f"weights: found shape {numbers.shape}, expected {count:,}, one for each sequence")
-    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    wrong = wrong_weights(numbers)
     if len(wrong):
-        raise InputError(f"weights[{wrong[0]}]: found {numbers[wrong[0]]}, expected a number of 0 or more")
+        raise InputError(f"weights[{wrong[0]}]: found {numbers[wrong[0]]}, expected {A_WEIGHT}")
     return numbers
 
 

@@ -22,6 +22,7 @@ from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import StateCells
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
+from junctor.learning.expectation import A_WEIGHT, wrong_weights
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
 from junctor.runtime.arrow import in_one_piece
@@ -148,12 +149,12 @@ class SequenceSource:
             with explained(table.path):
                 for batch in table.batches([table.schema.get_field_index(column)]):
                     numbers, _ = encode_numbers(batch.column(0))
-                    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+                    wrong = wrong_weights(numbers)
                     if len(wrong):
                         at = int(wrong[0])
                         raise EvidenceError(
-                            f"row {row + at + 1}: column {column!r}: found {batch.column(0)[at].as_py()!r}, expected a "
-                            "weight of 0 or more",
+                            f"row {row + at + 1}: column {column!r}: found {batch.column(0)[at].as_py()!r}, expected "
+                            f"{A_WEIGHT}",
                             place,
                         )
                     found.append(numbers)

@@ -21,7 +21,7 @@ from junctor_kernels.row_trees.propagate import ANSWERED, IMPOSSIBLE, TOO_LARGE
 from junctor.cliques.joint import joint_posteriors
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.learning.counts_gpu import gpu_components
-from junctor.learning.expectation import Expectation, Floats
+from junctor.learning.expectation import A_WEIGHT, Expectation, Floats, wrong_weights
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ONE_THREAD, ComputeOptions
@@ -157,8 +157,8 @@ def split_rows(
     """Return the rows of a batch as components; arguments and errors as of `observe`."""
     _check(network)
     weights = np.ones(batch.rows) if weights is None else np.array(weights, dtype=np.float64)
-    if weights.shape != (batch.rows,) or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise EvidenceError(f"found weights that are no {batch.rows} numbers of 0 or more, one for each row")
+    if weights.shape != (batch.rows,) or wrong_weights(weights).size:
+        raise EvidenceError(f"found weights that are not {batch.rows} numbers, each {A_WEIGHT}, one for each row")
     weights[list(batch.invalid)] = 0.0
     return _Splitting(network, batch, options).rows(weights)
 

@@ -24,7 +24,7 @@ from junctor.evidence.columns import encode_numbers
 from junctor.evidence.encode import EncodedPartition
 from junctor.evidence.pipes import is_copy
 from junctor.evidence.read import EvidenceSource, TableSource
-from junctor.learning.expectation import Floats
+from junctor.learning.expectation import A_WEIGHT, Floats, wrong_weights
 from junctor.learning.holdout import is_held_out
 from junctor.learning.observations import Observations, SplitRows, gather, split_rows
 from junctor.model.errors import EvidenceError, RunError
@@ -291,12 +291,12 @@ def _weights(partition: EncodedPartition) -> Floats:
     name = partition.kept.column_names[0]
     numbers, bad = encode_numbers(partition.kept.column(0).combine_chunks())
     weights: Floats = np.array(numbers, dtype=np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    wrong = wrong_weights(weights)
     if wrong.size:
         row = int(wrong[0])
         found = dict(bad).get(row, f"found {'nothing' if math.isnan(weights[row]) else weights[row]}")
         reason = f"row {partition.first_row + row + 1}: column {name!r}: {found.removesuffix(', expected a number')}"
-        raise EvidenceError(f"{reason}, expected a weight of 0 or more")
+        raise EvidenceError(f"{reason}, expected {A_WEIGHT}")
     return weights
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor.learning.expectation import Floats
+from junctor.learning.expectation import LEAST_WEIGHT, MOST_WEIGHT, Floats
 from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import InputError, ModelError, Place, nearest
 from junctor.model.network import Network
@@ -229,6 +229,6 @@ def _positive(text: str, what: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise InputError(f"{what}: found {text!r}, expected a number above 0")
+    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+        raise InputError(f"{what}: found {text!r}, expected a number from 1e-100 to 1e100")
     return number

@@ -27,9 +27,10 @@ def read_answers(
     """Return the answers of a finished run as one table, in the order of its evidence.
 
     output: run directory, or its URL; of an incremental run the inputs that its manifest names, in their order.
-    columns: names of those to read, in this order; None for all.
+    columns: names of those to read, in this order, each once; None for all.
     named: whether each list is told as one column of numbers a state, as by `named_columns`.
-    Raises RunError for a run that is not finished or lacks parts, EvidenceError for unknown columns.
+    Raises RunError for a run that is not finished or lacks parts, EvidenceError for unknown columns
+    and those named twice.
     """
     batches = answer_batches(output, columns)
     # There is one at the least, which has the schema.
@@ -54,6 +55,8 @@ def answer_batches(
     with _explained(parts[0]):
         schema = schema_of_part(parts[0])
     names = schema.names if columns is None else list(columns)
+    if not names or len(set(names)) < len(names):
+        raise EvidenceError(f"found the columns {names}, expected at least one, and each once")
     for name in names:
         if name not in schema.names:
             raise EvidenceError(f"{output}: the answers have no column {name!r}{nearest(name, schema.names)}")
