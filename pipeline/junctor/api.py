@@ -142,6 +142,9 @@ def most_probable(
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
+    device_memory: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    disk: int | str | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -155,7 +158,8 @@ def most_probable(
     `case_id`, one state name for each target, `log_probability` (natural log of P(states, evidence)), `status` and
     `reason`.
     """
-    question = _question("mpe", targets, precision, (memory, threads, device))
+    resources = memory, threads, device, device_memory, spill, disk
+    question = _question("mpe", targets, precision, resources)
     return _prepared(network).answer(
         question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
     )
@@ -229,6 +233,9 @@ class Model:
         memory: int | str | None = None,
         threads: int | None = None,
         device: DeviceChoice = "auto",
+        device_memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
+        disk: int | str | None = None,
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
@@ -237,7 +244,8 @@ class Model:
         missing: Sequence[str] = (),
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
-        question = _question("mpe", targets, precision, (memory, threads, device))
+        resources = memory, threads, device, device_memory, spill, disk
+        question = _question("mpe", targets, precision, resources)
         return self._prepared.answer(
             question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
         )

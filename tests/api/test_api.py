@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import junctor
 import numpy as np
@@ -9,7 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.files import ASIA
-from junctor.model.errors import JunctorError
+from junctor.generate import random_network
+from junctor.model.errors import BudgetError, JunctorError
 from junctor.runs.results import default_partition_rows
 
 ROWS = [{"smoke": "yes", "xray": "no"}, {"asia": "yes"}, {}]
@@ -46,6 +49,18 @@ def test_explanations(asia: junctor.Network) -> None:
     assert table["lung"].to_pylist() == ["no"] * 3
     full = junctor.most_probable(asia, ROWS)
     assert full["smoke"].to_pylist()[0] == "yes"
+
+
+def test_explanations_have_the_resources_of_posteriors(tmp_path: Path) -> None:
+    wide = random_network(14, seed=3, states=3, parents=3)
+    options: dict[str, Any] = {"device": "cpu", "device_memory": "40KiB", "spill": tmp_path, "disk": "1GiB"}
+    rows = [{}, {"x_5": "1"}]
+    found, expected = junctor.most_probable(wide, rows, **options), junctor.most_probable(wide, rows)
+    model = junctor.Model(wide).most_probable(rows, **options)
+    assert model.equals(found)
+    np.testing.assert_allclose(found["log_probability"].to_pylist(), expected["log_probability"].to_pylist())
+    with pytest.raises(BudgetError):
+        junctor.most_probable(wide, rows, device="cpu", device_memory=8)
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
