@@ -99,6 +99,26 @@ def test_errors_of_the_runtime_have_names_of_their_own(monkeypatch: pytest.Monke
         CudaDevice()
 
 
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_pages_that_another_thread_gives_back_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, cupy: Any, times: int
+) -> None:
+    errors = [RuntimeError("cudaErrorAlreadyMapped: resource already mapped")] * times
+
+    def take(size: int) -> bytearray:
+        if errors:
+            raise errors.pop()
+        return bytearray(size)
+
+    monkeypatch.setattr(device, "PIN_AGAIN", (0, 0, 0))
+    monkeypatch.setattr(cupy.cuda, "alloc_pinned_memory", take)
+    if times < 4:
+        assert CudaDevice().pinned(10, pooled=True).size == 10
+    else:
+        with pytest.raises(MemoryError, match="already mapped"):
+            CudaDevice().pinned(10, pooled=True)
+
+
 @pytest.mark.parametrize("end", ["", "the capture was invalidated"])
 def test_a_capture_that_fails_is_ended(cupy: Any, end: str) -> None:
     class Recorded:

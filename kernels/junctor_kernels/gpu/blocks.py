@@ -60,7 +60,7 @@ MANY_BLOCKS, REST_BLOCKS = 4, 8
 # room of one that contracts; cases of a target that it writes at a time.
 WRITE_BLOCKS, WRITE_THREADS, WRITE_SHARE, WRITE_CASES = 16, 512, 4, 2048
 # Scores are logarithms more than they are bytes.
-SCORE_BLOCKS, SCORE_SHARE = 32, 2
+SCORE_BLOCKS, SCORE_SHARE, SCORE_PLACES = 32, 2, 8
 WARP = 32
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
@@ -101,7 +101,7 @@ _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
     *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
     *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
-    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE"),
+    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES"),
 )
 # The files of the source in their order; log space has no warps over cases.
 _FILES = (

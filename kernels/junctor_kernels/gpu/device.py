@@ -6,6 +6,7 @@ cliques, hidden Markov models, samples and plans out of core are made of. CuPy i
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -32,6 +33,8 @@ BULK_CAPABILITY = 90
 
 # Bytes of pinned memory from which on it is taken from the system: whole pages, which no other array has a part of.
 REGISTERED_BYTES = 1 << 26
+# What the driver says of pages that are pinned already, and seconds until it is asked again.
+ALREADY_MAPPED, PIN_AGAIN = "cudaErrorAlreadyMapped", (0.001, 0.01, 0.1)
 
 # Arrays, streams, events, graphs and kernels of CuPy, whose types are not known where it is not installed.
 DeviceArray = Any
@@ -150,10 +153,24 @@ def register_host(array: Array) -> None:
     import cupy
 
     runtime, address = cupy.cuda.runtime, array.ctypes.data
-    with _memory_errors(array.nbytes, "pinned memory"):
-        runtime.hostRegister(address, array.nbytes, PORTABLE)
+    _pin(lambda: runtime.hostRegister(address, array.nbytes, PORTABLE), array.nbytes)
     # At the end of the process the system takes it back faster.
     weakref.finalize(array, runtime.hostUnregister, address).atexit = False
+
+
+def _pin(take: Callable[[], Any], size: int) -> Any:
+    """Return what `take` does, memory of the host that is pinned; raises MemoryError."""
+    waits = iter(PIN_AGAIN)
+    while True:
+        try:
+            with _memory_errors(size, "pinned memory"):
+                return take()
+        except MemoryError as error:
+            # Pages that another thread gives back are free for the system before they are for the driver.
+            wait = next(waits, None)
+            if wait is None or ALREADY_MAPPED not in str(error):
+                raise
+            time.sleep(wait)
 
 
 @contextmanager
@@ -317,8 +334,13 @@ class CudaDevice:
             with self.current():
                 register_host(array)
             return array
-        with self.current(), _memory_errors(size, "pinned memory"):
-            memory = cuda.alloc_pinned_memory(size) if pooled else cuda.PinnedMemoryPointer(cuda.PinnedMemory(size), 0)
+        with self.current():
+            memory = _pin(
+                lambda: (
+                    cuda.alloc_pinned_memory(size) if pooled else cuda.PinnedMemoryPointer(cuda.PinnedMemory(size), 0)
+                ),
+                size,
+            )
         return np.frombuffer(memory, dtype, entries)
 
     # Streams and events.

@@ -38,47 +38,77 @@ __device__ __forceinline__ int next_state(const Posterior<Number> &posterior, in
     return from;
 }
 
-// The scores of one case: the entropy, and K states in the order of their probabilities, those that are equal up to
-// rounding in their own order.
-template <class Number>
-__device__ __forceinline__ void write_case(const Run *its, const Posterior<Number> &posterior, int b, index_t at) {
-    double total = 0.0;
-    Number best = 0, second = 0;
-    int state = 0;
-    for (int e = 0; e < posterior.size; e++) {
-        const Number p = posterior.at(b, e);
-        total = sum(total, entropy_term((double)p));
-        if (e == 0 || p > best) second = best, best = p, state = e;
-        else if (p > second) second = p;
-    }
-    static_cast<Number *>(its->entropies)[at] = (Number)(total < 0.0 ? -total : 0.0);
-    int *states = its->best + at * its->top;
-    Number *probabilities = static_cast<Number *>(its->probabilities) + at * its->top;
-    const Number equal = equal_factor(best);
+// The states of one case from the most probable one on, those that are equal up to rounding in their own order.
+template <class Number> struct Ranking {
     // Numbers from `low` on and below `high`, 2 for the largest ones, are equal; `state` is the last of them with a place.
-    Number low = best * equal, high = (Number)2;
-    if (second >= low) state = next_state(posterior, b, low, high, 0);
-    states[0] = state, probabilities[0] = posterior.at(b, state);
-    // What is written lies across the bus, and is not read again.
-    for (index_t place = 1; place < its->top; place++) {
-        if (place < posterior.size) {
-            state = next_state(posterior, b, low, high, state + 1);
-            if (state >= posterior.size) {
-                high = low, best = (Number)-1;
-                for (int e = 0; e < posterior.size; e++) {
-                    const Number p = posterior.at(b, e);
-                    if (p < high && p > best) best = p;
-                }
-                low = best * equal;
-                state = next_state(posterior, b, low, high, 0);
-                // Rows without an answer hold anything, even nothing that could come next.
-                if (state == posterior.size) state--;
-            }
-            states[place] = state, probabilities[place] = posterior.at(b, state);
-        } else {
-            states[place] = NO_STATE;
-            set_nothing(probabilities[place]);
+    Number low, high, second;
+    int state;
+
+    // Finds the most probable state on the way; returns the entropy.
+    __device__ __forceinline__ Number begin(const Posterior<Number> &posterior, int b) {
+        double total = 0.0;
+        Number best = 0;
+        second = 0, high = (Number)2;
+        for (int e = 0; e < posterior.size; e++) {
+            const Number p = posterior.at(b, e);
+            total = sum(total, entropy_term((double)p));
+            if (e == 0 || p > best) second = best, best = p, state = e;
+            else if (p > second) second = p;
         }
+        low = best * equal_factor(best);
+        return (Number)(total < 0.0 ? -total : 0.0);
+    }
+
+    // The state of a place, NO_STATE beyond the last one; places are asked for one after the other.
+    __device__ __forceinline__ int at(const Posterior<Number> &posterior, int b, index_t place) {
+        if (place >= posterior.size) return NO_STATE;
+        if (place == 0) {
+            if (second >= low) state = next_state(posterior, b, low, high, 0);
+            return state;
+        }
+        state = next_state(posterior, b, low, high, state + 1);
+        if (state < posterior.size) return state;
+        high = low;
+        Number best = (Number)-1;
+        for (int e = 0; e < posterior.size; e++) {
+            const Number p = posterior.at(b, e);
+            if (p < high && p > best) best = p;
+        }
+        low = best * equal_factor(best);
+        state = next_state(posterior, b, low, high, 0);
+        // Rows without an answer hold anything, even nothing that could come next.
+        if (state == posterior.size) state--;
+        return state;
+    }
+};
+
+// The scores of up to a block of cases of one target, from case `from` of its piece on, a thread for each. Places of all
+// threads are gathered first: what goes across the bus has to be whole lines.
+template <class Number>
+__device__ __forceinline__ void write_cases(const Run *its, const Posterior<Number> &posterior, int n, const index_t *rows,
+                                            int from, int cases) {
+    __shared__ int states[WRITE_THREADS * SCORE_PLACES];
+    __shared__ Number probabilities[WRITE_THREADS * SCORE_PLACES];
+    const int b = from + (int)threadIdx.x;
+    const int count = cases - from < (int)blockDim.x ? cases - from : (int)blockDim.x;
+    const index_t first_row = n * its->answered;
+    Ranking<Number> ranking;
+    if (b < cases) static_cast<Number *>(its->entropies)[first_row + rows[b]] = ranking.begin(posterior, b);
+    for (index_t first = 0; first < its->top; first += SCORE_PLACES) {
+        const int places = its->top - first < SCORE_PLACES ? (int)(its->top - first) : SCORE_PLACES;
+        for (int i = 0; b < cases && i < places; i++) {
+            const int state = ranking.at(posterior, b, first + i), k = (int)threadIdx.x * places + i;
+            states[k] = state;
+            if (state == NO_STATE) set_nothing(probabilities[k]);
+            else probabilities[k] = posterior.at(b, state);
+        }
+        __syncthreads();
+        for (int k = threadIdx.x; k < count * places; k += blockDim.x) {
+            const index_t at = (first_row + rows[from + k / places]) * its->top + first + k % places;
+            its->best[at] = states[k];
+            static_cast<Number *>(its->probabilities)[at] = probabilities[k];
+        }
+        __syncthreads();
     }
 }
 
@@ -92,10 +122,10 @@ template <class Number> __device__ __forceinline__ void write_scores(const Run *
         const Posterior<Number> posterior(its, target, first);
         const index_t *rows = its->rows + first;
         Number *chosen = static_cast<Number *>(its->chosen) + choice * its->answered;
-        for (int b = threadIdx.x; b < cases; b += blockDim.x) {
-            if (choice < 0) write_case(its, posterior, b, n * its->answered + rows[b]);
-            else chosen[rows[b]] = posterior.at(b, target[3]);
-        }
+        for (int from = 0; choice < 0 && from < cases; from += blockDim.x)
+            write_cases(its, posterior, n, rows, from, cases);
+        for (int b = threadIdx.x; choice >= 0 && b < cases; b += blockDim.x)
+            chosen[rows[b]] = posterior.at(b, target[3]);
     }
 }
 
