@@ -451,7 +451,7 @@ def test_scores_on_the_device_are_those_of_its_posteriors_to_the_last_bit(
 
 @ON
 @pytest.mark.parametrize("precision", ["single", "double"])
-@pytest.mark.parametrize("top", [None, 1, 2, 3, 7, 9])
+@pytest.mark.parametrize("top", [None, 1, 2, 3, 7, 9, 70])
 def test_states_that_are_equal_up_to_rounding_have_the_order_of_the_network_on_the_device(
     device: Callable[..., gpu.BlockDevice], precision: Precision, top: int | None
 ) -> None:

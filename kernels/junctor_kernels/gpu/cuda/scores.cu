@@ -82,29 +82,28 @@ template <class Number> struct Ranking {
     }
 };
 
-// The scores of up to a block of cases of one target, from case `from` of its piece on, a thread for each. Places of all
-// threads are gathered first: what goes across the bus has to be whole lines.
+// The scores of some cases of one target, from case `from` of its piece on, a thread for each. Places of all of them are
+// gathered first: what goes across the bus has to be whole lines. `places`: how many of a case at a time.
 template <class Number>
 __device__ __forceinline__ void write_cases(const Run *its, const Posterior<Number> &posterior, int n, const index_t *rows,
-                                            int from, int cases) {
+                                            int from, int count, int places) {
     __shared__ int states[WRITE_THREADS * SCORE_PLACES];
     __shared__ Number probabilities[WRITE_THREADS * SCORE_PLACES];
-    const int b = from + (int)threadIdx.x;
-    const int count = cases - from < (int)blockDim.x ? cases - from : (int)blockDim.x;
+    const int me = threadIdx.x, b = from + me;
     const index_t first_row = n * its->answered;
     Ranking<Number> ranking;
-    if (b < cases) static_cast<Number *>(its->entropies)[first_row + rows[b]] = ranking.begin(posterior, b);
-    for (index_t first = 0; first < its->top; first += SCORE_PLACES) {
-        const int places = its->top - first < SCORE_PLACES ? (int)(its->top - first) : SCORE_PLACES;
-        for (int i = 0; b < cases && i < places; i++) {
-            const int state = ranking.at(posterior, b, first + i), k = (int)threadIdx.x * places + i;
+    if (me < count) static_cast<Number *>(its->entropies)[first_row + rows[b]] = ranking.begin(posterior, b);
+    for (index_t first = 0; first < its->top; first += places) {
+        const int here = its->top - first < places ? (int)(its->top - first) : places;
+        for (int i = 0; me < count && i < here; i++) {
+            const int state = ranking.at(posterior, b, first + i), k = me * here + i;
             states[k] = state;
             if (state == NO_STATE) set_nothing(probabilities[k]);
             else probabilities[k] = posterior.at(b, state);
         }
         __syncthreads();
-        for (int k = threadIdx.x; k < count * places; k += blockDim.x) {
-            const index_t at = (first_row + rows[from + k / places]) * its->top + first + k % places;
+        for (int k = me; k < count * here; k += blockDim.x) {
+            const index_t at = (first_row + rows[from + k / here]) * its->top + first + k % here;
             its->best[at] = states[k];
             static_cast<Number *>(its->probabilities)[at] = probabilities[k];
         }
@@ -115,6 +114,9 @@ __device__ __forceinline__ void write_cases(const Run *its, const Posterior<Numb
 // its: as in `write_posteriors`; `choices` has in its last column the state that is asked for.
 template <class Number> __device__ __forceinline__ void write_scores(const Run *its) {
     const int pieces = (int)((its->filled + WRITE_CASES - 1) / WRITE_CASES);
+    // All places of a case at once, so that its lines are whole, by fewer threads where there are many.
+    const int places = its->top < MOST_PLACES ? (int)its->top : MOST_PLACES;
+    const int threads = places < SCORE_PLACES ? WRITE_THREADS : WRITE_THREADS * SCORE_PLACES / places;
     for (int piece = blockIdx.x; piece < (its->asked + its->choosing) * pieces; piece += gridDim.x) {
         const int n = piece / pieces, choice = n - (int)its->asked, first = piece % pieces * WRITE_CASES;
         const int cases = its->filled - first < WRITE_CASES ? (int)its->filled - first : WRITE_CASES;
@@ -122,8 +124,8 @@ template <class Number> __device__ __forceinline__ void write_scores(const Run *
         const Posterior<Number> posterior(its, target, first);
         const index_t *rows = its->rows + first;
         Number *chosen = static_cast<Number *>(its->chosen) + choice * its->answered;
-        for (int from = 0; choice < 0 && from < cases; from += blockDim.x)
-            write_cases(its, posterior, n, rows, from, cases);
+        for (int from = 0; choice < 0 && from < cases; from += threads)
+            write_cases(its, posterior, n, rows, from, cases - from < threads ? cases - from : threads, places);
         for (int b = threadIdx.x; choice >= 0 && b < cases; b += blockDim.x)
             chosen[rows[b]] = posterior.at(b, target[3]);
     }
