@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -468,7 +469,13 @@ def test_usage_errors_speak_of_the_option(options: list[str], words: list[str]) 
 
 
 def test_too_little_memory_names_what_was_allowed() -> None:
-    fails(run("--memory", "1kB"), 5, "allowed are 1,000 bytes,", "beside evidence and answers")
+    result = run("--memory", "1kB")
+    fails(result, 5, "allowed are 1,000 bytes;", "evidence and answers")
+    # With a little more than the named figure there is room for records and factors: what is left are tables.
+    named = re.search(r"needs more than .* \(([\d,]+) bytes\)", " ".join(result.output.split()))
+    assert named is not None
+    more = run("--memory", str(int(named[1].replace(",", "")) + 1))
+    assert "records and factors" not in more.output
 
 
 def test_a_refused_run_leaves_no_folder() -> None:

@@ -158,12 +158,13 @@ def _side(
 
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:
-    allowed = max(0, limits.memory)
     # Then no cutting helps, and the message must not speak of tasks.
     if fixed >= limits.memory:
+        beside = limits.asked - limits.memory
         return BudgetError(
-            f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors, allowed "
-            f"are {limits.asked:,} bytes, {allowed:,} of them beside evidence and answers; allow more memory (--memory)"
+            f"propagation in chunks needs more than {format_bytes(fixed + beside)} ({fixed + beside:,} bytes), of which "
+            f"records and factors take {format_bytes(fixed)}, evidence and answers {format_bytes(beside)}; allowed are "
+            f"{limits.asked:,} bytes; allow more memory (--memory)"
         )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
