@@ -59,8 +59,8 @@ MANY_BLOCKS, REST_BLOCKS = 4, 8
 # there on whatever is computed beside them waits as well. How many would fill a multiprocessor, so that one takes the
 # room of one that contracts; cases of a target that it writes at a time.
 WRITE_BLOCKS, WRITE_THREADS, WRITE_SHARE, WRITE_CASES = 16, 512, 4, 2048
-# Scores are logarithms more than they are bytes. Places of most probable states for each thread, and those of a case that
-# are gathered at a time.
+# Scores are logarithms more than they are bytes. Places of most probable states for each thread, and those of a case
+# that are gathered at a time.
 SCORE_BLOCKS, SCORE_SHARE, SCORE_PLACES, MOST_PLACES = 32, 2, 8, 64
 WARP = 32
 # Operands that a contraction may have.
