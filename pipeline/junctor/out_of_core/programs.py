@@ -163,8 +163,8 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
         beside = limits.asked - limits.memory
         return BudgetError(
             f"propagation in chunks needs more than {format_bytes(fixed + beside)} ({fixed + beside:,} bytes), of "
-            f"which records and factors take {format_bytes(fixed)}, evidence and answers {format_bytes(beside)}; allowed are "
-            f"{limits.asked:,} bytes; allow more memory (--memory)"
+            f"which records and factors take {format_bytes(fixed)}, evidence and answers {format_bytes(beside)}; "
+            f"allowed are {limits.asked:,} bytes; allow more memory (--memory)"
         )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
