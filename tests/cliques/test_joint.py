@@ -147,7 +147,7 @@ def test_formats_agree(precision: Precision, apart: float) -> None:
 def test_what_exceeds_the_memory_is_refused(architecture: Architecture) -> None:
     network = grid(5, 5, states=3, seed=2)
     # Chunks tell it to the byte.
-    allowed = r"6[34]\.. KiB" if architecture == "stored" else "65,536 bytes, "
+    allowed = r"6[34]\.. KiB" if architecture == "stored" else "65,536 bytes; "
     with pytest.raises(BudgetError, match=f"allowed are {allowed}"):
         joint_posteriors(network, [[network.variables[0].name]], memory="64KiB", architecture=architecture)
 
