@@ -6,6 +6,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ import pytest
 from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.runtime import arrow_batches
 from junctor.runtime.arrow import list_array, number_array, numbers_of, string_list_array
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker
 from pyarrow import parquet
@@ -33,6 +33,13 @@ def test_lists_of_strings_come_back(cells: list[list[str] | None]) -> None:
     column = string_list_array(cells)
     column.validate(full=True)
     assert column.equals(pa.array(cells, pa.list_(pa.string())))
+
+
+class Memory:
+    """What a batch is made of."""
+
+    def __init__(self, arrays: object) -> None:
+        self.arrays = arrays
 
 
 @given(data=st.data())
@@ -55,19 +62,19 @@ def test_batches_of_columns_in_memory(data: st.DataObject) -> None:
     schema = pa.schema([(f"c{i}", column.type) for i, column in enumerate(expected)])
     maker = BatchMaker(schema, {i: names for i, size in enumerate(sizes) if size is None})
     starts = np.array([column.ctypes.data for column in columns], np.int64)
-    gc.collect()
-    before = len(arrow_batches._held)
-    found = maker.batch(schema, rows, starts, columns, null)
-    del maker, columns
+    memory = Memory(columns)
+    is_there = weakref.ref(memory)
+    found = maker.batch(schema, rows, starts, memory, null)
+    del maker, columns, memory
     found.validate(full=True)
     assert found.equals(pa.RecordBatch.from_arrays(expected, schema=schema))
     # As long as any part of it is there, and no longer.
     part = found.column(len(sizes) - 1)
     del found
     assert part.equals(expected[-1])
-    assert len(arrow_batches._held) == before + 1
+    assert is_there() is not None
     del part
-    assert len(arrow_batches._held) == before
+    assert is_there() is None
 
 
 def test_a_column_is_sent_without_its_neighbours() -> None:
@@ -86,7 +93,7 @@ def test_columns_that_come_as_arrays(data: st.DataObject) -> None:
     places = data.draw(st.sets(st.integers(0, 3), max_size=4))
     fields = [pa.field(f"c{i}", pa.float64(), nullable=i != 1) for i in range(4)]
     maker = BatchMaker(pa.schema(fields), arrays=places)
-    before, kept = len(arrow_batches._held), []
+    kept, are_there = [], []
     for number in range(data.draw(st.integers(1, 3))):
         null = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), np.bool_)
         columns, starts, given_columns, schema = [], [], [], pa.schema([])
@@ -106,15 +113,18 @@ def test_columns_that_come_as_arrays(data: st.DataObject) -> None:
         schema = schema.with_metadata({b"a": b"%d" % number})
         expected = pa.RecordBatch.from_arrays(columns, schema=schema)
         arrays = [ArrayStruct(column) for column in given_columns]
-        found = maker.batch(schema, rows, np.array(starts, np.int64), memory, null, arrays)
-        del arrays, given_columns, memory, columns
+        held = Memory(memory)
+        are_there.append(weakref.ref(held))
+        found = maker.batch(schema, rows, np.array(starts, np.int64), held, null, arrays)
+        del arrays, given_columns, memory, columns, held
         kept.append((found, expected))
     for found, expected in kept:
         found.validate(full=True)
         assert found.equals(expected, check_metadata=True)
+    assert all(is_there() is not None for is_there in are_there)
     del found, expected
     kept.clear()
-    assert len(arrow_batches._held) == before
+    assert all(is_there() is None for is_there in are_there)
 
 
 def test_structs_of_arrays_go_with_their_last_batch() -> None:
@@ -130,15 +140,44 @@ def test_structs_of_arrays_go_with_their_last_batch() -> None:
     assert pa.total_allocated_bytes() == before
 
 
-def test_batches_that_outlive_their_module() -> None:
-    # Arrow releases them when the interpreter takes its modules apart, or not at all.
-    code = (
-        "import numpy as np, pyarrow as pa\nfrom junctor.runtime.arrow_batches import BatchMaker, starts_of\n"
-        "numbers = np.zeros((1, 9)); schema = pa.schema([('x', pa.float64())])\n"
-        "pa.keep = [BatchMaker(schema).batch(schema, 9, starts_of(numbers), numbers)]; print(pa.keep[0].num_rows)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout.strip(), done.stderr) == ("9", "")
+MAKE = (
+    "import numpy as np, pyarrow as pa\nfrom junctor.runtime.arrow_batches import BatchMaker, starts_of\n"
+    "numbers = np.zeros((1, 9)); schema = pa.schema([('x', pa.float64())])\n"
+    "def make(): return BatchMaker(schema).batch(schema, 9, starts_of(numbers), numbers)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        # When the interpreter takes its modules apart, or not at all.
+        ("pa.keep = [make()]; print(pa.keep[0].num_rows)", "9"),
+        ("class Kept: batch = make()\nprint(Kept.batch.num_rows)", "9"),
+        # With an exception under way, in what C++ and C destroy.
+        ("try: [make(), 1 / 0]\nexcept ZeroDivisionError: print('divided')", "divided"),
+        ("try: make().column('y')\nexcept KeyError: print('no y')", "no y"),
+        ("try: print([make() if n < 2 else {}[n] for n in range(3)])\nexcept KeyError: print('no 2')", "no 2"),
+        # With no room left for a call.
+        (
+            "def deeper(batch):\n    kept = make()\n    deeper(kept)\n"
+            "try: deeper(None)\nexcept RecursionError: print('deep')",
+            "deep",
+        ),
+        # With a signal that waits.
+        (
+            "import signal\ndef stop(*_): raise InterruptedError\nsignal.signal(signal.SIGALRM, stop)\n"
+            "maker, seen = BatchMaker(schema), 0\nwhile seen < 500:\n    try:\n"
+            "        signal.setitimer(signal.ITIMER_REAL, 2e-4 + 1e-7 * seen)\n"
+            "        while True: [maker.batch(schema, 9, starts_of(numbers), numbers), make()]\n"
+            "    except InterruptedError: seen += 1\n"
+            "print(seen, maker.batch(schema, 9, starts_of(numbers), numbers).num_rows)",
+            "500 9",
+        ),
+    ],
+)
+def test_batches_go_at_any_moment(code: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", MAKE + code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
 
 
 def test_a_run_imports_nothing_that_states_do_without(tmp_path: Path) -> None:

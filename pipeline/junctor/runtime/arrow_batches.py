@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from itertools import count
+from functools import cache, partial
+from operator import call
 from typing import Any
 
 import numpy as np
@@ -20,26 +21,22 @@ Integers = npt.NDArray[np.int64]
 
 # Words of the struct ArrowArray: offset (word 2) is always 0.
 _LENGTH, _NULLS, _BUFFER_COUNT, _CHILD_COUNT, _BUFFERS = 0, 1, 3, 4, 5
-_CHILDREN, _DICTIONARY, _RELEASE, _OWNER = 6, 7, 8, 9
+_CHILDREN, _DICTIONARY, _RELEASE = 6, 7, 8
 _WORDS = 10
+_NOTHING = np.zeros(_WORDS, np.int64)
 
-# What batches are made of, until Arrow releases them.
-_held: dict[int, object] = {}
-_keys = count(1)
-
-
-def _release(
-    address: int, held: dict[int, object] = _held, words: Any = ctypes.c_int64 * 2, release: int = 8 * _RELEASE
-) -> None:
-    # Without names of the module, which may be gone at the end of the interpreter.
-    found = words.from_address(address + release)
-    found[0] = 0
-    held.pop(found[1], None)
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
-_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_callback = _Release(_release)
-_release_address = ctypes.cast(_callback, ctypes.c_void_p).value or 0
+class _Owner(np.ndarray[tuple[int], np.dtype[np.int64]]):
+    """Memory that goes with a batch: addresses of its columns, then a struct of zeros, which is one that was released.
+
+    held: what the batch is made of.
+    """
+
+    held: object = None
 
 
 class ArrayStruct:
@@ -49,14 +46,9 @@ class ArrayStruct:
     """
 
     def __init__(self, array: pa.Array) -> None:
-        self._words = (ctypes.c_int64 * _WORDS)()
-        self.address = ctypes.addressof(self._words)
-        array._export_to_c(self.address)
-
-    def __del__(self, function: Any = _Release, release: int = _RELEASE) -> None:
-        # As above, without names of the module. There is nothing to release where the export has failed.
-        if self._words[release]:
-            function(self._words[release])(self.address)
+        # The capsule releases the array when it goes.
+        _, self._capsule = array.__arrow_c_array__()
+        self.address: int = _pointer_in(self._capsule, b"arrow_array")
 
 
 class BatchMaker:
@@ -78,20 +70,22 @@ class BatchMaker:
         self._nullable = np.array([field.nullable for field in fields], np.bool_)
         is_list = self._sizes > 0
         # Columns, then the numbers of those that are lists, then the batch itself. Arrow reads the structs while it
-        # imports a batch, and keeps a copy of the last one alone: they serve all batches, one after the other.
+        # imports a batch, and keeps a copy of the last one alone, which has the addresses of its columns: all else
+        # serves all batches, one after the other.
         self._words = np.zeros((2 * columns + 1, _WORDS), np.int64)
         self._buffers = np.zeros((2 * columns + 1, 2), np.int64)
         self._addresses = starts_of(self._words)
         self._address = int(self._addresses[-1])
-        self._words[:, _RELEASE] = _release_address
+        # Not called, since columns are released already when their batch is, but what is imported may not lack it.
+        self._words[:, _RELEASE] = _release_of_arrow()
         self._words[:, _BUFFERS] = starts_of(self._buffers)
+        self._no_bits = int(self._words[-1, _BUFFERS])
         self._words[:, _BUFFER_COUNT] = 2
         self._words[:columns, _BUFFER_COUNT] -= is_list
         self._words[:columns, _CHILD_COUNT] = is_list
         self._words[:columns, _CHILDREN] = is_list * starts_of(self._addresses[columns:-1])
         self._structs = np.zeros(len(schema), np.int64)
         self._structs[own] = self._addresses[:columns]
-        self._words[-1, [_BUFFER_COUNT, _CHILD_COUNT, _CHILDREN]] = 1, len(schema), address_of(self._structs)
         self._names = {column: ArrayStruct(array) for column, array in (names or {}).items()}
         places = {column: place for place, column in enumerate(own)}
         for column, struct in self._names.items():
@@ -119,11 +113,11 @@ class BatchMaker:
         null: bool [rows], rows that are null in all other columns that can be; None for none.
         arrays: columns that come as such, in the order of the schema.
         """
-        columns, owner = len(self._sizes), next(_keys)
+        columns = len(self._sizes)
         bits = None if null is None or not null.any() else np.packbits(~null, bitorder="little")
         with self._lock:
             if rows != self._rows:
-                self._words[:columns, _LENGTH] = self._words[-1, _LENGTH] = rows
+                self._words[:columns, _LENGTH] = rows
                 self._words[columns:-1, _LENGTH] = rows * self._sizes
                 self._rows = rows
             if bits is not None or self._has_nulls:
@@ -134,10 +128,35 @@ class BatchMaker:
             self._buffers[:columns, 1] = self._buffers[columns:-1, 1] = starts
             for column, struct in zip(self._arrays, arrays, strict=True):
                 self._structs[column] = struct.address
-            self._words[-1, _OWNER] = owner
-            self._words[-1, _RELEASE] = _release_address
-            _held[owner] = memory, bits, arrays, self._names
-            return pa.RecordBatch._import_from_c(self._address, schema)
+            children = len(self._structs)
+            owner = np.concatenate([self._structs, _NOTHING]).view(_Owner)
+            owner.held = memory, bits, arrays, self._names
+            address = self._own(owner, rows, children)
+            # Arrow goes through the columns when it releases the batch. Without a step of Python between, after which a
+            # signal could end the call: columns that are shared by all batches would be released.
+            released = partial(owner[:children].fill, address + children * owner.itemsize)
+            batch, _ = map(call, (partial(pa.RecordBatch._import_from_c, self._address, schema), released))
+            return batch
+
+    def _own(self, owner: _Owner, rows: int, children: int) -> int:
+        """Write the struct of a batch, which keeps its owner until Arrow releases it; returns the address of that.
+
+        That is Arrow's own function, and the struct has the owner of an array that Arrow made: a function in Python
+        would be called wherever the last part of a batch goes, with an exception under way, a signal that waits or an
+        interpreter that has ended.
+        """
+        buffer, word = pa.py_buffer(owner), self._words[-1]
+        pa.Array.from_buffers(pa.int64(), 0, [None, buffer])._export_to_c(self._address)
+        word[_LENGTH], word[_BUFFER_COUNT], word[_BUFFERS] = rows, 1, self._no_bits
+        word[_CHILD_COUNT], word[_CHILDREN] = children, buffer.address
+        return int(buffer.address)
+
+
+@cache
+def _release_of_arrow() -> int:
+    """Return the address of the function by which Arrow releases arrays of its own."""
+    struct = ArrayStruct(pa.nulls(0))
+    return ctypes.c_int64.from_address(struct.address + 8 * _RELEASE).value
 
 
 def address_of(values: npt.NDArray[Any]) -> int:
