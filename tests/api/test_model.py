@@ -305,3 +305,32 @@ def test_a_model_of_a_larger_network_loads_compiled_code(tmp_path: Any) -> None:
     found = loaded(f"import junctor\njunctor.Model({path!r})")
     assert "junctor_kernels.row_trees.propagate" in found
     assert not found & {"pandas", "junctor.engine.engine", "prefect", "dask"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (1, {}),
+        (1, {"answers": "scores", "top": 2}),
+        (1, {"method": "sampling", "samples": 200}),
+        (1, {"method": "auto"}),
+        (3000, {}),
+        (3000, {"precision": "log"}),
+        (3000, {"answers": "scores"}),
+    ],
+)
+def test_what_is_let_go_is_free_at_once(rows: int, options: dict[str, Any]) -> None:
+    model = junctor.Model(random_network(20, seed=5))
+    evidence = {"x_3": list(range(2)) * (rows // 2) + [0] * (rows % 2), "x_7": [None, *[0] * (rows - 1)]}
+    model.posteriors(evidence, **options)
+    model.most_probable(evidence)
+    left = [weakref.ref(each) for each in model._prepared._idle]
+    left += [weakref.ref(part) for each in left for part in (each()._few, each()._tables, each()._engine) if part]  # type: ignore[union-attr]
+    gc.collect()
+    gc.disable()
+    try:
+        model._prepared._idle.clear()
+        # Without a search for garbage: objects are few and large, so that one would come late.
+        assert [each() for each in left] == [None] * len(left)
+    finally:
+        gc.enable()

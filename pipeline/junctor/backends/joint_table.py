@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import repeat
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from junctor.evidence.batch import EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
+from junctor.runtime.kept_results import keeping
 
 # Numbers that answer a row: a sum over all joint states for each state of each variable.
 MOST_NUMBERS = 1 << 15
@@ -58,7 +59,7 @@ class JointTable:
         self._terms: npt.NDArray[np.float64] = joint.ravel() * wanted
         self._sizes = [sizes[v] for v in targets]
         self._bits = _bits_of(network)
-        self._known = lru_cache(KEPT_ROWS)(self._observed)
+        self._known = keeping(KEPT_ROWS, self._observed)
 
     @property
     def nbytes(self) -> int:

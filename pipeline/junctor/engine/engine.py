@@ -109,7 +109,8 @@ class Engine:
         self.allowed = self.router.allowed
         # The oldest first, as the router drops them.
         self._programs: dict[PlanKey, ProgramCache] = {}
-        self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {(options, workers): self}
+        # Of all engines that share what was planned, once there are several: one that refers to itself goes late.
+        self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {}
         # Groups of the batch to come, which another thread may choose while one is answered.
         self._groups: WeakKeyDictionary[EvidenceBatch, tuple[EvidenceBatch, list[PatternGroup]]] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
@@ -126,6 +127,7 @@ class Engine:
         A run plans before it is known which device its rows are worth, and must not plan twice.
         """
         router, key = self.router, (options, workers)
+        self._variants.setdefault((self.options, router.workers), self)
         # Pools alike are equal, but those that only plan have no client, and a closed one is of no use.
         if key not in self._variants or self._variants[key].router.workers is not workers:
             # Models are fitted once for all variants, and only if one of them asks.

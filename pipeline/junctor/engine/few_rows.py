@@ -7,7 +7,7 @@ that runs and calls give the same answers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query, answered_names
 from junctor.planning.shape import Pattern
+from junctor.runtime.kept_results import keeping
 
 if TYPE_CHECKING:
     from junctor.backends.row_trees import RowEngine
@@ -165,7 +166,10 @@ class FewRows:
 
     @cached_property
     def _work(self) -> Callable[[Pattern], Work]:
-        return lru_cache(KEPT_WORK)(lambda pattern: self._trees.work(pattern.sliced, pattern.weighted))
+        return keeping(KEPT_WORK, self._work_of)
+
+    def _work_of(self, pattern: Pattern) -> Work:
+        return self._trees.work(pattern.sliced, pattern.weighted)
 
     @cached_property
     def _fixed(self) -> int:

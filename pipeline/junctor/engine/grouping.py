@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from junctor_kernels.row_trees.together import BLOCK_BYTES
@@ -39,6 +39,7 @@ from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_second
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.planning.shape import Pattern
+from junctor.runtime.kept_results import keeping
 
 KEPT_CHOICES = 64
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
@@ -333,13 +334,13 @@ class Grouping(Planner):
 
     @cached_property
     def _plain_seconds(self) -> Callable[[Pattern, int], tuple[float, float]]:
-        """What a row of a plan takes in NumPy, and what all rows share; kept, because the next batch asks again."""
+        # Kept, because the next batch asks again.
+        return keeping(KEPT_PLANS, self._seconds_in_numpy)
 
-        def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
-            plan = self.plan(pattern, uses)
-            return plain_seconds(plan), min(plan.shared_operations, 10**30) * CPU.numpy_operation
-
-        return lru_cache(KEPT_PLANS)(seconds)
+    def _seconds_in_numpy(self, pattern: Pattern, uses: int) -> tuple[float, float]:
+        """Return what a row of a plan takes in NumPy, and what all rows share."""
+        plan = self.plan(pattern, uses)
+        return plain_seconds(plan), min(plan.shared_operations, 10**30) * CPU.numpy_operation
 
     @cached_property
     def _entries(self) -> int:

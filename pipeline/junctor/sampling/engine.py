@@ -22,6 +22,7 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, target_names
 from junctor.planning.budget import format_bytes
 from junctor.runtime.devices import has_gpu
+from junctor.runtime.kept_results import keeping
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, slots_of
@@ -73,9 +74,8 @@ class SamplingEngine:
         self.threads = options.threads or usable_cores()
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.allowed = allowed_memory(options)
-        asked = None if query.targets is None else self.targets
         # Caches by pattern: rows of a batch share few patterns, whose layouts take longer than a row's own arrays.
-        self._layout = lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, asked))
+        self._layout = keeping(KEPT_LAYOUTS, self._layout_of)
         self._slots = lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
         self._beliefs = lru_cache(KEPT_LAYOUTS)(beliefs_of)
         if self.least > self.allowed:
@@ -83,6 +83,9 @@ class SamplingEngine:
                 f"the tables of {network.name or 'the network'} take {format_bytes(self.least)} while rows are "
                 f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
             )
+
+    def _layout_of(self, evidence: Evidence) -> CaseLayout:
+        return layout_of(self.sampled, evidence, None if self.query.targets is None else self.targets)
 
     def with_options(self, options: ComputeOptions) -> SamplingEngine:
         """Return an engine with other options."""

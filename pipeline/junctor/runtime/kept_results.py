@@ -1,0 +1,23 @@
+"""Results of methods that are kept with their object. Main function: `keeping`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, TypeVar, cast
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def keeping(most: int, method: Method) -> Method:
+    """Return a bound method that keeps its results for the last arguments.
+
+    It refers to its object weakly: one that refers to itself stays, with all its memory, until garbage is looked for,
+    which is seldom where objects are few and large.
+
+    most: number of arguments whose results are kept.
+    method: bound; its arguments have a hash.
+    """
+    function, owner = method.__func__, method.__self__  # type: ignore[attr-defined]
+    return cast(Method, lru_cache(most)(partial(function, weakref.proxy(owner))))
