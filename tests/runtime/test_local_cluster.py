@@ -82,6 +82,26 @@ def test_workers_are_forked_with_the_environment_of_now(monkeypatch: pytest.Monk
     assert largest_worker() > 64 << 20
 
 
+def stop_once(mark: str) -> int:
+    """Stop the worker, the first time, as a debugger does or a machine without memory."""
+    if not os.path.exists(mark):
+        Path(mark).write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return os.getpid()
+
+
+def test_the_task_of_a_worker_that_stops_goes_to_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Dask never waits for less than ten signs of life, five seconds.
+    monkeypatch.setattr(local_cluster, "SILENT_SECONDS", 2)
+    with local_client(2, gpus=False) as client:
+        mark = tmp_path / "mark"
+        worker = client.submit(stop_once, str(mark)).result(timeout=60)
+    assert worker != int(mark.read_text())
+    assert [message for message in caplog.messages if "gives no sign of life" in message]
+
+
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Workers and GPUs of the clusters of this machine that were started."""

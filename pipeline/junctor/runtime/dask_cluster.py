@@ -27,6 +27,7 @@ from junctor.runtime.local_cluster import (
     local_client,
     silent_dask,
     start_fork_server,
+    tell_stopped_workers,
     worker_threads,
 )
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_memory, usable_cores
@@ -295,6 +296,7 @@ def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
             client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:
             raise RunError(f"the scheduler {address} has no workers: start some with `dask worker {address}`") from None
+        tell_stopped_workers(client)
         yield client
 
 

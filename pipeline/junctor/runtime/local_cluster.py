@@ -31,6 +31,10 @@ GPU_WORKER_THREADS = 4
 _NOISY = ("distributed", "tornado")
 # For the workers of this machine to end; more than Dask gives each of them.
 CLOSING_SECONDS = 15.0
+# Seconds without a sign of life after which a worker counts as stopped. Its loop of events gives one every half second,
+# whatever its tasks are at, since compiled code lets other threads run. Dask looks as rarely, so that twice as many may
+# pass.
+SILENT_SECONDS = 60
 # One thread a worker. Dask would also have the allocator give back all memory at once (MALLOC_TRIM_THRESHOLD_), only
 # to fault it in again for the next block: that took a third more time.
 _WORKER_ENVIRONMENT = {
@@ -88,7 +92,21 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
         else:
             cluster = taken[0]
             until_left.push(taken[1])
-        yield until_left.enter_context(Client(cluster, set_as_default=False))
+        client = until_left.enter_context(Client(cluster, set_as_default=False))
+        tell_stopped_workers(client)
+        yield client
+
+
+def tell_stopped_workers(client: Client) -> None:
+    """Have a line logged for each worker that is replaced because it gives no sign of life."""
+
+    def tell(event: tuple[float, Any]) -> None:
+        _, said = event
+        if said.get("action") == "worker-ttl-timed-out":
+            for worker in said["workers"]:
+                logger.warning("worker %s gives no sign of life: its tasks go to other workers", worker)
+
+    client.subscribe_topic("scheduler", tell)
 
 
 @contextmanager
@@ -108,6 +126,7 @@ def _local_cluster(workers: int, gpus: bool) -> Iterator[Any]:
         # Junctor plans and divides the memory itself: Dask's own limit would pause workers that keep to the plan.
         settings = {
             **UNWATCHED,
+            "distributed.scheduler.worker-ttl": f"{SILENT_SECONDS}s",
             "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
             "distributed.worker.multiprocessing-method": "forkserver" if forked else "spawn",
         }
