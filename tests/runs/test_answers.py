@@ -14,9 +14,11 @@ from helpers.hmm_models import random_model
 from junctor.hmm import posteriors, viterbi
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.query import Query
+from junctor.runs.results import PART_KEY
 from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
+from pyarrow import parquet
 
 ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 ROWS = {"smoke": ["yes", None, "no", "what", "yes"], "xray": ["yes", "no", None, None, "no"]}
@@ -100,6 +102,43 @@ def test_increments(tmp_path: Path) -> None:
         (folder / f"{name}.csv").write_text(f"case_id,smoke\n{name},yes\n")
         run(job, Resources(workers=0))
     assert sorted(junctor.read_answers(job.output)["case_id"].to_pylist()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_run_that_is_replaced_meanwhile(tmp_path: Path, format: Any) -> None:
+    output = answered(tmp_path, output_format=format)
+    batches = junctor.answer_batches(output, ["smoke"])
+    assert next(batches).num_rows + next(batches).num_rows == 2
+    # Parts of the same names, rows and columns.
+    answered(tmp_path, output_format=format, overwrite=True, missing=("what",))
+    with pytest.raises(RunError, match=r"part-00001.*another run has replaced it"):
+        list(batches)
+    # The same run made anew is the same answers.
+    batches = junctor.answer_batches(output, ["smoke"])
+    first = [next(batches), next(batches)]
+    (Path(output) / "manifest.json").unlink()
+    (Path(output) / "posteriors" / f"part-00002.{format}").unlink()
+    answered(tmp_path, output_format=format, missing=("what",))
+    whole = junctor.read_answers(output, ["smoke"])
+    assert pa.Table.from_batches([*first, *batches]).equals(whole)
+
+
+def test_parts_of_versions_that_named_no_run(tmp_path: Path) -> None:
+    output = Path(answered(tmp_path))
+    before = junctor.read_answers(output)
+    manifest = json.loads((output / "manifest.json").read_text())
+    for part in manifest["parts"]:
+        table = parquet.read_table(output / part["file"])
+        counts = json.loads(table.schema.metadata[PART_KEY])
+        del counts["run"]
+        metadata = {**table.schema.metadata, PART_KEY: json.dumps(counts)}
+        parquet.write_table(table.replace_schema_metadata(metadata), output / part["file"])
+        part["bytes"] = (output / part["file"]).stat().st_size
+    (output / "manifest.json").write_text(json.dumps(manifest))
+    assert junctor.read_answers(output).equals(before)
+    (output / manifest["parts"][1]["file"]).write_bytes((output / manifest["parts"][2]["file"]).read_bytes())
+    with pytest.raises(RunError, match=r"part-00001.*another run has replaced it"):
+        junctor.read_answers(output)
 
 
 def test_what_is_no_finished_run(tmp_path: Path) -> None:

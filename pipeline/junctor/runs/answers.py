@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Integral
 
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError, RunError, nearest
 from junctor.runs.answer_files import columns_in_batches, in_columns, schema_of_part
-from junctor.runs.results import METADATA_KEY, PART_KEY
+from junctor.runs.results import METADATA_KEY, PART_KEY, run_of
+from junctor.runs.storage import run_digest_of
 from junctor.runtime.files import read_json
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
@@ -29,8 +31,8 @@ def read_answers(
     output: run directory, or its URL; of an incremental run the inputs that its manifest names, in their order.
     columns: names of those to read, in this order, each once; None for all.
     named: whether each list is told as one column of numbers a state, as by `named_columns`.
-    Raises RunError for a run that is not finished or lacks parts, EvidenceError for unknown columns
-    and those named twice.
+    Raises RunError for a run that is not finished, lacks parts or is replaced meanwhile, EvidenceError for unknown
+    columns and those named twice.
     """
     batches = answer_batches(output, columns)
     # There is one at the least, which has the schema.
@@ -52,8 +54,9 @@ def answer_batches(
     if not isinstance(rows, Integral) or rows < 1:
         raise EvidenceError(f"found batches of {rows!r} rows, expected at least 1")
     parts = _parts(location(output).absolute())
-    with _explained(parts[0]):
-        schema = schema_of_part(parts[0])
+    with _explained(parts[0].path):
+        schema = schema_of_part(parts[0].path)
+        parts[0].check(schema)
     names = schema.names if columns is None else list(columns)
     if not names or len(set(names)) < len(names):
         raise EvidenceError(f"found the columns {names}, expected at least one, and each once")
@@ -65,8 +68,9 @@ def answer_batches(
     picked = pa.schema([schema.field(name) for name in names], facts)
     yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in picked.types], schema=picked)
     for part in parts:
-        with _explained(part):
-            for table in columns_in_batches(part, names, rows):
+        with _explained(part.path):
+            for table in columns_in_batches(part.path, names, rows):
+                part.check(table.schema)
                 for batch in table.cast(picked).to_batches(rows):
                     if batch.num_rows:
                         yield batch
@@ -84,23 +88,46 @@ def named_columns(table: pa.Table) -> pa.Table:
     return in_columns(table)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the manifest.
+
+    bytes: of the file.
+    run: that the part names, unless an earlier version wrote it.
+    """
+
+    path: AnyPath
+    bytes: int
+    run: str
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise RunError for the part of another run, which has replaced that of the manifest; schema: of the file."""
+        # The checksum would take as long as the rest.
+        if run_of(schema) not in (self.run, None) or self.path.stat().st_size != self.bytes:
+            raise RunError(
+                f"{self.path}: not the part that manifest.json had when it was read: another run has replaced it (read "
+                "all answers again), or it is damaged (`junctor verify` tells)"
+            )
+
+
 @contextmanager
 def _explained(part: AnyPath) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException, KeyError) as error:
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(f"{part}: cannot be read ({told}): `junctor verify` tells which parts are damaged") from error
 
 
-def _parts(directory: AnyPath) -> list[AnyPath]:
+def _parts(directory: AnyPath) -> list[_Part]:
     record = read_json(directory / "manifest.json")
     if record is None:
         raise RunError(f"{directory}: no finished run here (manifest.json is missing)")
     try:
-        files = [str(part["file"]) for part in record["parts"]]
-    except (KeyError, TypeError) as error:
+        run = run_digest_of(record["spec"])
+        parts = [_Part(directory / str(part["file"]), part["bytes"], run) for part in record["parts"]]
+    except (AttributeError, KeyError, TypeError) as error:
         raise RunError(f"{directory}: manifest.json is not that of a run ({error})") from error
-    if not files:
+    if not parts:
         raise RunError(f"{directory}: the run has no parts")
-    return [directory / file for file in files]
+    return parts

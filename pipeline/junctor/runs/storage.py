@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -595,9 +595,14 @@ def spec_record(spec: Any) -> dict[str, Any]:
 
 def run_digest(spec: Any) -> str:
     """Return the digest of a spec by which a part names its run; that of another version is the same."""
+    return run_digest_of(spec_record(spec))
+
+
+def run_digest_of(record: Mapping[str, Any]) -> str:
+    """Return the same of the record of a spec, as of `spec_record` or of a manifest."""
     # Increments outlive versions, and parts stay as they are where a new version changes no answer.
-    record = {name: value for name, value in spec_record(spec).items() if name != "junctor_version"}
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:_RUN_DIGITS]
+    lasting = {name: value for name, value in record.items() if name != "junctor_version"}
+    return hashlib.sha256(json.dumps(lasting).encode()).hexdigest()[:_RUN_DIGITS]
 
 
 def parts_in(folder: AnyPath) -> Iterator[AnyPath]:
