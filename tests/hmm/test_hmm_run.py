@@ -99,6 +99,9 @@ def test_another_run_is_not_mixed_with(tmp_path: Path) -> None:
     run(job)
     with pytest.raises(RunError, match="precision was 'double', now 'single'"):
         run(replace(job, precision="single"))
+    with pytest.raises(EvidenceError, match="row 23: the sequence is empty"):
+        run(replace(job, strict=True, overwrite=True))
+    assert run(job).reused_parts == 3
     assert run(replace(job, precision="single", overwrite=True)).reused_parts == 0
     (tmp_path / "e.csv").write_text("smoke\nyes\n")
     evidence = Job(ASIA, str(tmp_path / "e.csv"), job.output)

@@ -422,6 +422,57 @@ def test_changed_input_is_noticed(job: Job, evidence: pa.Table) -> None:
         run(Job(**{**fields(job), "query": Query("mpe")}), HERE)
 
 
+@pytest.mark.parametrize("changes", [{}, {"incremental": True}, {"incremental": True, "strict": True}], ids=str)
+def test_a_finished_run_stays_until_the_evidence_in_its_place_was_read(
+    tmp_path: Path, network: Network, evidence: pa.Table, changes: dict[str, Any]
+) -> None:
+    done = csv_job(tmp_path, network, evidence, "in/a.csv")
+    run(done, HERE)
+    kept = {path: path.read_bytes() for path in Path(done.output).rglob("*") if path.is_file()}
+    folder = tmp_path / "other"
+    folder.mkdir()
+    name = network.variables[0].name
+    other = replace(done, evidence=str(folder), case_id=None, overwrite=True, **changes)
+    refused = {"": "no evidence files", "nobody\nyes\n": "nobody", f'{name}\n{"x" * 99}\n"no\n': r"bad\.csv"}
+    for text, message in refused.items():
+        if text:
+            (folder / "bad.csv").write_text(text)
+        with pytest.raises(EvidenceError, match=message):
+            run(other, HERE)
+        assert {path: path.read_bytes() for path in kept} == kept
+    assert run(done, HERE).reused_parts == len(run(done, HERE).parts)
+    # Of evidence that grows one file is enough, unless the first bad one ends the run.
+    (folder / "good.csv").write_text(f"{name}\n{network.variables[0].states[0]}\n")
+    if other.incremental and not other.strict:
+        with pytest.raises(EvidenceError, match="1 could not be read, 1 answered"):
+            run(other, HERE)
+        assert junctor.read_answers(other.output).num_rows == 1
+    else:
+        with pytest.raises(EvidenceError, match=r"bad\.csv"):
+            run(other, HERE)
+        assert {path: path.read_bytes() for path in kept} == kept
+        (folder / "bad.csv").unlink()
+        assert run(other, HERE).rows == 1
+
+
+def test_evidence_that_changes_while_it_is_checked_leaves_the_finished_run(
+    tmp_path: Path, network: Network, evidence: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = csv_job(tmp_path, network, evidence, "in/a.csv")
+    run(done, HERE)
+    other, real = replace(done, overwrite=True, partition_rows=20), Job.check_inputs
+
+    def growing(self: Job, *args: Any) -> None:
+        real(self, *args)
+        with open(done.evidence, "a") as file:
+            file.write("\n")
+
+    monkeypatch.setattr(Job, "check_inputs", growing)
+    with pytest.raises(EvidenceError, match="written to while it was read"):
+        run(other, HERE)
+    assert done.directory.manifest.exists()
+
+
 def test_a_full_disk_stops_the_run_which_then_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     real = parquet.write_table
 

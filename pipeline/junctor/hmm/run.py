@@ -224,12 +224,15 @@ class SequenceJob(Workload):
 
         write_model(model, self.directory.network)
 
-    def input_parts(self, threads: int) -> Iterator[InputPart]:
+    def kept_model(self, spec: SequenceSpec) -> HiddenMarkovModel:
+        """Return the model of the run directory."""
+        return model_for(self.directory.network, spec.model_digest)
+
+    def input_parts(self, model: HiddenMarkovModel, spec: SequenceSpec, threads: int) -> Iterator[InputPart]:
         """Yield the sequences, encoded by one thread, in partitions; at the end one without any."""
         from junctor.hmm.results import write_sequences
         from junctor.hmm.sequences import encode_sequences, open_sequences
 
-        spec, model = self._spec_and_model()
         source = open_sequences(
             self.sequences,
             model,
@@ -250,7 +253,7 @@ class SequenceJob(Workload):
             logger.warning("posteriors in logarithms stay on the CPU")
         if resources.scheduler is not None:
             return RunEstimate()
-        _, model = self._spec_and_model()
+        model = self.kept_model(self.directory.read_spec())
         entries = model.entries.size
         # Metadata alone tells the steps; no sequence is read.
         total = sum(_steps_of(self.directory.evidence_part(i), model.states) for i in pending)
@@ -260,10 +263,6 @@ class SequenceJob(Workload):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the sequences of some partitions."""
         return sum(_rows_of(self.directory.evidence_part(i)) for i in parts)
-
-    def _spec_and_model(self) -> tuple[SequenceSpec, HiddenMarkovModel]:
-        spec = self.directory.read_spec()
-        return spec, model_for(self.directory.network, spec.model_digest)
 
 
 def _rows_of(path: AnyPath) -> int:

@@ -189,18 +189,25 @@ def ingest_model(job: Workload, progress: Progress) -> tuple[AnySpec, Stamps]:
     model = job.read_model()
     stamps = job.stamps()
     spec = job.spec_of(model)
-    claim(job, model, spec)
+    claim(job, model, spec, stamps, progress)
     return spec, stamps
 
 
-def claim(job: Workload, model: Any, spec: AnySpec, alone: bool = True) -> None:
+def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Progress, alone: bool = True) -> None:
     """Claim the run directory for a job, and write its model there as Parquet.
 
     job: equal to others at the same directory.
     model, spec: of the job.
+    stamps: of the files of the inputs when their digest was made.
+    progress: shows the stage.
     alone: whether no other process is at the directory.
-    Raises RunError if another run is there.
+    Raises RunError if another run is there, and EvidenceError if it would give way to inputs that cannot be read.
     """
+    if alone and job.directory.loses_answers(spec, job.overwrite):
+        # The answers of weeks must not go for a file with a wrong column.
+        progress.stage(f"checking the {job.words.inputs}")
+        job.check_inputs(model, spec, usable_cores())
+        refuse_changes(stamps, job.stamps())
     # Before anything is written: another run in the directory must stay whole.
     job.directory.claim(spec, job.overwrite, alone)
     discard_damaged(job.directory)
@@ -274,7 +281,9 @@ def _unchanged(directory: Directory[Any], stamps: Stamps) -> Iterator[None]:
 
 def _parts_of_files(job: Workload, stamps: Stamps, threads: int) -> Iterator[InputPart]:
     """Yield the partitions of the inputs; raises EvidenceError for other files than those with the `stamps`."""
-    for number, part in enumerate(job.input_parts(threads)):
+    # The model of the directory, not of the job: an earlier call may have begun with it.
+    spec = job.directory.read_spec()
+    for number, part in enumerate(job.input_parts(job.kept_model(spec), spec, threads)):
         # All files are open with the first partition: those that come later are not read.
         if not number:
             refuse_changes(stamps, job.stamps())

@@ -108,7 +108,7 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
         spec = job.spec_of(model)
     with ExitStack() as using:
         with directory.preparing(lambda: progress.stage(f"waiting for another part to read the {job.words.inputs}")):
-            claim(job, model, spec, alone=using.enter_context(directory.shared()))
+            claim(job, model, spec, stamps, progress, alone=using.enter_context(directory.shared()))
             counts = ingest_inputs(job, progress, stamps=stamps)
             # What this decides for all shares, the first one decides.
             if getattr(spec, "method", "exact") != "exact":

@@ -441,6 +441,11 @@ class Directory(Generic[Spec]):
             elif there != spec:
                 write_json(self.spec_file, spec_record(spec))
 
+    def loses_answers(self, spec: Spec, overwrite: bool) -> bool:
+        """Return True if `claim` is to remove answers of another run."""
+        with explained(self.path):
+            return overwrite and self.spec_file.exists() and self._gives_way(spec, overwrite) and self._has_answers()
+
     def _is_continued_by(self, there: Spec, spec: Spec) -> bool:
         """Return True if a run of `spec` goes on with what is there."""
         return there == spec

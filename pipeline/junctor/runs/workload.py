@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
-from junctor.evidence.files import Stamps, lists
+from junctor.evidence.files import Stamps, input_files, lists
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import (
     AnswerFiles,
@@ -203,8 +203,20 @@ class Workload(ABC):
         """Write the model to the run directory."""
 
     @abstractmethod
-    def input_parts(self, threads: int) -> Iterator[InputPart]:
-        """Yield the inputs, encoded by so many threads, in partitions; at the end one without rows."""
+    def kept_model(self, spec: Any) -> Any:
+        """Return the model of the run directory; spec: of the run."""
+
+    @abstractmethod
+    def input_parts(self, model: Any, spec: Any, threads: int) -> Iterator[InputPart]:
+        """Yield the inputs, encoded by so many threads, in partitions; at the end one without rows.
+
+        model, spec: of the run.
+        """
+
+    def check_inputs(self, model: Any, spec: Any, threads: int) -> None:
+        """Read the inputs as the run will, and keep nothing; arguments and errors as of `input_parts`."""
+        for _ in self.input_parts(model, spec, threads):
+            pass
 
     @abstractmethod
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
@@ -458,18 +470,42 @@ class Job(Workload):
         # Read again, it would take longer than a few rows.
         network_for(self.directory.network, model.digest, model)
 
-    def input_parts(self, threads: int) -> Iterator[InputPart]:
+    def kept_model(self, spec: RunSpec) -> Network:
+        """Return the network of the run directory."""
+        return network_for(self.directory.network, spec.network_digest)
+
+    def input_parts(self, model: Network, spec: RunSpec, threads: int) -> Iterator[InputPart]:
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
 
-        # The network of the directory, not of the job: an earlier call may have begun with it.
-        spec = self.directory.read_spec()
-        network = network_for(self.directory.network, spec.network_digest)
-        source = open_inputs(self.evidence, network, spec, self.evidence_format, self.mapping)
+        source = open_inputs(self.evidence, model, spec, self.evidence_format, self.mapping)
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
             yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition))
+
+    def check_inputs(self, model: Network, spec: RunSpec, threads: int) -> None:
+        """Read the evidence as the run will; of evidence that grows until one file is whole, unless it is strict."""
+        if not self.incremental:
+            Workload.check_inputs(self, model, spec, threads)
+            return
+        files = input_files(self.evidence, check=False)
+        broken: EvidenceError | None = None
+        for path in files.paths:
+            try:
+                source = open_inputs(path, model, spec, self.evidence_format, self.mapping, files.folder)
+                for _ in source.partitions(spec.partition_rows, threads):
+                    pass
+            except EvidenceError as error:
+                if spec.strict:
+                    raise
+                broken = broken or error
+            else:
+                # Others that cannot be read are named at the end of the run.
+                if not spec.strict:
+                    return
+        if broken is not None:
+            raise broken
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
         """Return the estimate of the remaining partitions.
