@@ -89,6 +89,27 @@ def test_an_entry_under_another_name_is_no_entry(tmp_path: Path) -> None:
     assert cache.read("order", "b", bytes) is None
 
 
+def test_what_is_no_file_is_no_entry(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for key in ("pipe", "folder", "link"):
+        cache.write("order", key, CONTENT)
+    pipe, folder, link = (entry.path for entry in cache.entries())
+    for path in (pipe, folder, link):
+        path.unlink()
+    # A process that opened it would wait for ever.
+    os.mkfifo(pipe)
+    folder.mkdir()
+    link.symlink_to("nowhere")
+    assert [cache.read("order", key, bytes) for key in ("pipe", "folder", "link")] == [None] * 3
+    assert cache.entries() == []
+    (folder / "mine").touch()
+    with pytest.raises(OSError, match=folder.name):
+        cache.clear()
+    (folder / "mine").unlink()
+    cache.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_version_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     cache.write("order", "a", CONTENT)

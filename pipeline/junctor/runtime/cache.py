@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+import stat
 import time
 import uuid
 from collections.abc import Callable
@@ -80,6 +81,9 @@ class Cache:
         """
         path = self._path(kind, key)
         try:
+            # Whoever opens a pipe waits for its writer.
+            if not path.is_file():
+                return None
             data = path.read_bytes()
         except OSError:
             return None
@@ -142,14 +146,18 @@ class Cache:
             # Others may remove entries at any time.
             with suppress(OSError):
                 status = path.stat()
-                found.append(Entry(path, path.name.partition("-")[0], status.st_size, status.st_mtime))
+                if stat.S_ISREG(status.st_mode):
+                    found.append(Entry(path, path.name.partition("-")[0], status.st_size, status.st_mtime))
         return sorted(found, key=lambda entry: (entry.used, entry.path.name))
 
     def clear(self) -> int:
-        """Remove all entries and return their number; raises OSError where that is not allowed."""
-        entries = self.entries()
-        for entry in entries:
-            entry.path.unlink(missing_ok=True)
+        """Remove all entries, and what has the place of one; return their number. Raises OSError where it cannot."""
+        entries = self._files(f"*{SUFFIX}")
+        for path in entries:
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
         for stray in self._files(f".*{SUFFIX}.*.tmp"):
             stray.unlink(missing_ok=True)
         return len(entries)
