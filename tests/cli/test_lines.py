@@ -51,6 +51,19 @@ def test_errors_are_documents(tmp_path: Path) -> None:
     assert "did you mean 'lung'" in str(lines[0]["message"])
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_lines_that_cannot_be_written_end_no_work(tmp_path: Path, format: str) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("smoke,xray\nyes,no\n")
+    words = (ASIA, str(rows), "-o", str(tmp_path / "out"), "--no-prefect", "--log-format", format)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "run", *words], stdout=subprocess.PIPE, stderr=full, text=True)
+        assert (done.returncode, "1 rows" in done.stdout) == (0, True)
+        # Nor does an error lose its code.
+        for option, code in (("--strict", 6), ("--targets=lungs", 3), ("--nonsense", 2)):
+            assert subprocess.run([*COMMAND, "run", *words, option], stderr=full).returncode == code
+
+
 def test_a_page_without_a_home_adds_no_lines(tmp_path: Path) -> None:
     rows, temporary = tmp_path / "rows.csv", tmp_path / "temporary"
     rows.write_text("smoke,xray\nyes,no\n")

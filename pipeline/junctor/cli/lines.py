@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -42,6 +44,25 @@ def document(event: str, message: str, level: str, **facts: Any) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     known = {name: value for name, value in facts.items() if value is not None}
     return json.dumps({"time": now, "level": level, "event": event, "message": message, **known})
+
+
+class _Dropping(io.FileIO):
+    """A file that drops what it cannot take."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or drop them."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def drop_lost_lines() -> None:
+    """Have stderr drop what it cannot take: no work ends because a disk for logs is full or nobody reads any more."""
+    if sys.stderr is None:
+        return
+    dropping = io.BufferedWriter(_Dropping(sys.stderr.fileno(), "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(dropping, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
 
 
 class LineFormatter(logging.Formatter):

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 
 # Kubernetes kills after 30 seconds, systemd after 90, impatient people after ten.
@@ -78,7 +79,9 @@ def _end_late(told: int) -> None:
     killer = threading.Thread(target=_kill_children, daemon=True)
     killer.start()
     killer.join(KILL_SECONDS)
-    os.write(2, f"error: terminated before all was cleared away: {GO_ON}\n".encode())
+    # On a full disk.
+    with suppress(OSError):
+        os.write(2, f"error: terminated before all was cleared away: {GO_ON}\n".encode())
     os._exit(TERMINATED)
 
 
