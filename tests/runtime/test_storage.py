@@ -192,6 +192,16 @@ def test_a_killed_process_leaves_no_lock_and_no_litter(tmp_path: Path) -> None:
         assert list((tmp_path / "evidence").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["link", "link/out"])
+def test_a_link_to_nothing_is_told_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(RunError, match=r"link is a link to .*unmounted, which is not there"):
+        RunDirectory(tmp_path / name).locked().__enter__()
+    (tmp_path / "unmounted").mkdir()
+    with RunDirectory(tmp_path / name).locked():
+        assert (tmp_path / "unmounted").exists()
+
+
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     with pytest.raises(RunError, match="is a file: name a directory"), RunDirectory(tmp_path / "x").locked():

@@ -465,6 +465,12 @@ class Directory(Generic[Spec]):
         with explained(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise RunError(f"{self.path} is a file: name a directory with --output")
+            for each in (self.path, *self.path.parents):
+                if each.is_symlink() and not each.exists():
+                    raise RunError(
+                        f"{each} is a link to {os.readlink(each)}, which is not there: make that directory, or name "
+                        "another one with --output"
+                    )
             self.path.mkdir(parents=True, exist_ok=True)
             return open(self.path / name, "a+")
 
