@@ -23,6 +23,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy, Concurrency
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
+from pydantic import ValidationError
 
 from junctor_flows.batch import score_batch
 from junctor_flows.learning import learn_chain, learn_network
@@ -96,9 +97,8 @@ def _schedules(options: DeploymentOptions) -> list[DeploymentScheduleCreate]:
         return []
     try:
         schedule = CronSchedule(cron=options.cron, timezone=options.timezone)
-    except ValueError as error:
-        # Of several lines the second says what is wrong.
-        reason = str(error).splitlines()[-2 if len(str(error).splitlines()) > 2 else -1].strip()
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"found the schedule {options.cron!r} in {options.timezone or 'UTC'}: {reason}") from error
     return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import junctor_cli
 from helpers.files import ASIA, ROOT
 from helpers.prefect_servers import BIN, PrefectServer
 from pyarrow import parquet
@@ -171,8 +172,11 @@ def test_parameters_are_checked_by_the_server(
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["--cron", "at five"], 3, ["'at five'"]),
-        (["--cron", "0 5 * * *", "--timezone", "Berlin"], 3, ["Berlin"]),
+        (["--cron", "at five"], 3, ["found the schedule 'at five' in UTC: Invalid cron string: \"at five\"\n"]),
+        (["--cron", "0 5 * * *", "--timezone", "Berlin"], 3, ["Invalid timezone", "example, America/New_York)\n"]),
+        (["--cron", "0 5 * * *", "--timezone", ""], 2, ["--timezone", "it is empty"]),
+        (["--timezone", "UTC"], 2, ["--timezone", "it belongs to --cron"]),
+        (["--part", "1/2"], 2, ["--part", "array job"]),
         (["--memory", "much"], 2, ["'much'"]),
         (["--timeout", "long"], 2, ["'long'"]),
         (["--samples", "1000"], 2, ["--method", "sampling"]),
@@ -189,6 +193,13 @@ def test_what_a_run_would_refuse_is_refused_at_once(
     assert done.exit_code == code, done.stderr
     assert all(word in done.stderr for word in words)
     assert "Traceback" not in done.stderr
+
+
+def test_standard_input_is_not_deployed() -> None:
+    for words in ((ASIA, "-"), ("learn", ASIA, "/dev/stdin"), ("viterbi", "model.json", "-")):
+        done = junctor_cli("deploy", *words, "-o", "out.bif")
+        assert done.exit_code == 2, done.stderr
+        assert "found standard input" in done.stderr
 
 
 def test_fits_and_sequences_are_deployed(

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from junctor.cli.deployed import checking
 from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain
-from junctor.cli.parameters import parameters_of, seconds_of, values
+from junctor.cli.parameters import Parameter, parameters_of, seconds_of, values
 from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
 
@@ -76,12 +76,28 @@ def _deploy(
     **given: Any,
 ) -> None:
     from junctor.cli.prefect_server import configured_server
+    from junctor.evidence.pipes import STDIN
 
+    function, _ = _COMMANDS[command]
+    for each in _inputs(function):
+        if given[each.argument] in STDIN:
+            raise typer.BadParameter(
+                "found standard input, which a run on a schedule has not: name a file or folder",
+                param_hint=each.name.upper(),
+            )
+    if given.get("part") is not None:
+        raise typer.BadParameter(
+            "the parts of an array job are started by its scheduler, not by a deployment: leave it out",
+            param_hint="--part",
+        )
+    if timezone is not None and cron is None:
+        raise typer.BadParameter("it belongs to --cron: give both, or leave it out", param_hint="--timezone")
+    if timezone == "":
+        raise typer.BadParameter("it is empty, expected a name such as Europe/Berlin", param_hint="--timezone")
     if name is not None and _REFUSED.search(name):
         raise typer.BadParameter(f"found {name!r}, expected a name without / % & < >", param_hint="--name")
     configured_server()
     # What a run would refuse at night is refused now.
-    function, _ = _COMMANDS[command]
     with checking():
         function(**given)
     for limit in (retry_delay, *([] if timeout is None else [timeout])):
@@ -100,8 +116,13 @@ def _deploy(
     typer.echo(f"  runs it:   {worker}")
 
 
+def _inputs(function: Callable[..., None]) -> tuple[Parameter, ...]:
+    """Return the parameters of a command that are its model and its rows."""
+    return parameters_of(function)[:2]
+
+
 def _name(command: str, parameters: dict[str, Any]) -> str:
-    inputs = [each.name for each in parameters_of(_COMMANDS[command][0])][:2]
+    inputs = [each.name for each in _inputs(_COMMANDS[command][0])]
     stems = [_REFUSED.sub("", PurePath(parameters[key]).stem) or key for key in inputs]
     return "-".join(stems if command == "run" else [*stems, command])
 

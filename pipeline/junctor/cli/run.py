@@ -180,7 +180,7 @@ def run_share_and_show(
     from junctor.cli.signals import GO_ON
     from junctor.runs.share import Share, run_share
 
-    if is_check() or prefect:
+    if prefect:
         raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
     _refuse_of_all_answers(job)
     share = Share.parse(part)
