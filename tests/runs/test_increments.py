@@ -638,6 +638,37 @@ def test_stops_around_the_commit(world: World, monkeypatch: pytest.MonkeyPatch, 
     world.equals_one_run()
 
 
+@pytest.mark.parametrize("again", ["backfill", "change"])
+def test_answers_that_a_killed_sweep_left_are_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, answered: list[int], again: str
+) -> None:
+    world.days([1])
+    first = world.run()
+    old = world.folder / "out" / first.parts[0].file
+    # Of the size that it had, and with readable metadata.
+    old.write_bytes(b"PAR1damaged!" + old.read_bytes()[12:])
+    options = {"backfill": ("date=2026-11-01",)} if again == "backfill" else {}
+
+    def stop(*_: object) -> None:
+        raise StopError
+
+    if again == "change":
+        world.write(f"{DAY.format(1)}/a.parquet", seed=99)
+    with monkeypatch.context() as patch:
+        patch.setattr(IncrementDirectory, "sweep", stop)
+        with pytest.raises(StopError):
+            world.run(**options)
+    assert old.exists()
+    # The content of before, so that the names of its parts are those of before as well.
+    world.days([1])
+    answered.clear()
+    manifest = world.run(**options)
+    assert manifest.parts[0].file == first.parts[0].file
+    assert answered == [3, 2]
+    assert not verify(world.job().directory).faults
+    world.equals_one_run()
+
+
 def test_workers_of_a_scheduler(world: World, scheduler: str) -> None:
     world.days([1, 2])
     world.run()
