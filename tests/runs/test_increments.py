@@ -584,6 +584,10 @@ class StopError(Exception):
     pass
 
 
+def stop(*_: object) -> None:
+    raise StopError
+
+
 def stopping(after: int) -> Callable[..., Iterator[tuple[Part, StageTimings]]]:
     real = steps.propagate_here
 
@@ -619,14 +623,29 @@ def test_an_interrupted_increment_goes_on(world: World, monkeypatch: pytest.Monk
     world.equals_one_run()
 
 
+@pytest.mark.parametrize("typed", ["a", "c"])
+def test_an_interrupted_increment_goes_on_with_a_type(
+    world: World, monkeypatch: pytest.MonkeyPatch, answered: list[int], typed: str
+) -> None:
+    write_notes(world, b=[None] * 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "merge", stop)
+        with pytest.raises(StopError):
+            world.run(keep=("k",))
+    write_notes(world, **{typed: [1]})
+    answered.clear()
+    assert world.run(keep=("k",)).rows == 3
+    assert sorted(answered) == [1, 2]
+    assert sorted(junctor.read_answers(world.folder / "out")["k"].to_pylist(), key=str) == [1, None, None]
+    world.run("whole", keep=("k",))
+    assert world.tree() == world.tree("whole")
+
+
 @pytest.mark.parametrize("step", ["sweep", "forget", "merge"])
 def test_stops_around_the_commit(world: World, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     world.days([1, 2])
     world.run()
     world.write(f"{DAY.format(1)}/a.parquet", seed=99)
-
-    def stop(*_: object) -> None:
-        raise StopError
 
     with monkeypatch.context() as patch:
         patch.setattr(*((steps, step) if step == "merge" else (IncrementDirectory, step)), stop)
@@ -648,9 +667,6 @@ def test_answers_that_a_killed_sweep_left_are_made_again(
     # Of the size that it had, and with readable metadata.
     old.write_bytes(b"PAR1damaged!" + old.read_bytes()[12:])
     options = {"backfill": ("date=2026-11-01",)} if again == "backfill" else {}
-
-    def stop(*_: object) -> None:
-        raise StopError
 
     if again == "change":
         world.write(f"{DAY.format(1)}/a.parquet", seed=99)

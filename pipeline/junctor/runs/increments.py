@@ -24,8 +24,8 @@ from junctor.runtime.remote import AnyPath
 #   DIR/posteriors/date=2026-11-22/KEY-00000.parquet    answers, under the partition of their input
 #   DIR/manifest.json                                   the commit: names all inputs and parts; nothing else counts
 #
-# Keys are digests of question and content: an interrupted increment finds its finished parts by their names, whatever
-# has arrived meanwhile, and a part is never written over.
+# Keys are digests of question, content and types of kept columns: an interrupted increment finds its finished parts by
+# their names, whatever has arrived meanwhile, and a part is never written over.
 
 # Most inputs that a message names.
 _NAMED = 5

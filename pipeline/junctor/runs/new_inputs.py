@@ -277,7 +277,7 @@ class _Encoding:
                         self._types = self._types_of(changes, known, network)
                     source = self._open(listed, network, self._types)
                 columns = self._columns(listed, source, network)
-                key = self._free_key(change, taken)
+                key = self._free_key(change, source.kept_schema, taken)
                 rows = []
                 for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
                     target = self.directory.ingested.parent / f"{stem_of(listed.path, key, number)}.arrow"
@@ -360,12 +360,14 @@ class _Encoding:
             self.lacking[listed.path] = missing
         return replace(before, evidence=tuple(dict.fromkeys([*before.evidence, *names])))
 
-    def _free_key(self, change: Change, taken: set[tuple[str, str]]) -> str:
+    def _free_key(self, change: Change, kept: pa.Schema, taken: set[tuple[str, str]]) -> str:
         """Return the key of an input; one of equal content in its partition has another."""
         path = change.listed.path
         format = self.files.format or format_of(self.files.paths[path])
+        # Other files may have given them, and when an interrupted increment goes on others may be there.
+        types = {field.name: str(field.type) for field in kept}
         for copy in count():
-            told = [spec_record(self.spec), change.digest, format, copy]
+            told = [spec_record(self.spec), change.digest, format, types, copy]
             key = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:_KEY_DIGITS]
             if (partition_of(path), key) not in taken:
                 taken.add((partition_of(path), key))
