@@ -156,6 +156,21 @@ def test_globs_and_status_in_a_store(twins: Twins) -> None:
         assert (record["state"], record["rows"]) == ("finished", rows)
 
 
+def test_names_in_a_store_begin_where_they_did_before(twins: Twins) -> None:
+    base = replace(twins.remote, evidence=twins.bucket.url("in/a%23b"))
+    for seed, name in enumerate(("x.parquet", "date=1/y.parquet", "z/y.parquet")):
+        twins.write(f"a#b/{name}", seed)
+    first = run(base, HERE)
+    twins.write("a#b/z/y.parquet", 9)
+    for name in ("z/*.parquet", "z", "z/y.parquet", "date=1"):
+        manifest = run(replace(base, evidence=twins.bucket.url(f"in/a%23b/{name}")), HERE)
+        assert [each.path for each in manifest.inputs] == [each.path for each in first.inputs]
+        assert manifest.increments[-1].changed == ("z/y.parquet",)
+        assert manifest.root == twins.bucket.url("in/a%23b").partition("?")[0]
+    with pytest.raises(EvidenceError, match=r"the inputs so far are in s3://.*/in/a#b, and still there"):
+        run(replace(base, evidence=twins.bucket.url("in")), HERE)
+
+
 @pytest.mark.slow
 def test_kills_in_a_store_lose_and_double_nothing(twins: Twins) -> None:
     kills, chance = 6, random.Random(1)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 from urllib.parse import unquote
@@ -63,6 +64,25 @@ class InputFiles:
     folder: AnyPath | None
     paths: tuple[AnyPath, ...]
     pattern: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> AnyPath:
+        """The folder in which their names begin, also that of a single file."""
+        return self.paths[0].parent if self.folder is None else self.folder
+
+    def named_in(self, root: AnyPath) -> InputFiles:
+        """Return them by their names in a folder that they lie in or below; as they are where they lie elsewhere."""
+        between = names_below(self.root, root)
+        if not between:
+            return self
+        folder, paths = self.root, self.paths
+        for _ in between:
+            folder = folder.parent
+        if isinstance(root, Path):
+            # Links and `..` may have led there, or the root is written in another way.
+            folder, paths = root, tuple(Path(root, *between, *_below(path, self.root)) for path in paths)
+        own = (self.paths[0].name,) if self.folder is None else ()
+        return InputFiles(folder, paths, (*map(escape, (*between, *own)), *self.pattern))
 
     def name_of(self, path: AnyPath) -> str:
         """Return the name of a file in the folder, with slashes."""

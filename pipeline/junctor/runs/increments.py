@@ -123,6 +123,7 @@ class Pending:
     returned: removed inputs among those that are touched.
     columns: of all inputs; None without any.
     is_clean: whether no interrupted increment left files.
+    root: folder in which the paths of inputs begin, or its URL; earlier versions told none.
     """
 
     number: int
@@ -135,6 +136,7 @@ class Pending:
     broken: dict[str, str]
     columns: EvidenceColumns | None
     is_clean: bool
+    root: str | None = None
 
     @property
     def is_empty(self) -> bool:

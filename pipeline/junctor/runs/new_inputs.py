@@ -33,7 +33,7 @@ from junctor.runs.storage import Ingested, RunSpec, spec_record
 from junctor.runtime.files import write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import Progress
-from junctor.runtime.remote import AnyPath, shown
+from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
 from junctor.runtime.threads import ahead
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def ingest(
     growth: Growth,
     known: Sequence[Input],
     columns: EvidenceColumns | None,
+    root: str | None,
     number: int,
     progress: Progress,
 ) -> Ingested:
@@ -88,16 +89,19 @@ def ingest(
 
     directory: of the run, with its network.
     growth: the evidence.
-    known, columns: inputs of the manifest, and their columns.
+    known, columns, root: inputs of the manifest, their columns, and the folder in which their names begin.
     number: of the increment.
     progress: shows the stages.
-    Raises EvidenceError for a listing without files, for a backfill of nothing and, if the run is strict, for the first
-    input that cannot be read; otherwise those are named in `Pending`.
+    Raises EvidenceError for a listing without files, for files that have other names than before, for a backfill of
+    nothing and, if the run is strict, for the first input that cannot be read; otherwise those are named in `Pending`.
     """
     spec = directory.read_spec()
     progress.stage("listing the evidence")
     is_clean = not directory.ingested.parent.exists()
-    files = _Files.of(growth)
+    folder_before = None if root is None else location(root)
+    files = _Files.of(growth, folder_before)
+    if folder_before is not None:
+        _refuse_another_folder(files.found, folder_before, known)
     backfills = [Backfill.parse(text) for text in growth.backfill]
     if backfills and not any(selects(backfills, each.path) for each in files.listed):
         raise EvidenceError(f"no input is in {' '.join(growth.backfill)}", Place(shown(growth.evidence)))
@@ -126,6 +130,7 @@ def ingest(
         broken=encoding.broken,
         columns=encoding.columns,
         is_clean=is_clean,
+        root=_recorded(files.found.root.absolute()),
     )
     folder = directory.ingested.parent
     directory.sync_names([folder / f"{name}.arrow" for each in encoding.encoded for name in each.names])
@@ -193,9 +198,11 @@ class _Files:
     unreadable: dict[str, EvidenceError]
 
     @classmethod
-    def of(cls, growth: Growth) -> _Files:
-        """List the files; raises EvidenceError if there are none."""
+    def of(cls, growth: Growth, root: AnyPath | None) -> _Files:
+        """List the files, by their names in a `root` that they lie below; raises EvidenceError if there are none."""
         found = input_files(growth.evidence, check=False)
+        if root is not None:
+            found = found.named_in(root)
         paths = {found.name_of(path): path for path in found.paths}
         listed, stamps, unreadable = list[Listed](), dict[str, Stamp](), dict[str, EvidenceError]()
         now = time.time()
@@ -373,6 +380,37 @@ class _Encoding:
                 taken.add((partition_of(path), key))
                 break
         return key
+
+
+def _refuse_another_folder(found: InputFiles, root: AnyPath, known: Sequence[Input]) -> None:
+    """Raise EvidenceError for files that have their names in another folder than the inputs before, unless those moved.
+
+    found: the files.
+    root, known: the folder and the inputs before.
+    """
+    now = found.root.absolute()
+    # Another store, or a disk in place of one, is not looked into: it may be out of reach.
+    if names_below(now, root) is not None or now.parts[0] != root.parts[0]:
+        return
+    if isinstance(root, RemotePath) and isinstance(now, RemotePath):
+        root = root.opened_as(now)
+    # The same files would have other names and be answered twice, or others the same names and replace their answers.
+    # Inputs that were moved are the same in another folder; they are at their old place no more.
+    try:
+        before = input_files(root, check=False)
+    except EvidenceError:
+        return
+    there = {before.name_of(path) for path in before.paths}
+    if any(each.path in there for each in known):
+        raise EvidenceError(
+            f"the inputs so far are in {root}, and still there: give that folder, or a folder or glob in it; for other "
+            "evidence name another --output",
+            Place(str(found.root)),
+        )
+
+
+def _recorded(root: AnyPath) -> str:
+    return root.url if isinstance(root, RemotePath) else str(root)
 
 
 def _other_type(name: str, kind: str, before: str) -> str:

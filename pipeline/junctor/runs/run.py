@@ -78,7 +78,7 @@ INPUTS_AHEAD = 2**28
 STORE_READS = 16
 
 # Fields of a manifest that other runs have not.
-_OF_INCREMENTS = ("increment", "inputs", "increments", "columns")
+_OF_INCREMENTS = ("increment", "inputs", "increments", "columns", "root")
 
 logger = logging.getLogger("junctor")
 
@@ -119,6 +119,7 @@ class Manifest:
     inputs: files that are answered; their parts follow each other in `parts`.
     increments: in their order.
     columns: of the inputs.
+    root: folder in which the paths of inputs begin, or its URL; earlier versions told none.
     """
 
     spec: AnySpec
@@ -135,6 +136,7 @@ class Manifest:
     inputs: tuple[Input, ...] = ()
     increments: tuple[Increment, ...] = ()
     columns: EvidenceColumns | None = None
+    root: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
@@ -231,11 +233,12 @@ def ingest_inputs(
     directory = job.directory
     if job.growth is not None and isinstance(directory, IncrementDirectory):
         there = read_manifest(directory) if directory.manifest.exists() else None
-        inputs, columns, number = (there.inputs, there.columns, len(there.increments)) if there else ((), None, 0)
+        number = len(there.increments) if there else 0
+        before = (there.inputs, there.columns, there.root) if there else ((), None, None)
         # A call was killed after its commit: old answers that it left must not pass for new ones to equal content.
         if there is not None and 0 < directory.pending.number <= number:
             directory.sweep(directory.read_spec(), there.parts)
-        return ingest(directory, job.growth, inputs, columns, number + 1, progress)
+        return ingest(directory, job.growth, *before, number + 1, progress)
     known = directory.read_ingested()
     if known is not None:
         return known
@@ -505,6 +508,7 @@ def _written_increment(
         inputs=inputs,
         increments=(*(before.increments if before else ()), increment),
         columns=pending.columns,
+        root=pending.root,
     )
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
@@ -582,7 +586,8 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     parts = tuple(map(Part.of, record["parts"]))
     amounts = fields["rows"], fields["reused_parts"], *fields["statuses"].values()
     amounts += tuple(count for part in parts for count in (part.rows, part.bytes, *part.statuses.values()))
-    if not all(type(count) is int for count in amounts) or not all(isinstance(part.file, str) for part in parts):
+    names = [part.file for part in parts] + ([] if record.get("root") is None else [record["root"]])
+    if not all(type(count) is int for count in amounts) or not all(isinstance(name, str) for name in names):
         raise TypeError("a number or a name of another type")
     return Manifest(
         spec=parse(record["spec"]),
@@ -595,4 +600,5 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
         inputs=tuple(Input.of(each) for each in record.get("inputs", ())),
         increments=tuple(Increment.of(each) for each in record.get("increments", ())),
         columns=EvidenceColumns.of(record.get("columns")),
+        root=record.get("root"),
     )

@@ -148,6 +148,11 @@ class RemotePath:
         return RemotePath(self._site, str(self._pure.parent))
 
     @property
+    def url(self) -> str:
+        """The URL of it, without credentials and query."""
+        return f"{_shown(self._site)}/{quote(self._key)}".rstrip("/")
+
+    @property
     def has_credentials(self) -> bool:
         """Whether the URL had a secret in it."""
         return bool(_secrets(self._site))
@@ -165,6 +170,10 @@ class RemotePath:
         if self._site != other._site:
             raise ValueError(f"{self} is not below {other}")
         return self._pure.relative_to(other._pure)
+
+    def opened_as(self, other: RemotePath) -> RemotePath:
+        """Return the path with the credentials and the query of another one in its store."""
+        return RemotePath(other._site, self._key)
 
     def absolute(self) -> RemotePath:
         """Return the path."""
