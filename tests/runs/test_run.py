@@ -370,14 +370,35 @@ def test_a_file_that_comes_while_others_are_encoded(
         ("in/d=*/*.parquet", "in/out", False),
         ("in/**/*.parquet", "in/.out", False),
         ("-", "in", False),
+        # By the links in it.
+        ("in", "far", True),
+        ("in", "far/out", True),
+        ("in", "far/_out", False),
+        ("in/**/*.parquet", "far", True),
+        ("in/*/*.parquet", "far", False),
+        ("in/d=*/*.parquet", "far", False),
+        ("in/**/*.csv", "far", False),
+        ("in", "link/x/far/out", True),
+        ("in", "work", False),
+        ("in", "work/raw", True),
+        ("in", "done", True),
+        ("in/x/*", "done", True),
+        ("in/*", "done", True),
+        ("in/**/*.csv", "done", False),
+        ("done/posteriors", "done", True),
+        ("done/posteriors/*.parquet", "done", True),
+        ("work/raw", "work", False),
     ],
 )
 def test_an_output_among_the_evidence_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, output: str, refused: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("in/x", "in/d=1"):
+    for folder in ("in/x", "in/d=1", "far", "work/raw", "done/posteriors"):
         Path(folder).mkdir(parents=True)
+    for folder in ("far", "work/raw", "done/posteriors"):
+        Path("in/x", Path(folder).name).symlink_to(tmp_path / folder)
+    Path("in/x/up").symlink_to("..")
     Path("in/a.csv").write_text("x_0\n0\n")
     Path("link").symlink_to("in")
     for evidence in (name, str(tmp_path / name)) if name != "-" else (name,):

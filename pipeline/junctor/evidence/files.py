@@ -10,7 +10,7 @@ import gzip
 import os
 import stat
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -185,36 +185,66 @@ def refuse_target(target: str, option: str, others: Iterable[str | None]) -> Non
     if (special := special_file(path)) is not None:
         raise InputError(f"{option} {target}: found {special}, which a file would replace: name a file")
     for source in filter(None, others):
-        found = _place_in(location(source), path)
-        if found is not None and (not found[1] or _matches(*found)):
+        if any(_matches(*place) for place in _places_in(location(source), path)):
             what = f"{shown(source)} of the same command, or a file of it"
             raise InputError(f"{option} {shown(target)}: that is {what}: name another file")
 
 
-def lists(source: str | os.PathLike[str] | RemotePath, directory: AnyPath, endings: Collection[str]) -> bool:
+def lists(
+    source: str | os.PathLike[str] | RemotePath,
+    directory: AnyPath,
+    endings: Collection[str],
+    folders: Collection[str] = (),
+) -> bool:
     """Return True if files of a directory, which may be there or not, would be among those of a folder or glob.
 
     source: as of `input_files`.
     directory: absolute.
     endings: of its files.
+    folders: names of folders in it; what else is in it may be the source, or be linked there.
     """
     path = location(source)
-    found = None if isinstance(path, Path) and path.is_file() else _place_in(path, directory)
-    if found is None or not _may_hold(*found):
+    if isinstance(path, Path) and path.is_file():
         return False
-    names, pattern = found
-    # Not so `data/**/*.csv`, where nothing in the directory ends so.
+    return any(_may_list(*place, endings) for place in _places_in(path, directory, folders))
+
+
+def _may_list(names: tuple[str, ...], pattern: tuple[str, ...], endings: Collection[str]) -> bool:
+    """Return True if a pattern leads to files in a folder that end in one of the `endings`."""
+    # Not so `data/**/*.csv`, where nothing in the folder ends so.
     ending = Path(pattern[-1]).suffix if pattern else ""
-    return _matches(names, pattern) or not ending or _is_wild(ending) or ending in endings
+    return _matches(names, pattern) or (
+        _may_hold(names, pattern) and (not ending or _is_wild(ending) or ending in endings)
+    )
 
 
-def _place_in(source: AnyPath, path: AnyPath) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the names of a path below a folder, or that of a glob, and the pattern; None elsewhere, or if hidden."""
-    names, pattern = names_below(path, source), tuple[str, ...]()
-    if names is None and any(map(_is_wild, _names(source))):
-        folder, pattern = _folder_of(source)
-        names = names_below(path, folder)
-    return None if names is None or _is_hidden(names) else (names, pattern)
+def _places_in(
+    source: AnyPath, path: AnyPath, folders: Collection[str] = ()
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield the names of a path below a folder, or that of a glob, and the pattern; also by links, but no hidden ones.
+
+    folders: names of folders in the path; one that the source is in, or a link leads to, stands for the path.
+    """
+    for folder, inside, pattern in _reached(source):
+        names, above = names_below(path, folder), names_below(folder, path)
+        if above and above[0] in folders:
+            yield inside, pattern
+        elif names is not None and not _is_hidden(names):
+            yield (*inside, *names), pattern
+
+
+def _reached(source: AnyPath) -> Iterator[tuple[AnyPath, tuple[str, ...], tuple[str, ...]]]:
+    """Yield the folder of a folder or glob, and links to folders in it: each with its names there, and the pattern."""
+    sources = [(source, tuple[str, ...]())]
+    # A folder may be called like a glob.
+    if any(map(_is_wild, _names(source))):
+        sources.append(_folder_of(source))
+    for folder, pattern in sources:
+        yield folder, (), pattern
+        if isinstance(folder, Path):
+            for each, inside, _ in _walk(folder, pattern):
+                if inside and each.is_symlink():
+                    yield each, inside, pattern
 
 
 def _folder_of(glob: AnyPath) -> tuple[AnyPath, tuple[str, ...]]:
@@ -297,8 +327,20 @@ def _files_below(folder: AnyPath, pattern: Sequence[str] = ()) -> Iterator[AnyPa
         if _matches(inside, pattern) or not isinstance(error, PermissionError):
             raise error
 
-    # Such names are markers (_SUCCESS) and leftovers of other tools.
-    for directory, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+    for directory, inside, names in _walk(folder, pattern, refuse):
+        files = (name for name in names if not _is_hidden([name]) and _matches((*inside, name), pattern))
+        yield from (directory / name for name in files)
+
+
+def _walk(
+    folder: Path, pattern: Sequence[str], refuse: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, tuple[str, ...], list[str]]]:
+    """Yield a folder and those in it that a pattern may lead into, by links too: path, names below, names of its files.
+
+    refuse: called for folders that cannot be read; None passes over them.
+    """
+    # Hidden names are markers (_SUCCESS) and leftovers of other tools.
+    for directory, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         inside = _below(Path(directory), folder)
         folders[:] = [
             name
@@ -306,8 +348,7 @@ def _files_below(folder: AnyPath, pattern: Sequence[str] = ()) -> Iterator[AnyPa
             if not (_is_hidden([name]) or _is_loop(Path(directory, name), folder))
             and _may_hold((*inside, name), pattern)
         ]
-        files = (name for name in names if not _is_hidden([name]) and _matches((*inside, name), pattern))
-        yield from (Path(directory, name) for name in files)
+        yield Path(directory), inside, files
 
 
 def _is_loop(path: Path, folder: Path) -> bool:

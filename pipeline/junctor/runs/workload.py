@@ -32,7 +32,7 @@ from junctor.runs.closing import Closing, refuse_bytes
 from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth, open_inputs
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
-from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
+from junctor.runs.storage import INPUTS, KINDS, AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, threads_for
 from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu
 from junctor.runtime.files import Checksum, aside, write_json
@@ -167,7 +167,7 @@ class Workload(ABC):
         refuse_bytes(location(self.output).absolute())
         self.closing.check_places(self.sources)
         output = self.directory.path
-        if lists(self.inputs, output, self.endings):
+        if lists(self.inputs, output, self.endings, (*INPUTS, *KINDS)):
             raise InputError(
                 f"{output}: what the run writes there would be among the {self.words.inputs} ({shown(self.inputs)}): "
                 "name a directory elsewhere with --output"
