@@ -30,9 +30,11 @@ from junctor.runs.increments import IncrementDirectory
 from junctor.runs.integrity import verify
 from junctor.runs.partition import Part, PartitionTask, PartTask, StageTimings
 from junctor.runs.run import Manifest, read_manifest, run
+from junctor.runs.share import finish
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import Checksum
+from junctor.runtime.progress import Silence
 from pyarrow import csv, parquet
 
 HERE = Resources(workers=0, compute=on_cpu())
@@ -784,6 +786,20 @@ def test_increments_are_verified(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.run(backfill=("date=2026-11-01",))
     assert not verify(world.job().directory).faults
     world.equals_one_run()
+
+
+def test_increments_need_no_finalise(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.days([1])
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "merge", stop)
+        with pytest.raises(StopError):
+            world.run()
+    for rows in (5, 10):
+        # All parts are there, but it is not the list of parts of an ordinary run that is missing.
+        with pytest.raises(RunError, match=r"increments need no finalise"):
+            finish(world.job().directory, Silence())
+        assert world.run().rows == rows
+        world.days([2])
 
 
 def test_a_full_disk_leaves_the_last_increment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from junctor.model.errors import InputError, RunError
 from junctor.runs.closing import Closing
+from junctor.runs.increments import IncrementDirectory
 from junctor.runs.integrity import discard_damaged
 from junctor.runs.partition import StageTimings
 from junctor.runs.run import (
@@ -125,10 +126,15 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
 def finish(directory: Directory[Any], progress: Progress) -> Manifest:
     """Return the manifest of a run whose shares are done; written unless it exists.
 
-    Raises RunError with the parts that are missing, or while a share is under way.
+    Raises RunError with the parts that are missing, while a share is under way, and for an incremental run.
     """
     started = time.monotonic()
     directory.read_spec()
+    if isinstance(directory, IncrementDirectory):
+        raise RunError(
+            f"{directory.path}: an incremental run: increments need no finalise, because their own command commits "
+            "them; one that was interrupted goes on with the same command"
+        )
     with directory.locked():
         discard_damaged(directory)
         paths = directory.expected_parts(directory.read_spec())
