@@ -802,6 +802,17 @@ def test_increments_need_no_finalise(world: World, monkeypatch: pytest.MonkeyPat
         world.days([2])
 
 
+def test_readers_of_answers_that_were_swept_read_again(world: World) -> None:
+    world.days([1, 2])
+    world.run()
+    batches = junctor.answer_batches(world.folder / "out")
+    next(batches)
+    world.run(backfill=("date=2026-11-01..2026-11-02",))
+    with pytest.raises(RunError, match="a run has changed the answers meanwhile: read them again"):
+        list(batches)
+    assert junctor.read_answers(world.folder / "out").num_rows == 10
+
+
 def test_a_full_disk_leaves_the_last_increment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.days([1])
     world.run()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from junctor.runtime.files import read_json
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 BATCH_ROWS = 65_536
+_DAMAGED = "`junctor verify` tells which parts are damaged"
 
 
 def read_answers(
@@ -53,8 +55,10 @@ def answer_batches(
         columns = [columns]
     if not isinstance(rows, Integral) or rows < 1:
         raise EvidenceError(f"found batches of {rows!r} rows, expected at least 1")
-    parts = _parts(location(output).absolute())
-    with _explained(parts[0].path):
+    directory = location(output).absolute()
+    record = read_json(directory / "manifest.json")
+    parts = _parts(directory, record)
+    with _explained(parts[0], directory, record):
         schema = schema_of_part(parts[0].path)
         parts[0].check(schema)
     names = schema.names if columns is None else list(columns)
@@ -68,7 +72,7 @@ def answer_batches(
     picked = pa.schema([schema.field(name) for name in names], facts)
     yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in picked.types], schema=picked)
     for part in parts:
-        with _explained(part.path):
+        with _explained(part, directory, record):
             for table in columns_in_batches(part.path, names, rows):
                 part.check(table.schema)
                 for batch in table.cast(picked).to_batches(rows):
@@ -101,26 +105,29 @@ class _Part:
     run: str
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise RunError for the part of another run, which has replaced that of the manifest; schema: of the file."""
+        """Raise ValueError for another file than that of the manifest; schema: of the file."""
         # The checksum would take as long as the rest.
         if run_of(schema) not in (self.run, None) or self.path.stat().st_size != self.bytes:
-            raise RunError(
-                f"{self.path}: not the part that manifest.json had when it was read: another run has replaced it (read "
-                "all answers again), or it is damaged (`junctor verify` tells)"
-            )
+            raise ValueError("it is not the file that manifest.json named")
 
 
 @contextmanager
-def _explained(part: AnyPath) -> Iterator[None]:
+def _explained(part: _Part, directory: AnyPath, record: dict[str, Any] | None) -> Iterator[None]:
+    """Context manager: errors of reading a part become a RunError that says what to do.
+
+    record: the manifest that names the part.
+    """
     try:
         yield
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunError(f"{part}: cannot be read ({told}): `junctor verify` tells which parts are damaged") from error
+        # Parts that a new manifest does not name are removed.
+        changed = read_json(directory / "manifest.json") != record
+        what = "a run has changed the answers meanwhile: read them again" if changed else _DAMAGED
+        raise RunError(f"{part.path}: cannot be read ({told}): {what}") from error
 
 
-def _parts(directory: AnyPath) -> list[_Part]:
-    record = read_json(directory / "manifest.json")
+def _parts(directory: AnyPath, record: dict[str, Any] | None) -> list[_Part]:
     if record is None:
         raise RunError(f"{directory}: no finished run here (manifest.json is missing)")
     try:
