@@ -8,6 +8,8 @@ table = junctor.posteriors(network, evidence)  # a pandas or Arrow table in, an 
 
 from __future__ import annotations
 
+# At once: a thread that outlives the main one cannot import it any more.
+import concurrent.futures.thread  # noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import distributed
 import numpy as np
 import pytest
 from helpers.engine_cases import assert_same
+from helpers.files import ASIA
 from helpers.options import on_cpu
 from helpers.signals import ctrl_c_is_heard
 from hypothesis import given
@@ -298,3 +300,22 @@ def test_stretches_hold_all_items_once(count: int, parts: int, most: int) -> Non
     sizes = [part.stop - part.start for part in found]
     assert not sizes or (min(sizes) > 0 and max(sizes) - min(sizes) < 2 and max(sizes) <= max(1, most))
     assert len(found) >= min(parts, count)
+
+
+def test_a_thread_that_outlives_the_main_one_does_the_work_itself() -> None:
+    code = (
+        "import junctor, threading, time, pyarrow as pa\n"
+        f"network = junctor.read_network({ASIA!r})\n"
+        "def work():\n"
+        "    threading.main_thread().join(); time.sleep(0.1)\n"
+        "    from junctor.runtime.threads import ahead, in_threads\n"
+        "    print(in_threads(lambda task, place: (task, place), range(4), 3), *ahead(str, range(4), 2))\n"
+        "    batches = pa.table({'smoke': ['yes', 'no'] * 3}).to_batches(max_chunksize=2)\n"
+        "    print(junctor.posteriors(network, pa.Table.from_batches(batches)).num_rows)\n"
+        "    try: in_threads(lambda task, place: 1 / task, [1, 0, 2], 2)\n"
+        "    except ZeroDivisionError as error: print(error)\n"
+        "threading.Thread(target=work).start()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["[(0, 0), (1, 0), (2, 0), (3, 0)] 0 1 2 3", "6", "division by zero"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import EXPLAINED_AT_ONCE, EXPLAINING_BYTES, PLENTY_BYTES
+from junctor.runtime.threads import Threads
 
 Source = TypeVar("Source")
 Read = TypeVar("Read")
@@ -53,7 +54,7 @@ def answer_in_sequence(
         engine.explain(batch_of(found), answers, EXPLAINING_BYTES, threads=1)
         return finish(found, answers)
 
-    with ThreadPoolExecutor(1 + EXPLAINED_AT_ONCE, thread_name_prefix="junctor-batches") as threads:
+    with Threads(1 + EXPLAINED_AT_ONCE, thread_name_prefix="junctor-batches") as threads:
         # The first one makes the engine, and chooses first, so that choices do not depend on who is quicker.
         engine = engine_for()
         coming: Future[Read] | None = None

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
@@ -28,7 +28,7 @@ from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
-from junctor.runtime.threads import short_turns
+from junctor.runtime.threads import Threads, short_turns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -321,7 +321,7 @@ def propagate_here(
     writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
     at_once = max(WRITERS, min(writers, usable_cores()))
-    with ThreadPoolExecutor(1 + at_once, thread_name_prefix="junctor-files") as threads:
+    with Threads(1 + at_once, thread_name_prefix="junctor-files") as threads:
         reading = threads.submit(partitions[0].read)
         for i, partition in enumerate(partitions):
             with partition.stages.time("waiting"):

@@ -1,6 +1,6 @@
 """Tasks over the threads of this process, for work without Python's lock.
 
-Main functions: `in_threads`, `stretches`, `ahead`; main class: `Turns`.
+Main functions: `in_threads`, `stretches`, `ahead`; main classes: `Threads`, `Turns`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, thread, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import pairwise
@@ -67,15 +67,33 @@ def short_turns() -> Iterator[None]:
         _short_turns.end()
 
 
+class Threads(ThreadPoolExecutor):
+    """Threads that do what is submitted. Once the main thread has ended Python gives none, and the caller does it."""
+
+    def submit(self, function: Callable[..., Result], /, *args: Any, **named: Any) -> Future[Result]:
+        """Return what will have the result of `function(*args, **named)`."""
+        try:
+            return super().submit(function, *args, **named)
+        except RuntimeError:
+            if not thread._shutdown:
+                raise
+        done: Future[Result] = Future()
+        try:
+            done.set_result(function(*args, **named))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
 class _Pools:
     """Pools of threads at rest: to start sixteen threads takes as long as a block of cases."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[tuple[int, ThreadPoolExecutor]] = []
+        self._idle: list[tuple[int, Threads]] = []
 
     @contextmanager
-    def lend(self, threads: int) -> Iterator[ThreadPoolExecutor]:
+    def lend(self, threads: int) -> Iterator[Threads]:
         """Context manager: a pool of at least so many threads, of which none does anything else."""
         with self._lock:
             fitting = [each for each in self._idle if each[0] >= threads]
@@ -83,7 +101,7 @@ class _Pools:
             if pool is not None:
                 self._idle.remove(pool)
         if pool is None:
-            pool = threads, ThreadPoolExecutor(threads, thread_name_prefix="junctor")
+            pool = threads, Threads(threads, thread_name_prefix="junctor")
         try:
             yield pool[1]
         except BaseException:
@@ -233,7 +251,7 @@ def ahead(
         return
     under_way: deque[tuple[int, Future[Result]]] = deque()
     remaining = iter(tasks)
-    with ThreadPoolExecutor(threads, thread_name_prefix="junctor") as pool:
+    with Threads(threads, thread_name_prefix="junctor") as pool:
         try:
             while (task := _next(remaining)) is not None:
                 # What went wrong here is told when its turn comes.
