@@ -23,7 +23,7 @@ from junctor.learning.network_fit import NetworkFit
 from junctor.learning.observations import Observations, observe, values_of
 from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import BudgetError
-from junctor.model.network import Network
+from junctor.model.network import Factor, Network, Variable
 
 Floats = npt.NDArray[np.float64]
 
@@ -139,6 +139,38 @@ def test_a_variable_that_nobody_observed_has_no_finite_error() -> None:
     errors = standard_errors(found, values_of(network))
     place = sum(factor.table.size for factor in network.factors[:child])
     assert np.isinf(errors[place : place + network.factors[child].table.size]).all()
+
+
+def half_observed(latent: float) -> Observations:
+    """Return 10,000 rows that observe the second of two variables alone, and each state as often as it is likely.
+
+    latent: probability of the first state of the first variable.
+    """
+    tables = (Factor((0,), np.array([latent, 1 - latent])), Factor((0, 1), np.array([[0.9, 0.1], [0.3, 0.7]])))
+    network = Network("", tuple(Variable(name, ("a", "b")) for name in "xy"), tables)
+    share = 0.3 + 0.6 * latent
+    return observe(network, [EvidenceBatch(2, {1: np.arange(2, dtype=np.int32)})], [1e4 * np.array([share, 1 - share])])
+
+
+@pytest.mark.parametrize("latent", [0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("pseudo", [1.0, 1e-2, 2e-4])
+def test_directions_that_are_nearly_flat_count(latent: float, pseudo: float) -> None:
+    # The rows tell one number, and a prior the others, hardly.
+    found = half_observed(latent)
+    values, share = values_of(found.network), 0.3 + 0.6 * latent
+    slope = np.array([0.6, latent, 1 - latent])
+    information = 10000 / (share * (1 - share)) * np.outer(slope, slope)
+    information += pseudo * np.diag(1 / values[::2] ** 2 + 1 / values[1::2] ** 2)
+    expected = np.repeat(np.sqrt(np.diag(np.linalg.inv(information))), 2)
+    errors = standard_errors(found, values, pseudo_counts=np.full(6, pseudo))
+    # The information of a flat direction is known up to 1e-9 of that of complete rows.
+    np.testing.assert_allclose(errors, expected, rtol=1e-6 + 1e-9 * 1e4 / (2 * pseudo))
+
+
+@pytest.mark.parametrize("latent", [0.5, 1 - 1e-4, 1 - 1e-7])
+def test_parameters_that_others_can_stand_in_for_have_no_finite_error(latent: float) -> None:
+    found = half_observed(latent)
+    assert np.isinf(standard_errors(found, values_of(found.network))).all()
 
 
 def test_too_many_parameters_are_refused() -> None:

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 Integers = npt.NDArray[np.int64]
 # Step of a derivative, as a share of the smaller of both probabilities that it changes: squared it is the error.
 STEP = 1e-4
-# Share of the information of rows without gaps below which what is left is the error of derivatives.
-NO_INFORMATION = 1e-7
+# Share of the information of rows without gaps below which what is left may be the error of derivatives, which is some
+# 1e-9, and more beside probabilities near 0.
+NO_INFORMATION = 1e-8
+# Share of a variance that may come from directions without information, which are known up to that error, too.
+NEGLIGIBLE = 1e-2
 # Probabilities below this one count as 0, to which EM only comes close.
 LEAST = 1e-9
 
@@ -73,7 +76,8 @@ class ObservedInformation:
     @property
     def scale(self) -> Floats:
         """Roots of the diagonal for rows without gaps, float64 [parameters]."""
-        return np.sqrt(np.maximum(self._own + self._shared, np.finfo(float).tiny))
+        # Where nothing tells of a parameter, a number whose inverse can be squared.
+        return np.sqrt(np.maximum(self._own + self._shared, 1e-200))
 
     def times(self, direction: Floats) -> Floats:
         """Return the product with a vector, float64 [parameters], in two E-steps."""
@@ -263,14 +267,14 @@ def _errors(
         matrix[:, number] = information.times(direction)
         watch(number + 1, count)
     # Rounding alone makes it differ from its transpose.
-    variances, covariance = _inverse((matrix + matrix.T) / 2, information.scale)
+    known, flat = _covariances((matrix + matrix.T) / 2, information.scale)
     errors = np.zeros(len(values))
-    errors[information.entries] = np.sqrt(variances)
+    errors[information.entries] = _roots(np.diag(known), np.diag(flat))
     order = np.argsort(information.references, kind="stable")
     references, starts = np.unique(information.references[order], return_index=True)
-    for reference, here in zip(references.tolist(), np.split(order, starts[1:]), strict=False):
-        unknown = np.isinf(variances[here]).any()
-        errors[reference] = np.inf if unknown else np.sqrt(max(0.0, covariance[np.ix_(here, here)].sum()))
+    groups = [np.ix_(here, here) for here in np.split(order, starts[1:])] if count else []
+    # Each is 1 minus the others.
+    errors[references] = _roots(*(np.array([of[here].sum() for here in groups]) for of in (known, flat)))
     return errors
 
 
@@ -287,18 +291,20 @@ def _parameters(starts: Integers, values: Floats, fixed: npt.NDArray[np.bool_] |
     return np.concatenate([none, *entries]), np.concatenate([none, *references])
 
 
-def _inverse(information: Floats, scale: Floats) -> tuple[Floats, Floats]:
-    """Return the variances and the covariance; infinite variances where nothing tells of a parameter.
+def _covariances(information: Floats, scale: Floats) -> tuple[Floats, Floats]:
+    """Return the covariance by directions that have information, and the least one by those that have none.
 
     scale: roots of the information of rows without gaps.
     """
-    if not len(information):
-        return np.zeros(0), np.zeros((0, 0))
     values, vectors = np.linalg.eigh(information / scale / scale[:, None])
-    # Directions without information: parameters that others can stand in for.
-    flat = values < NO_INFORMATION
-    inverse = np.where(flat, 0.0, 1 / np.where(flat, 1.0, values))
-    covariance = (vectors * inverse) @ vectors.T / scale / scale[:, None]
-    variances = np.diag(covariance).copy()
-    variances[(vectors[:, flat] ** 2).sum(axis=1) > 1e-6] = np.inf
-    return np.maximum(variances, 0.0), covariance
+    vectors /= scale[:, None]
+    # Directions without information: parameters that others can stand in for, and where there is no maximum.
+    count = int(np.searchsorted(values, NO_INFORMATION))
+    flat, known = vectors[:, :count], vectors[:, count:]
+    return known / values[count:] @ known.T, flat / np.maximum(np.abs(values[:count]), NO_INFORMATION) @ flat.T
+
+
+def _roots(known: Floats, flat: Floats) -> Floats:
+    """Return roots of variances; inf where the part by directions without information is not negligible."""
+    roots: Floats = np.sqrt(np.where(flat > NEGLIGIBLE * known, np.inf, np.maximum(known, 0.0)))
+    return roots
