@@ -91,6 +91,26 @@ def test_what_lies_outside_is_a_state_or_missing() -> None:
     assert ages(cells, edges=[float("-inf"), 18, 65, float("inf")]) == ([0, 1, 2, 2], {})
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([float("inf"), float("-inf"), float("nan"), 1e308, -1e308]),
+        pa.array([float("inf"), float("-inf"), float("nan"), 3e38, -3e38], pa.float32()),
+        pa.array(["inf", "-Inf", None, "1e400", "-1e400"]),
+        pa.array([" +Infinity ", "-inf", "NA", "9" * 400, "-INF"]).dictionary_encode(),
+    ],
+)
+def test_infinite_numbers_are_in_bins_that_infinite_edges_bound(column: pa.Array) -> None:
+    infinite = float("inf")
+    assert ages(column, edges=[-infinite, 18, 65, infinite]) == ([2, 0, -1, 2, 0], {})
+    assert ages(column, edges=[-infinite, 18, 65, infinite], factor=-2) == ([0, 2, -1, 0, 2], {})
+    found, invalid = ages(column, edges=[0, 18, 65, infinite])
+    assert (found, sorted(invalid)) == ([2, -1, -1, 2, -1], [1, 4])
+    assert invalid[1].lower().endswith("inf, expected a number from 0 to inf")
+    assert ages(column, edges=[-infinite, 18, 65, infinite], missing=["inf"])[0][:2] == [-1, 0]
+    assert sorted(ages(column)[1]) == [0, 1, 3, 4]
+
+
 def test_texts_stand_beside_numbers() -> None:
     column = pa.array(["17", " 18 ", "NA", "grown", "old", "x", None] * 3)
     found, invalid = ages(column, states={"grown": "adult"})

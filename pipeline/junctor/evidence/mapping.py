@@ -44,7 +44,7 @@ _KEYS = (
     *("outside", "outside_is_missing", "other", "other_is_missing"),
 )
 _OF_BINS = ("labels", "factor", "offset", "outside", "outside_is_missing")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))", re.ASCII)
 
 # What is read: a path of a file, or what stands in one.
 MappingSource = str | os.PathLike[str] | RemotePath | Mapping[str, Any]
@@ -52,7 +52,7 @@ MappingSource = str | os.PathLike[str] | RemotePath | Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Bins:
-    """Intervals of numbers, closed on the left: an edge belongs to the bin that it begins.
+    """Intervals of numbers, closed on the left: an edge belongs to the bin that it begins, inf to the one that it ends.
 
     edges: float64 [n + 1], ascending.
     codes: int32 [n + 2], the state of each bin, between what lies below and above all: a state, UNOBSERVED or UNKNOWN.
@@ -70,7 +70,9 @@ class Bins:
         """Return the state of each number, int32 [rows]; NaN is UNOBSERVED."""
         with np.errstate(over="ignore", invalid="ignore"):
             values = numbers * self.factor + self.offset
-        states: npt.NDArray[np.int32] = self.codes[np.searchsorted(self.edges, values, side="right")]
+        # Nothing lies above inf.
+        edges = self.edges[:-1] if self.edges[-1] == np.inf else self.edges
+        states: npt.NDArray[np.int32] = self.codes[np.searchsorted(edges, values, side="right")]
         states[np.isnan(numbers)] = UNOBSERVED
         for number, code in self.exact.items():
             states[numbers == number] = code
@@ -163,7 +165,8 @@ class MappedCells(StateCells):
             return super().reason(cell)
         edges, scaled = self.bins.edges, (self.bins.factor, self.bins.offset) != (1.0, 0.0)
         how = " after factor and offset" * scaled
-        return f"found {str(cell)[:40]}, expected a number from {edges[0]:g} to below {edges[-1]:g}{how}"
+        below = "below " * bool(edges[-1] < math.inf)
+        return f"found {str(cell)[:40]}, expected a number from {edges[0]:g} to {below}{edges[-1]:g}{how}"
 
 
 def cells_of(
