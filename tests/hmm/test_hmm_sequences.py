@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.hmm_models import random_model
-from junctor.hmm import build_model
+from junctor.hmm import build_model, posteriors, viterbi
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.results import read_sequences, write_sequences
 from junctor.hmm.sequences import encode_sequences, open_sequences
@@ -57,13 +59,26 @@ def test_slices_of_a_column_are_read_from_where_they_begin() -> None:
 def test_log_likelihoods() -> None:
     inf = float("inf")
     rows: list[Any] = [[[0.0, -1.0], None], [[-inf, -inf]], [[0.0]], [[0.0, inf]], [[0.0, None]], [[0.0, float("nan")]]]
+    rows.append([[1e308, 0.0]])
     batch = encode_sequences(rows, build_model([1, 0], [[1, 0], [0, 1]])).batch
     assert batch.likelihoods is not None
     np.testing.assert_array_equal(batch.likelihoods[:3], [[0, -1], [0, 0], [-inf, -inf]])
     assert batch.invalid == {
         2: "step 0: found 1 log-likelihoods, expected 2, one for each state",
-        **dict.fromkeys((3, 4, 5), "step 0: a log-likelihood is missing, or not below infinity"),
+        **dict.fromkeys((3, 4, 5, 6), "step 0: a log-likelihood is missing, or above 1e+30"),
     }
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("answer", [viterbi, posteriors])
+def test_sums_of_log_likelihoods_do_not_overflow(answer: Callable[..., pa.Table], precision: str) -> None:
+    model = build_model([0.5, 0.5], [[0.5, 0.5], [0.5, 0.5]])
+    lowest, lowest_single = float(np.finfo(np.float64).min), float(np.finfo(np.float32).min)
+    steps = [[1e30, -1e30], [lowest, lowest], [lowest_single, 0.0], [-1e30, -1e30], [1e31, 0.0]]
+    answers = answer(model, [[step] * 300 for step in steps], precision).to_pylist()
+    assert [row["status"] for row in answers] == ["ok", "impossible", "ok", "ok", "invalid"]
+    sums = [row.get("log_probability", row.get("log_likelihood")) for row in answers]
+    np.testing.assert_allclose([sums[0], sums[2], sums[3]], [3e32, 300 * math.log(0.5), -3e32])
 
 
 def test_log_likelihoods_as_arrays() -> None:

@@ -31,6 +31,9 @@ from junctor.runtime.remote import AnyPath, RemotePath, location
 # A row is a sequence. Its list holds symbols (strings or integers; null for unobserved), or for each step a list of
 # natural log-likelihoods, one for each state. `case_id` names the sequences; without it they are numbered.
 CASE_ID = "case_id"
+# Log-likelihoods beyond are none: sums stay finite in single precision, too. Below, people write the lowest number of a
+# format for log 0.
+LARGEST = 1e30
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,9 +94,10 @@ def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64]
     logs = np.zeros((len(values), states))
     flat = values.filter(pa.array(fits)).flatten().cast(pa.float64(), safe=False)
     logs[fits] = pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False).reshape(-1, states)
-    broken = np.flatnonzero((np.isnan(logs) | (logs == np.inf)).any(axis=1))
+    broken = np.flatnonzero((np.isnan(logs) | (logs > LARGEST)).any(axis=1))
     logs[broken] = 0.0
-    return logs, bad + [(step, "a log-likelihood is missing, or not below infinity") for step in broken.tolist()]
+    logs[logs < -LARGEST] = -np.inf
+    return logs, bad + [(step, f"a log-likelihood is missing, or above {LARGEST:g}") for step in broken.tolist()]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
