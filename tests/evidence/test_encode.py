@@ -344,6 +344,8 @@ def test_a_matrix_is_a_column_of_likelihoods() -> None:
         (3, "evidence: found int, expected an Arrow table"),
         (None, "evidence: found NoneType, expected"),
         ("smoke.csv", "evidence: found str, expected"),
+        (pd.Series(["yes", "no"], name="smoke"), "evidence: found Series, expected an Arrow table"),
+        (pa.chunked_array([["yes", "no"]]), "evidence: found ChunkedArray, expected an Arrow table"),
         (
             {"smoke": "yes"},
             "evidence: column 'smoke' is 'yes', expected a list of cells (one case is a list of one row",

@@ -38,7 +38,12 @@ def as_arrow(evidence: Any) -> pa.Table:
         return _from_columns(list(evidence.items()), rows=len(evidence))
     # After pandas, whose data frames have this method as well.
     if hasattr(evidence, "__arrow_c_stream__"):
-        return pa.table(evidence)
+        try:
+            reader = pa.RecordBatchReader.from_stream(evidence)
+        except pa.ArrowInvalid as error:
+            # A single column, such as a series.
+            raise EvidenceError(f"evidence: found {type(evidence).__name__}, {_EXPECTED}") from error
+        return reader.read_all()
     if isinstance(evidence, Sequence) and all(isinstance(row, Mapping) for row in evidence):
         return _from_rows(evidence)
     raise EvidenceError(f"evidence: found {type(evidence).__name__}, {_EXPECTED}")
