@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.hmm_models import random_model
@@ -56,6 +57,20 @@ def test_slices_of_a_column_are_read_from_where_they_begin() -> None:
     )
 
 
+def test_tables_of_any_library() -> None:
+    columns = {"x": [["one", "three"], ["two"]], "case_id": ["a", "b"]}
+    for table in (columns, pd.DataFrame(columns), pa.table(columns), pa.record_batch(columns)):
+        encoded = encode_sequences(table, named())
+        assert encoded.batch.symbols is not None
+        assert encoded.batch.symbols.tolist() == [0, 2, 1]
+        assert encoded.case_ids.to_pylist() == ["a", "b"]
+    logs = np.zeros((2, 3, 2))
+    for table in (logs, {"x": logs}, pd.DataFrame({"x": list(logs)}), pd.Series(list(logs))):
+        batch = encode_sequences(table, build_model([1, 0], [[1, 0], [0, 1]])).batch
+        assert batch.likelihoods is not None
+        assert batch.likelihoods.shape == (6, 2)
+
+
 def test_log_likelihoods() -> None:
     inf = float("inf")
     rows: list[Any] = [[[0.0, -1.0], None], [[-inf, -inf]], [[0.0]], [[0.0, inf]], [[0.0, None]], [[0.0, float("nan")]]]
@@ -97,6 +112,8 @@ def test_log_likelihoods_as_arrays() -> None:
         ([1, 2], "expected lists"),
         (pa.table({"a": [1]}), "found the list columns \\[\\], expected one"),
         ([[0]], "bring"),
+        ({"a": [[0], [2**64]]}, "sequences cannot be read"),
+        ({"a": 5}, "sequences cannot be read"),
     ],
 )
 def test_what_is_no_sequence_is_refused(sequences: Any, message: str) -> None:

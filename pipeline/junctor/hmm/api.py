@@ -31,8 +31,9 @@ def viterbi(
     """Return the most probable path of each sequence, and log P(path, sequence).
 
     model: a model, or the path of a model file.
-    sequences: a list of lists, an Arrow list array, or a table with one list column; symbols by name or index, null
-        for unobserved, or lists of log-likelihoods of the states.
+    sequences: a list of lists, an Arrow list array, or a table (of Arrow, a data frame, or a mapping of columns) with
+        one list column, and `case_id`; symbols by name or index, null for unobserved, or lists of log-likelihoods of
+        the states.
     precision: number format of the computation.
     memory: bytes (or "4GiB") for rows of the trellis, None for a share of the free memory.
     threads: None for all cores.

@@ -130,7 +130,7 @@ def build_model(
     start: [states].
     transition: an array [states, states], a `SparseMatrix`, or a sparse matrix of SciPy.
     emission: [states, symbols], None for sequences with log-likelihoods.
-    states, symbols: names, None for numbers.
+    states, symbols: names, which are texts; None for numbers.
     place: the file, for errors.
     Raises ModelError for wrong shapes, negative or non-finite numbers, rows that do not sum to 1, and names that are
     empty, repeated or of the wrong number.
@@ -246,6 +246,6 @@ def _checked_names(names: Sequence[str] | None, count: int, what: str, place: Pl
     seen: set[str] = set()
     for name in names:
         if not isinstance(name, str) or not name or name in seen:
-            raise ModelError(f"found the {what} name {name!r}, expected names that are all different", place)
+            raise ModelError(f"found the {what} name {name!r}, expected texts, none empty, all different", place)
         seen.add(name)
     return tuple(names)

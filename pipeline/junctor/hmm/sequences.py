@@ -214,19 +214,20 @@ def open_sequences(
 
 
 def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequences:
-    """Encode sequences in memory: a list of lists, or an Arrow array or table. Raises EvidenceError."""
+    """Encode sequences in memory: a list of lists, or an Arrow array, or a table. Raises EvidenceError."""
     ids = None
-    if isinstance(sequences, pa.Table):
-        at, lists = _positions(sequences.schema, None, None, None)
-        ids = None if at is None else in_one_piece(sequences.column(at))
-        sequences = sequences.column(lists)
     try:
-        if isinstance(sequences, pa.Array | pa.ChunkedArray):
-            array = sequences
-        else:
-            # Arrow takes arrays of one axis only: of log-likelihoods it is given steps.
-            array = pa.array([list(each) if getattr(each, "ndim", 1) > 1 else each for each in sequences])
-    except (pa.ArrowException, TypeError) as error:
+        # A mapping of columns, or a data frame of pandas, whose series have items as well.
+        if hasattr(sequences, "items") and getattr(sequences, "ndim", 2) == 2:
+            sequences = pa.table({str(name): _arrow(cells) for name, cells in sequences.items()})
+        elif hasattr(sequences, "columns"):
+            sequences = pa.table(sequences)
+        if isinstance(sequences, pa.Table):
+            at, lists = _positions(sequences.schema, None, None, None)
+            ids = None if at is None else in_one_piece(sequences.column(at))
+            sequences = sequences.column(lists)
+        array = _arrow(sequences)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise EvidenceError(f"sequences cannot be read: {error}") from None
     if isinstance(array, pa.ChunkedArray):
         array = in_one_piece(array)
@@ -236,6 +237,13 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
     if not is_list(array.type):
         raise EvidenceError(f"found sequences of type {array.type}, expected lists")
     return EncodedSequences(SequenceEncoder(model).encode(array), row_numbers(0, len(array)) if ids is None else ids, 0)
+
+
+def _arrow(cells: Any) -> pa.Array | pa.ChunkedArray:
+    if isinstance(cells, pa.Array | pa.ChunkedArray):
+        return cells
+    # Arrow takes arrays of one axis only: of log-likelihoods it is given steps.
+    return pa.array([list(each) if getattr(each, "ndim", 1) > 1 else each for each in cells])
 
 
 def _open(path: AnyPath, format: str | None) -> ColumnTable:
