@@ -355,6 +355,8 @@ def test_a_matrix_is_a_column_of_likelihoods() -> None:
         ({"smoke": {"yes"}}, "evidence: column 'smoke' is {'yes'}, expected a list of cells"),
         ({"smoke": [1], "grade": [1, 2]}, "evidence: columns of different lengths: {'smoke': 1, 'grade': 2}"),
         ([{"smoke": "yes"}, {"smoke": [0.5, 0.5]}], "evidence: column 'smoke' mixes list with other cells"),
+        ({"smoke": [[1, 2**63], None]}, "evidence: column 'smoke': found lists of other than numbers of 64 bits ("),
+        ([{"smoke": [1, "x"]}], "evidence: column 'smoke': found lists of other than numbers of 64 bits ("),
     ],
 )
 def test_what_is_no_table(evidence: Any, message: str) -> None:

@@ -85,7 +85,12 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
         cells = list(cells)  # a matrix of likelihoods, one row a case
     try:
         return pa.array(cells, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if all(_is_null(cell) or isinstance(cell, list | tuple | np.ndarray) for cell in cells):
+            raise EvidenceError(
+                f"evidence: column {str(name)!r}: found lists of other than numbers of 64 bits ({error}), expected "
+                "likelihoods such as [0.2, 0.8]"
+            ) from error
         return pa.array([_as_text(name, cell) for cell in cells], pa.large_string())
 
 
