@@ -77,6 +77,37 @@ def test_batches_of_columns_in_memory(data: st.DataObject) -> None:
     assert is_there() is None
 
 
+@given(data=st.data())
+def test_lists_whose_last_entries_are_not_there(data: st.DataObject) -> None:
+    names, size = pa.array(["a", "", "ccc"]), data.draw(st.integers(1, 4))
+    filled = data.draw(st.lists(st.integers(1, size), min_size=1, max_size=4))
+    kinds = [pa.list_(pa.dictionary(pa.int32(), pa.string()), size), pa.list_(pa.float32(), size)]
+    schema = pa.schema([(f"{kind}{n}", kinds[kind]) for n in range(len(filled)) for kind in (0, 1)])
+    places = range(2 * len(filled))
+    maker = BatchMaker(schema, dict.fromkeys(places[::2], names), (), {place: filled[place // 2] for place in places})
+    # Numbers of rows, and which are null, change from batch to batch and back.
+    for rows, marks in data.draw(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["none", "some", "all"])))):
+        null = {"none": None, "some": np.arange(rows) % 3 == 1, "all": np.ones(rows, np.bool_)}[marks]
+        columns, expected = [], []
+        for place in places:
+            there = np.broadcast_to(np.arange(size) < filled[place // 2], (rows, size))
+            if null is not None:
+                there = there & ~null[:, None]
+            values = np.arange(rows * size).reshape(rows, size) % 3
+            columns.append(np.where(there, values, -1).astype(np.float32 if place % 2 else np.int32))
+            cells = values.tolist() if place % 2 else [[names[i].as_py() for i in row] for row in values.tolist()]
+            shown = [
+                [cell if is_there else None for cell, is_there in zip(*both, strict=True)]
+                for both in zip(cells, there.tolist(), strict=True)
+            ]
+            expected.append([None if null is not None and null[row] else shown[row] for row in range(rows)])
+        starts = np.array([column.ctypes.data for column in columns], np.int64)
+        found = maker.batch(schema, rows, starts, columns, null)
+        found.validate(full=True)
+        assert [column.to_pylist() for column in found.columns] == expected
+        assert found.column(0).values.null_count == np.count_nonzero(columns[0] < 0)
+
+
 def test_a_column_is_sent_without_its_neighbours() -> None:
     numbers = np.zeros(100_000)
     schema = pa.schema([("one", pa.list_(pa.float64(), 1)), ("others", pa.list_(pa.float64(), 99_999))])

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,7 @@ from junctor.runs.results import (
     status_names,
     with_own,
 )
-from junctor.runtime.arrow import list_array, number_array, reason_array, string_array, table_of
+from junctor.runtime.arrow import number_array, reason_array, string_array
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
@@ -148,23 +147,27 @@ class ScoreTables:
         columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
         schema = self._schema(case_ids.type)
         schema = schema.with_metadata({**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)})
-        if self._query.top is None:
-            return self._of_best(answers, bad, [case_ids, *columns], schema, apart)
-        states, probabilities = self._ranked(answers, answers.probabilities, bad)
-        each = [states, probabilities, [number_array(numbers, bad) for numbers in answers.entropies]]
-        if answers.estimates is not None:
-            each.append(self._ranked(answers, answers.errors, bad)[1])
-        return table_of([case_ids, *chain.from_iterable(zip(*each, strict=True)), *columns], schema)
+        return self._table(answers, bad, [case_ids, *columns], schema, apart)
 
     @cached_property
     def _maker(self) -> BatchMaker:
-        """What makes the columns of the targets where each has one state."""
-        schema, targets = self._schema(pa.int64()), target_names(self._network, self._query)
+        """What makes the columns of the targets."""
+        schema, variables = self._schema(pa.int64()), [self._network.index[name] for name in self._targets]
+        # Columns of a target: states, probabilities, the entropy, and of sampled rows errors.
         each = 3 if self._query.method == "exact" else 4
-        names = {1 + each * n: self._states(self._network.index[target]) for n, target in enumerate(targets)}
-        return BatchMaker(schema, names, {0, *range(1 + each * len(targets), len(schema))})
+        names = {1 + each * n: self._states(v) for n, v in enumerate(variables)}
+        filled = {}
+        if (top := self._query.top) is not None:
+            there = [min(top, self._network.cardinalities[v]) for v in variables]
+            of_lists = [place for place in range(each) if place != 2]
+            filled = {1 + each * n + place: there[n] for n in range(len(variables)) for place in of_lists}
+        return BatchMaker(schema, names, {0, *range(1 + each * len(variables), len(schema))}, filled)
 
-    def _of_best(
+    @cached_property
+    def _targets(self) -> tuple[str, ...]:
+        return target_names(self._network, self._query)
+
+    def _table(
         self,
         answers: Scores,
         bad: npt.NDArray[np.bool_] | None,
@@ -172,10 +175,11 @@ class ScoreTables:
         schema: pa.Schema,
         apart: bool,
     ) -> pa.Table:
-        """Return a table where each target has one state; others: columns that are not of targets."""
-        numbers = [answers.best[:, :, 0], answers.probabilities[:, :, 0], answers.entropies]
-        if answers.estimates is not None:
-            numbers.append(answers.errors[:, :, 0])
+        """Return a table; others: columns that are not of targets."""
+        ranked = [answers.best, answers.probabilities] + [answers.errors] * (answers.estimates is not None)
+        if self._query.top is None:
+            ranked = [each[:, :, 0] for each in ranked]
+        numbers = [*ranked[:2], answers.entropies, *ranked[2:]]
         memory = [np.ascontiguousarray(each) for each in numbers]
         starts = np.stack([starts_of(each) for each in memory], axis=1).reshape(-1)
         arrays = [ArrayStruct(column) for column in others]
@@ -186,20 +190,6 @@ class ScoreTables:
             return table
         return with_own(dict(zip(places, others, strict=True)), table)
 
-    def _ranked(
-        self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None
-    ) -> tuple[list[pa.Array], list[pa.Array]]:
-        """Return lists of the most probable states of all targets, by name, and of numbers that belong to them."""
-        assert self._query.top is not None
-        names = [self._states(v) for v in answers.targets]
-        # States beyond the last one are null inside of a list.
-        named, listed = [], []
-        for best, its, states in zip(answers.best, values, names, strict=True):
-            flat = best.reshape(-1)
-            named.append(_lists(_named(number_array(flat, flat < 0), states), self._query.top, bad))
-            listed.append(_lists(number_array(its.reshape(-1), flat < 0), self._query.top, bad))
-        return named, listed
-
 
 def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
     """Return what makes tables of the answers to a query."""
@@ -209,17 +199,6 @@ def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
 def schema_of(network: Network, query: Query) -> pa.Schema:
     """Return the schema of the answers to a query, with numbers of rows as case ids."""
     return (scores_schema if query.has_scores else answers_schema)(network, query, pa.int64())
-
-
-def _named(numbers: pa.Array, states: pa.Array) -> pa.Array:
-    # All numbers are those of states: to look at each of them again takes longer than everything else.
-    return pa.DictionaryArray.from_arrays(numbers, states, safe=False)
-
-
-def _lists(values: pa.Array, size: int, bad: npt.NDArray[np.bool_] | None) -> pa.Array:
-    rows = len(values) // size
-    like = list_array(np.zeros((rows, size), dtype=np.int8), bad)
-    return pa.Array.from_buffers(pa.list_(values.type, size), rows, [like.buffers()[0]], children=[values])
 
 
 def _description(network: Network, query: Query, targets: Sequence[str]) -> Mapping[str, object]:

@@ -54,13 +54,19 @@ class ArrayStruct:
 class BatchMaker:
     """Makes record batches of much the same columns.
 
-    schema: columns of numbers, of fixed-size lists of numbers, and of names (dictionaries of strings, by integers).
+    schema: columns of numbers, of names (dictionaries of strings, by integers), and of fixed-size lists of either.
     names: number of a column -> its names, an array of strings.
     arrays: numbers of other columns, which may be of any type and come as arrays.
+    filled: number of a column of lists -> how many entries are there in each list; the others, and those of lists that
+        are null, are null.
     """
 
     def __init__(
-        self, schema: pa.Schema, names: Mapping[int, pa.Array] | None = None, arrays: Collection[int] = ()
+        self,
+        schema: pa.Schema,
+        names: Mapping[int, pa.Array] | None = None,
+        arrays: Collection[int] = (),
+        filled: Mapping[int, int] | None = None,
     ) -> None:
         given = frozenset(arrays)
         own = [column for column in range(len(schema)) if column not in given]
@@ -89,10 +95,17 @@ class BatchMaker:
         self._names = {column: ArrayStruct(array) for column, array in (names or {}).items()}
         places = {column: place for place, column in enumerate(own)}
         for column, struct in self._names.items():
-            self._words[places[column], _DICTIONARY] = struct.address
+            # Those of a list are its child's.
+            place = places[column] + columns * bool(is_list[places[column]])
+            self._words[place, _DICTIONARY] = struct.address
+        # Sizes of lists and how many of their entries are there -> the columns.
+        self._filled: dict[tuple[int, int], list[int]] = {}
+        for column, there in (filled or {}).items():
+            self._filled.setdefault((sizes[places[column]], there), []).append(places[column])
         self._arrays = tuple(sorted(given))
         # What the structs say of the last batch, which is often true of the next one.
         self._rows, self._has_nulls = -1, False
+        self._filled_rows, self._entries = -1, list[npt.NDArray[np.uint8]]()
         self._lock = threading.Lock()
 
     def batch(
@@ -125,18 +138,33 @@ class BatchMaker:
                 # Those of lists are their child's.
                 self._buffers[:columns, 0] = 0 if bits is None else address_of(bits) * self._nullable
                 self._has_nulls = bits is not None
+            if self._filled and (bits is not None or rows != self._filled_rows):
+                self._fill(rows, None if bits is None else null)
             self._buffers[:columns, 1] = self._buffers[columns:-1, 1] = starts
             for column, struct in zip(self._arrays, arrays, strict=True):
                 self._structs[column] = struct.address
             children = len(self._structs)
             owner = np.concatenate([self._structs, _NOTHING]).view(_Owner)
-            owner.held = memory, bits, arrays, self._names
+            owner.held = memory, bits, arrays, self._names, self._entries
             address = self._own(owner, rows, children)
             # Arrow goes through the columns when it releases the batch. Without a step of Python between, after which a
             # signal could end the call: columns that are shared by all batches would be released.
             released = partial(owner[:children].fill, address + children * owner.itemsize)
             batch, _ = map(call, (partial(pa.RecordBatch._import_from_c, self._address, schema), released))
             return batch
+
+    def _fill(self, rows: int, null: npt.NDArray[np.bool_] | None) -> None:
+        """Write which entries of lists are there; arguments as of `batch`."""
+        self._filled_rows, self._entries = rows if null is None else -1, []
+        for (size, there), places in self._filled.items():
+            entries = np.broadcast_to(np.arange(size) < there, (rows, size))
+            if null is not None:
+                entries = entries & ~null[:, None]
+            lacking, children = entries.size - np.count_nonzero(entries), np.array(places) + len(self._sizes)
+            if lacking:
+                self._entries.append(np.packbits(entries, bitorder="little"))
+            self._words[children, _NULLS] = lacking
+            self._buffers[children, 0] = address_of(self._entries[-1]) if lacking else 0
 
     def _own(self, owner: _Owner, rows: int, children: int) -> int:
         """Write the struct of a batch, which keeps its owner until Arrow releases it; returns the address of that.
