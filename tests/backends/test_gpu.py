@@ -413,6 +413,19 @@ def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, caps
     assert "geometric mean over 4" in printed
 
 
+def assert_scores_of(posteriors: Answers, found: Scores, top: int | None) -> None:
+    """Scores of the rows that have an answer are those that the reference makes of posteriors, to the last bit."""
+    ok = posteriors.status == OK
+    for n, v in enumerate(found.targets):
+        table = np.ascontiguousarray(posteriors.posteriors[v][ok])
+        best = np.empty((len(table), top or 1), dtype=np.int32)
+        probabilities, entropies = np.empty(best.shape, dtype=table.dtype), np.empty(len(table), dtype=table.dtype)
+        score(table, best, probabilities, entropies)
+        assert found.best[n, ok].tobytes() == best.tobytes()
+        assert found.probabilities[n, ok].tobytes() == probabilities.tobytes()
+        assert found.entropies[n, ok].tobytes() == entropies.tobytes()
+
+
 @ON
 @pytest.mark.parametrize("precision", ["single", "double", "log"])
 @pytest.mark.parametrize(("missing", "top"), [(0.0, None), (0.1, None), (0.1, 2), (0.0, 4)])
@@ -437,14 +450,7 @@ def test_scores_on_the_device_are_those_of_its_posteriors_to_the_last_bit(
     assert found.log_value.tobytes() == posteriors.log_value.tobytes()
     ok = found.status == OK
     assert 0 < ok.sum() <= batch.rows
-    for n, v in enumerate(found.targets):
-        table = np.ascontiguousarray(posteriors.posteriors[v][ok])
-        best = np.empty((len(table), top or 1), dtype=np.int32)
-        probabilities, entropies = np.empty(best.shape, dtype=table.dtype), np.empty(len(table), dtype=table.dtype)
-        score(table, best, probabilities, entropies)
-        assert found.best[n, ok].tobytes() == best.tobytes()
-        assert found.probabilities[n, ok].tobytes() == probabilities.tobytes()
-        assert found.entropies[n, ok].tobytes() == entropies.tobytes()
+    assert_scores_of(posteriors, found, top)
     for n, (v, state) in enumerate(found.choices):
         assert found.chosen[n, ok].tobytes() == posteriors.posteriors[v][ok, state].tobytes()
 
@@ -470,14 +476,7 @@ def test_states_that_are_equal_up_to_rounding_have_the_order_of_the_network_on_t
     posteriors = Engine(network, Query(precision=precision), gpu=opened(device)).answer(batch)
     found = Engine(network, query, gpu=opened(device)).answer(batch)
     assert isinstance(found, Scores)
-    ok = posteriors.status == OK
-    for n, v in enumerate(found.targets):
-        table = np.ascontiguousarray(posteriors.posteriors[v][ok])
-        best = np.empty((len(table), top or 1), dtype=np.int32)
-        probabilities, entropies = np.empty(best.shape, dtype=table.dtype), np.empty(len(table), dtype=table.dtype)
-        score(table, best, probabilities, entropies)
-        assert found.best[n, ok].tobytes() == best.tobytes()
-        assert found.probabilities[n, ok].tobytes() == probabilities.tobytes()
+    assert_scores_of(posteriors, found, top)
 
 
 @ON

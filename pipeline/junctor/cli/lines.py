@@ -58,7 +58,7 @@ class _Dropping(io.FileIO):
 
 
 def drop_lost_lines() -> None:
-    """Have stderr drop what it cannot take: no work ends because a disk for logs is full or nobody reads any more."""
+    """Replace stderr by one that drops lines that cannot be written: a full disk or a closed pipe ends no work."""
     if sys.stderr is None:
         return
     dropping = io.BufferedWriter(_Dropping(sys.stderr.fileno(), "w", closefd=False))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-# Bounds of weights and pseudo counts: sums of them, and products of two, stay within the range of numbers.
+# Bounds of weights, and of the strength of priors: sums of them, and products of two, stay within the range of numbers.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-100, 1e100
 A_WEIGHT = "a weight of 0, or from 1e-100 to 1e100"
 

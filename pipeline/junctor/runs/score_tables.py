@@ -152,7 +152,8 @@ class ScoreTables:
     @cached_property
     def _maker(self) -> BatchMaker:
         """What makes the columns of the targets."""
-        schema, variables = self._schema(pa.int64()), [self._network.index[name] for name in self._targets]
+        schema, targets = self._schema(pa.int64()), target_names(self._network, self._query)
+        variables = [self._network.index[name] for name in targets]
         # Columns of a target: states, probabilities, the entropy, and of sampled rows errors.
         each = 3 if self._query.method == "exact" else 4
         names = {1 + each * n: self._states(v) for n, v in enumerate(variables)}
@@ -162,10 +163,6 @@ class ScoreTables:
             of_lists = [place for place in range(each) if place != 2]
             filled = {1 + each * n + place: there[n] for n in range(len(variables)) for place in of_lists}
         return BatchMaker(schema, names, {0, *range(1 + each * len(variables), len(schema))}, filled)
-
-    @cached_property
-    def _targets(self) -> tuple[str, ...]:
-        return target_names(self._network, self._query)
 
     def _table(
         self,

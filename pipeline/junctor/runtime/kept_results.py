@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -19,5 +20,5 @@ def keeping(most: int, method: Method) -> Method:
     most: number of arguments whose results are kept.
     method: bound; its arguments have a hash.
     """
-    function, owner = method.__func__, method.__self__  # type: ignore[attr-defined]
-    return cast(Method, lru_cache(most)(partial(function, weakref.proxy(owner))))
+    assert isinstance(method, MethodType)
+    return cast(Method, lru_cache(most)(partial(method.__func__, weakref.proxy(method.__self__))))

@@ -98,7 +98,7 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
 
 
 def tell_stopped_workers(client: Client) -> None:
-    """Have a line logged for each worker that is replaced because it gives no sign of life."""
+    """Log a warning for each worker that is replaced because its heartbeats stopped."""
 
     def tell(event: tuple[float, Any]) -> None:
         _, said = event
