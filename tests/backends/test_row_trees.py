@@ -288,9 +288,9 @@ def test_room_counts_what_trees_take_and_grows_with_the_length() -> None:
         assert sum(part.nbytes for part in parts) <= room_bytes(network, 0)
 
 
-def test_a_row_near_underflow_is_doubted_for_itself() -> None:
-    # Products of states 0 and 2 of neighbours leave the range of doubles; who shares a block depends on threads.
-    rng, length, rows = np.random.default_rng(0), 30, 300
+def near_underflow(length: int, rows: int) -> tuple[Network, dict[int, Any]]:
+    """Return a chain and states of rows: products of states 0 and 2 of neighbours leave the range of doubles."""
+    rng = np.random.default_rng(0)
     variables = tuple(Variable(f"v{i}", ("a", "b", "c")) for i in range(length))
     factors = []
     for i in range(length):
@@ -299,9 +299,15 @@ def test_a_row_near_underflow_is_doubted_for_itself() -> None:
             table[0, 2] = 1e-160
         table /= table.sum(axis=-1, keepdims=True)
         factors.append(Factor((i,) if i == 0 else (i - 1, i), table))
-    network = Network("", variables, tuple(factors))
     states = {v: rng.integers(0, 2, rows).astype(np.int32) for v in range(0, length, 2)}
     states[0][::97], states[2][::97], states[4][::97] = 0, 2, 2
+    return Network("", variables, tuple(factors)), states
+
+
+def test_a_row_near_underflow_is_doubted_for_itself() -> None:
+    # Who shares a block depends on threads.
+    length, rows = 30, 300
+    network, states = near_underflow(length, rows)
     batch, found = EvidenceBatch(rows, states), []
     for threads in (1, 4, 16):
         answers = blank(network, batch, range(length))
@@ -309,6 +315,26 @@ def test_a_row_near_underflow_is_doubted_for_itself() -> None:
         left = engine.answer_groups(batch, [TreeRows(np.arange(rows), shared=True)], answers)
         found.append((left.tolist(), answers.log_value.tobytes(), [p.tobytes() for p in answers.posteriors.values()]))
     assert found[1:] == found[:1] * 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("power", [1021, 1022, 1023])
+def test_likelihoods_near_overflow_change_no_posterior(power: int, shared: bool) -> None:
+    length, rows = 30, 300
+    network, states = near_underflow(length, rows)
+    some, found = np.arange(0, rows, 3), []
+    likelihoods = np.random.default_rng(1).uniform(1, 2, (len(some), 3))
+    for scale in (1.0, 2.0**power):
+        batch = EvidenceBatch(rows, states, {length - 1: SoftEvidence(some, likelihoods * scale)})
+        answers = blank(network, batch, range(length))
+        engine = RowEngine(network, range(length), 16 * ROOM)
+        left = engine.answer_groups(batch, [TreeRows(np.arange(rows), shared)], answers)
+        done = np.setdiff1d(np.arange(rows), left)
+        answers.log_value[some] -= np.log(scale)
+        found.append((left.tolist(), answers.log_value[done], [p[done].tobytes() for p in answers.posteriors.values()]))
+    (left_of_ones, log_of_ones, of_ones), (left, log_values, posteriors) = found
+    assert (left, posteriors) == (left_of_ones, of_ones)
+    np.testing.assert_allclose(log_values, log_of_ones, rtol=1e-12, atol=1e-12)
 
 
 def test_rows_whose_numbers_underflow_are_left() -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
 from llvmlite.binding import parse_bitcode
 from numba import types
@@ -415,3 +416,11 @@ def _as_bits(_typing: Any, _number: Any) -> Any:
 
 as_float: Any = intrinsic(_as_float)
 as_bits: Any = intrinsic(_as_bits)
+
+
+@inlined
+def inverse_power(exponent: int) -> float:
+    """Return 2 ** -exponent, for exponents from -1022 to 1024: exact, also where that is below the normal numbers."""
+    if exponent > 1022:
+        return float(as_float(np.uint64(1) << np.uint64(1074 - exponent)))
+    return float(as_float(np.uint64(1023 - exponent) << np.uint64(52)))

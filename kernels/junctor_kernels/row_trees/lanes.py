@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import as_bits, as_float, inlined, part
+from junctor_kernels.cpu.jit import as_bits, inlined, inverse_power, part
 from junctor_kernels.cpu.vectors import (
     above_zero,
     larger,
@@ -530,7 +530,7 @@ def _rescale(lanes: Any, number: int, index: int, column: int, rows: int) -> Non
             by[i] = 1.0
             continue
         exponent = np.int64(bits >> np.uint64(52)) - 1022
-        by[i] = as_float(np.uint64(1023 - exponent) << np.uint64(52)) if exponent > -1022 else 1.0
+        by[i] = inverse_power(exponent) if exponent > -1022 else 1.0
         of_lane = smallest[i] * by[i] if exponent > -1022 else 0.0
         least = min(least, of_lane)
         if of_lane < TINY:

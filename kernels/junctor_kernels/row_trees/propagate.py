@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float
+from junctor_kernels.cpu.jit import as_bits, inverse_power
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
 from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.contract import ROWS, contract, write_axes
@@ -180,7 +180,7 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
     # Most tables need no pass of scaling. Numbers of a root are always scaled: the logarithm has the same digits then.
     if entries > 1 and -FAR < exponent < FAR:
         return
-    factor = as_float(np.uint64(1023 - exponent) << np.uint64(52))
+    factor = inverse_power(exponent)
     facts[number, LEAST + side] = least * factor
     facts[number, EXPONENT + side] = float(exponent)
     facts[number, LOST + side] *= factor
