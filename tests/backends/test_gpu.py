@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from emulation.blocks import EmulatedDevice, small_items
+from emulation.blocks import EmulatedDevice
 from helpers.blocks import blocks_of, compare, questions
+from helpers.gpu_blocks import DEVICES, ON, few_threads, opened, several  # noqa: F401
 from hypothesis import given, settings
-from junctor.backends import blocks, gpu_items
+from junctor.backends import blocks
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
@@ -24,7 +23,6 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
-from junctor.cost.model import CostModel
 from junctor.engine import grouping, patterns, smaller_plans
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -40,47 +38,7 @@ from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.tables.scores import score
 
-DEVICES = [
-    pytest.param(
-        EmulatedDevice,
-        marks=pytest.mark.skipif(
-            shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU"
-        ),
-        id="emulated",
-    ),
-    pytest.param(gpu.CudaBlockDevice, marks=pytest.mark.gpu, id="cuda"),
-]
-ON = pytest.mark.parametrize("device", DEVICES)
 FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda algebra: algebra.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Threads of a block are fibers where the CPU stands for a GPU: have few of them, and small items."""
-    patch = pytest.MonkeyPatch()
-    if request.config.getoption("--gpu"):
-        yield
-        return
-    patch.setattr(gpu, "FEW_THREADS", 32)
-    patch.setattr(gpu, "MANY_THREADS", 64)
-    patch.setattr(gpu, "WRITE_THREADS", 32)
-    patch.setattr(gpu, "WRITE_BLOCKS", 3)
-    patch.setattr(gpu, "WRITE_CASES", 17)
-    patch.setattr(gpu, "RUN", 4)
-    patch.setattr(gpu_items, "MAKE_ROWS", 3)
-    patch.setattr(CostModel, "launch_tuner", lambda costs, algebra: small_items())
-    yield
-    patch.undo()
-
-
-def several(device: Callable[..., gpu.BlockDevice]) -> int:
-    """Cases of more than two warps; fewer where each thread of them is a fiber of the CPU."""
-    return 70 if device is EmulatedDevice else 300
-
-
-@cache
-def opened(device: Callable[[], gpu.BlockDevice]) -> gpu.BlockDevice:
-    return device()
 
 
 def check(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from junctor.backends.joint_table import KEPT_ROWS, MOST_NUMBERS, JointTable, has_joint_table
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network
-from junctor.model.answers import Answers, posterior_bytes, unanswered
+from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
@@ -19,7 +19,7 @@ from junctor.model.query import Query
 
 def blank(network: Network, batch: EvidenceBatch, targets: tuple[int, ...], query: Query | None = None) -> Answers:
     query, sizes = query or Query(), network.cardinalities
-    memory = np.full(posterior_bytes(query, targets, sizes, batch.rows), 255, np.uint8)
+    memory = np.full(table_bytes(query, targets, sizes, batch.rows), 255, np.uint8)
     return unanswered(query, targets, sizes, batch.rows, batch.invalid, memory)
 
 

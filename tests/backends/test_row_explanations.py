@@ -17,7 +17,7 @@ from junctor.engine.few_rows import FEW_ROWS, FewRows
 from junctor.engine.grouping import Grouping
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import grid, random_network, sample
-from junctor.model.answers import IMPOSSIBLE, OK, Answers, unanswered
+from junctor.model.answers import IMPOSSIBLE, OK, Answers, table_bytes, unanswered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.options import ComputeOptions
@@ -32,8 +32,8 @@ def explained(
 ) -> tuple[Answers, list[int]]:
     """Return the answers of row trees alone, and the rows that are left."""
     targets = tuple(range(len(network.variables)))
-    nothing = np.zeros(0, dtype=np.uint8)
-    answers = unanswered(MPE, targets, network.cardinalities, batch.rows, batch.invalid, nothing)
+    states = np.zeros(table_bytes(MPE, targets, network.cardinalities, batch.rows), dtype=np.uint8)
+    answers = unanswered(MPE, targets, network.cardinalities, batch.rows, batch.invalid, states)
     engine = RowEngine(network, targets, memory, threads, explains=True)
     valid = [row for row in range(batch.rows) if row not in batch.invalid]
     return answers, engine.answer(batch, np.array(valid, dtype=np.int64), answers).tolist()

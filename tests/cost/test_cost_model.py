@@ -373,7 +373,10 @@ def test_a_run_goes_on_with_the_cost_models_that_it_began_with(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("query", "device"),
-    [(Query(), "cpu"), (Query(), "gpu"), (Query(precision="log"), "gpu"), (Query("mpe"), "cpu"), (Query(), "auto")],
+    [
+        *((Query(), "cpu"), (Query(), "gpu"), (Query(), "auto"), (Query(precision="log"), "gpu")),
+        *((Query("mpe"), "cpu"), (Query("mpe"), "gpu")),
+    ],
 )
 def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: DeviceChoice) -> None:
     network = layered(6, 5, states=3, seed=1)
@@ -384,7 +387,7 @@ def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: Devic
     gpu = local_cost_models().gpu(MeasuredDevice("any"))
     (alone,), (bound,) = (forecast(engine, batch, bound=most) for most in (0, 10**9))
     assert 0.2 < alone.seconds / bound.seconds < 5
-    assert (gpu_seconds(engine.router, alone, gpu) == alone.seconds) == (query.kind == "mpe")
+    assert gpu_seconds(engine.router, alone, gpu) != alone.seconds
     (half,) = forecast(
         engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
     )

@@ -20,7 +20,7 @@ DOUBLE, LOG = (pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebr
 MAXIMA = [pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebra in ("max", "max-single")]
 
 
-@pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG])
+@pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG, MAXIMA[0]])
 def test_kernels_compile(architecture: str, algebra: str) -> None:
     compiles(gpu.source(algebra), architecture)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.model.answers import INVALID, UNANSWERED, posterior_bytes, posteriors_in, unanswered
+from junctor.model.answers import INVALID, UNANSWERED, posteriors_in, table_bytes, unanswered
 from junctor.model.query import Query
 
 
@@ -26,7 +26,7 @@ def test_tables_of_targets_are_views_one_after_the_other(sizes: list[int], rows:
 
 def test_rows_are_unanswered_or_invalid_at_first() -> None:
     query, sizes = Query(precision="single"), (2, 3)
-    memory = np.zeros(posterior_bytes(query, (1,), sizes, 3), np.uint8)
+    memory = np.zeros(table_bytes(query, (1,), sizes, 3), np.uint8)
     answers = unanswered(query, (1,), sizes, 3, {1: "bad"}, memory)
     assert answers.status.tolist() == [UNANSWERED, INVALID, UNANSWERED]
     assert np.isnan(answers.log_value).all()

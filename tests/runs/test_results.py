@@ -9,7 +9,7 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, posterior_bytes, unanswered
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, table_bytes, unanswered
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query, target_names
@@ -188,7 +188,7 @@ def test_arrays_are_what_pyarrow_would_make() -> None:
 def answered(network: Network, query: Query, rows: int, seed: int) -> Answers:
     """Rows that are all answered, by numbers of no meaning, in one piece of memory."""
     targets = tuple(network.index[name] for name in target_names(network, query))
-    memory = np.zeros(posterior_bytes(query, targets, network.cardinalities, rows), np.uint8)
+    memory = np.zeros(table_bytes(query, targets, network.cardinalities, rows), np.uint8)
     answers = unanswered(query, targets, network.cardinalities, rows, {}, memory)
     rng = np.random.default_rng(seed)
     answers.status[:] = OK

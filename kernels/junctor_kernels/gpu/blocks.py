@@ -46,6 +46,9 @@ TARGET_COLUMNS = 4
 FOUND, OBSERVED_STATE, SETTLED = range(3)
 # Kernels that write answers, by the bytes of a number: posteriors, or scores made of them.
 WRITERS = {4: "write_single", 8: "write_double"}
+WRITE_STATES = "write_states"
+# Kernels that trace explanations back, of many cases and of few.
+TRACE_MANY, TRACE_FEW = "trace_many", "trace_few"
 SCORERS = {4: "score_single", 8: "score_double"}
 # Parts in which the results of many cases are found.
 PARTS = 16
@@ -59,6 +62,8 @@ MANY_BLOCKS, REST_BLOCKS = 4, 8
 # there on whatever is computed beside them waits as well. How many would fill a multiprocessor, so that one takes the
 # room of one that contracts; cases of a target that it writes at a time.
 WRITE_BLOCKS, WRITE_THREADS, WRITE_SHARE, WRITE_CASES = 16, 512, 4, 2048
+# Threads of a block that trace explanations back: with few to a block, more of them are under way in all places.
+TRACE_THREADS = 64
 # Scores are logarithms more than they are bytes. Places of most probable states for each thread, and those of a case
 # that are gathered at a time.
 SCORE_BLOCKS, SCORE_SHARE, SCORE_PLACES, MOST_PLACES = 32, 2, 8, 64
@@ -79,7 +84,9 @@ FIELDS = (
     *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy"),
     *("posteriors", "parts", "found", "fixed", "answers"),
     *("choices", "best", "probabilities", "entropies", "chosen"),
+    *("trace", "traced", "variables", "seen", "explained"),
     *("cases", "totals", "closings", "filled", "asked", "answered", "top", "choosing", "arena_rows"),
+    *("trace_count", "seen_count"),
 )
 _NAMES = (
     *("SLICE", "LIKELIHOOD", "REDUCE", "FIXED", "CLOSED", "OPEN", "CONSTANT", "LINES", "PAIRS", "PRODUCTS"),
@@ -102,23 +109,25 @@ _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
     *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
     *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
-    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES", "MOST_PLACES"),
+    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES", "MOST_PLACES", "TRACE_THREADS"),
 )
-# The files of the source in their order; log space has no warps over cases.
-_FILES = (
-    *("numbers.cu", "common.cu", "algebra.cu", "scales.cu", "tables.cu"),
-    *("many.cu", "few.cu", "answers.cu", "scores.cu"),
-)
+# The files of the source in their order: what propagates a block, and what its answers are made of. Sums of logarithms
+# have no warps over cases.
+_FILES = ("numbers.cu", "common.cu", "algebra.cu", "scales.cu", "tables.cu", "few.cu")
+_ANSWER_FILES = ("answers.cu", "scores.cu")
 
 
 def source(algebra: str) -> str:
-    """Return the CUDA C++ source of all kernels in an algebra: "single", "double", or "log" (in double precision)."""
+    """Return the CUDA C++ source of all kernels in an algebra: "single", "double", "log", or "max" for explanations.
+
+    Logarithms, of which "max" takes the largest sum, are in double precision.
+    """
     constants = {name: getattr(layout, name) for name in _NAMES}
     constants |= {name: globals()[name] for name in _HERE} | {"NO_STATE": scores.NO_STATE}
-    logs = algebra == "log"
-    files = [file for file in _FILES if not logs or file != "many.cu"]
-    before = "\n".join(["#define LOGS"] * logs + _score_constants())
-    return cuda_source(files, constants, double=algebra != "single", before=before)
+    explains, logs = algebra == "max", algebra in ("log", "max")
+    files = [*_FILES, *["many.cu"] * (algebra != "log"), *(["traceback.cu"] if explains else _ANSWER_FILES)]
+    macros = ["#define LOGS"] * logs + ["#define MAXIMA"] * explains + _score_constants()
+    return cuda_source(files, constants, double=algebra != "single", before="\n".join(macros))
 
 
 def _score_constants() -> list[str]:
@@ -217,7 +226,7 @@ class BlockDevice(Protocol):
         """Enqueue the kernel that writes a block's posteriors to the answers, or scores made of them, and a copy.
 
         work: with the struct `Run`, which tells where they are.
-        kernel: of WRITERS or SCORERS.
+        kernel: of WRITERS or SCORERS, or WRITE_STATES.
         blocks: of threads.
         array, host: the beginning of an array is copied to the host.
         """
@@ -236,6 +245,10 @@ def grid(launch: BlockLaunch, chunks: int) -> tuple[tuple[int, int], int]:
     """Return blocks in x and y, and threads of a block, for a launch."""
     if launch.kernel == "propagate_few":
         return (launch.items, 1), FEW_THREADS
+    if launch.kernel in (TRACE_MANY, TRACE_FEW):
+        # Items are cases.
+        threads = launch.items * (WARP if launch.kernel == TRACE_FEW else 1)
+        return (-(-threads // TRACE_THREADS), 1), TRACE_THREADS
     return (launch.items * WARP // MANY_THREADS, chunks), MANY_THREADS
 
 

@@ -16,6 +16,7 @@ from junctor_kernels.gpu.blocks import (
     SCORE_BLOCKS,
     SCORERS,
     WRITE_BLOCKS,
+    WRITE_STATES,
     WRITERS,
     BlockDevice,
     LaunchList,
@@ -24,7 +25,7 @@ from junctor_kernels.gpu.blocks import (
 from junctor_kernels.gpu.device import DeviceArray
 
 from junctor.backends.gpu_items import closing_of
-from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
+from junctor.backends.gpu_plan import ALIGNED, ANSWERS, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
 from junctor.backends.lowered_plans import LoweredPlan
 from junctor.backends.lowering import constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
@@ -37,7 +38,7 @@ _Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 class GpuProgram(GpuBlocks):
-    """Runs blocks of cases of a program on a device: sum-product in single or double precision, or in log space.
+    """Runs blocks of cases of a program on a device: sum-product, also in log space, or max-sum for explanations.
 
     rows: how many cases there are in all. Arguments and errors as for `GpuBlocks`; speeds: None for what this machine
     knows of the device. Up to `threads` threads may have blocks answered at once, each at a `place` below that: while
@@ -67,7 +68,7 @@ class GpuProgram(GpuBlocks):
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0
     ) -> BlockOutcome:
-        """Propagate a block of cases; the device writes its posteriors, or scores, to `rows` of the answers.
+        """Propagate a block of cases; the device writes posteriors, scores or states to `rows` of the answers.
 
         Those lie in memory that the device's `host` gave.
         """
@@ -91,9 +92,10 @@ class GpuProgram(GpuBlocks):
         return answer
 
     def targets(self, answers: Answers) -> DeviceArray:
-        """Return where the posterior of each target comes from; `queue` of the device has to be held."""
+        """Return where the posterior or state of each target comes from; `queue` of the device has to be held."""
         if self._targets is None:
-            self._targets = self.device.put(_narrowed(self._sources(answers.targets)))
+            sources = np.array(answers.targets) if self.explains else self._sources(answers.targets)
+            self._targets = self.device.put(_narrowed(sources))
         return self._targets
 
     def choices(self, scores: Scores) -> DeviceArray:
@@ -104,10 +106,14 @@ class GpuProgram(GpuBlocks):
             self._choices = self.device.put(_narrowed(sources))
         return self._choices
 
+    @property
+    def _sliced_rows(self) -> list[tuple[int, int]]:
+        """The observed variables that the plan leaves out, and their rows of the states."""
+        return [(v, row) for v, row in self._rows.items() if v in self._plan.pattern.sliced]
+
     def _sources(self, variables: Sequence[int]) -> npt.NDArray[np.int64]:
-        observed = {v: row for v, row in self._rows.items() if v in self._plan.pattern.sliced}
         sizes = self._plan.shape.cardinalities
-        return sources_of(variables, sizes, self._posteriors, observed, self._shared_rows)
+        return sources_of(variables, sizes, self._posteriors, dict(self._sliced_rows), self._shared_rows)
 
     def _lay_out(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> list[_Place]:
         """Give every array its place in the room of the device."""
@@ -129,11 +135,14 @@ class GpuProgram(GpuBlocks):
         """Bring what does not change from block to block to the device."""
         put = self.device.put
         closing, self.totals = closing_of(code)
-        self.closings = len(closing)
+        self.closings, self.traced_steps = len(closing), len(code.trace)
         integers = {
             name: _narrowed(getattr(code, name))
             for name in ("steps", "parents", "operands", "offsets", "span", "terms", "observed")
         }
+        if self.explains:
+            integers |= {name: _narrowed(getattr(code, name)) for name in ("trace", "traced", "variables")}
+            integers["seen"] = _narrowed(np.array(self._sliced_rows, dtype=np.int64))
         return {name: put(array) for name, array in integers.items()} | {
             "items": put(np.array(items, dtype=np.int32)),
             "closing": put(closing),
@@ -166,7 +175,7 @@ class _Place:
         self._program, self._device, self._chunk = program, program.device, program.chunk
         self._dtype = program._program.algebra.dtype
         self._rows, self._likelihoods = program._rows, likelihoods
-        self._shapes = {name: shape for name, shape in shapes.items() if name != "posteriors"}
+        self._shapes = {name: shape for name, shape in shapes.items() if name not in ANSWERS}
         self._arrays = arrays
         self._host = {name: self._device.host(bytes_of({name: shape})) for name, shape in self._shapes.items()}
         record = run_record(self._fields())
@@ -190,6 +199,7 @@ class _Place:
         fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
         fields |= {"cases": program.cases, "totals": program.totals, "closings": program.closings}
         fields["arena_rows"] = program._arrays["arena"].shape[0]
+        fields |= {"trace_count": program.traced_steps, "seen_count": len(program._sliced_rows)}
         return dict.fromkeys(FIELDS, 0) | fields
 
     def take(self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers) -> Callable[[], _Found]:
@@ -213,8 +223,9 @@ class _Place:
             self.replay.start()
             if isinstance(answers, Scores):
                 kernel, blocks = SCORERS[answers.entropies.itemsize], SCORE_BLOCKS
+            elif answers.memory is None:
+                kernel, blocks = WRITE_STATES, WRITE_BLOCKS
             else:
-                assert answers.memory is not None
                 kernel, blocks = WRITERS[answers.memory.itemsize], WRITE_BLOCKS
             device.write_answers(self.work, kernel, blocks, self._arrays["found"], found)
             mark = device.mark()
@@ -229,8 +240,9 @@ class _Place:
         program, device, rows = self._program, self._device, len(answers.status)
         fields = {"targets": device.address(program.targets(answers)), "asked": len(answers.targets), "answered": rows}
         if not isinstance(answers, Scores):
-            assert answers.memory is not None
-            return fields | {"answers": answers.memory.ctypes.data}
+            written = answers.explained if self._program.explains else answers.memory
+            assert written is not None
+            return fields | {"answers": written.ctypes.data}
         arrays = {name: getattr(answers, name) for name in ("best", "probabilities", "entropies", "chosen")}
         fields |= {name: array.ctypes.data for name, array in arrays.items()}
         choices = device.address(program.choices(answers))

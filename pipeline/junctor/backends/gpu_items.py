@@ -179,8 +179,11 @@ def closing_of(code: layout.Bytecode) -> tuple[npt.NDArray[np.int32], int]:
     return np.array([row[1:] for row in rows], dtype=np.int32).reshape(-1, gpu.CLOSING_COLUMNS), totals
 
 
-def too_many_operands(code: layout.Bytecode) -> bool:
-    """Return True if a contraction has more operands than the kernels take."""
-    return bool(code.steps.size) and int(
-        code.steps[:, layout.COUNT][code.steps[:, layout.KIND] == layout.REDUCE].max(initial=0)
-    ) > (gpu.MOST_OPERANDS)
+def too_many_operands(code: layout.Bytecode, many: bool) -> bool:
+    """Return True if a contraction has more operands than the kernels take.
+
+    many: whether warps go over cases, whose contractions take any number; tracing back does not.
+    """
+    contracted = code.steps[code.steps[:, layout.KIND] == layout.REDUCE, layout.COUNT]
+    counts = code.trace[:, 1] if many else np.concatenate([contracted, code.trace[:, 1]])
+    return int(counts.max(initial=0)) > gpu.MOST_OPERANDS

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import LANE_BYTES, MOST_OPERANDS, PARTS, WARP
-from junctor_kernels.tables.reference import LOG, Algebra
+from junctor_kernels.gpu.blocks import LANE_BYTES, MOST_OPERANDS, PARTS, TRACE_FEW, TRACE_MANY, WARP, BlockLaunch
+from junctor_kernels.tables.reference import LOG, MAX_LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
 from junctor.backends.lowered_plans import LoweredPlan, lowered
@@ -16,7 +16,7 @@ from junctor.backends.register_tiles import Shapes as TileShapes
 from junctor.cost.constants import GPU
 from junctor.cost.features.plans import plan_work
 from junctor.cost.features.registry import BACKENDS
-from junctor.cost.model import CostModel
+from junctor.cost.model import CostModel, gpu_prices
 from junctor.planning.first_fit import arena
 from junctor.planning.levels import LaunchLevels, stages_of
 from junctor.planning.plan import Plan
@@ -36,6 +36,9 @@ STATES = np.int16
 # Arrays begin at multiples of so many bytes.
 ALIGNED = 256
 
+# Arrays that answers are written from.
+ANSWERS = ("posteriors", "explained")
+
 Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
 
@@ -47,7 +50,7 @@ def chunk_of(algebra: Algebra) -> int:
 def few_are_faster(plan: Plan, algebra: Algebra, speeds: CostModel, rows: int, stages: int) -> bool:
     """Return True if threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
     few, many = (plan_work(plan, stages, cases, rows) for cases in (rows, chunk_of(algebra)))
-    return speeds.seconds(f"few-{algebra.name}", few) < speeds.seconds(f"many-{algebra.name}", many)
+    return speeds.seconds(gpu_prices(algebra, False), few) < speeds.seconds(gpu_prices(algebra, True), many)
 
 
 class GpuBlocks:
@@ -55,13 +58,14 @@ class GpuBlocks:
 
     room: bytes that blocks may take of the device. host: bytes that evidence and answers on their way may take in this
     process. speeds: of the device, by which choices go. Few cases spread over the threads of entries and terms, many
-    (`many`) over threads of their own, a `chunk` at a time. stages: launches of a block; work: counts of it, FEW_WORK
-    or MANY_WORK. Raises MemoryError where a single case does not fit, and OverflowError where a table has more entries
-    than the kernels count.
+    (`many`) over threads of their own, a `chunk` at a time. explains: whether they get explanations. stages: launches
+    of a block; work: counts of it, FEW_WORK or MANY_WORK. Raises MemoryError where a single case does not fit, and
+    OverflowError where a table has more entries than the kernels count.
     """
 
     def __init__(self, program: Program, rows: int, room: int, host: int, speeds: CostModel) -> None:
         self._program, self._plan, self._room, self.speeds = program, program.plan, room, speeds
+        self.explains = program.algebra is MAX_LOG
         if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
             raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
         stages = stages_of(self._plan)
@@ -75,15 +79,15 @@ class GpuBlocks:
         # Of sliced variables, and of weighted ones: a state is a fraction of its likelihoods.
         self._rows = {v: row for row, v in enumerate((*sorted(pattern.sliced), *sorted(pattern.weighted)))}
         self._lowered = self._lower(places)
-        if not self.many and too_many_operands(self._lowered.code):
+        if too_many_operands(self._lowered.code, self.many):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
         self._items, self.stages, self.work = self._schedule(self._lowered, stages)
 
     def seconds(self, rows: int) -> float:
         """Return about what `rows` cases take: kernels, or answers on their way where those take longer."""
-        backend = f"{'many' if self.many else 'few'}-{self._program.algebra.name}"
+        backend = gpu_prices(self._program.algebra, self.many)
         block = self.speeds.seconds(backend, dict(zip(BACKENDS[backend].work, self.work.tolist(), strict=True)))
-        answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
+        answers = rows * self._answer_bytes
         return max(-(-rows // self.cases) * block, answers / GPU.answer_rate)
 
     def _lower(self, places: tuple[dict[int, int], int]) -> LoweredPlan:
@@ -99,14 +103,21 @@ class GpuBlocks:
     def _schedule(self, plan: LoweredPlan, stages: LaunchLevels) -> Schedule:
         """Return the items of a block and its launches."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(plan, stages, cases, chunks, self.speeds.launch_tuner(self._program.algebra))
+        schedule = items_of(plan, stages, cases, chunks, self.speeds.launch_tuner(self._program.algebra))
+        if self.explains:
+            schedule.stages.append([BlockLaunch(TRACE_MANY if self.many else TRACE_FEW, 0, self.cases)])
+        return schedule
 
     def _overlapping(self, rows: int) -> int:
         """Return how many cases a block has at the most so that answers go out beside the next one."""
         if self._program.algebra is LOG:
             return LOG_CASES
-        apiece = bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
-        return max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
+        return max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // self._answer_bytes))
+
+    @property
+    def _answer_bytes(self) -> int:
+        """Bytes of the answers of a case on their way."""
+        return bytes_of({name: shape for name, shape in self._way_shapes(1).items() if name in ANSWERS})
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         """Return True if threads over entries are faster for so many rows than a warp's worth of cases."""
@@ -117,9 +128,9 @@ class GpuBlocks:
         work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
         on_device = bytes_of(work) + IN_FLIGHT * bytes_of(ways)
         slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
-        # They go straight into the answers, not through memory of blocks.
-        del ways["posteriors"]
-        there, here = (self._room - slack) // on_device, host // (IN_FLIGHT * bytes_of(ways))
+        # Answers go straight to where they belong, not through memory of blocks.
+        copied = bytes_of({name: shape for name, shape in ways.items() if name not in ANSWERS})
+        there, here = (self._room - slack) // on_device, host // (IN_FLIGHT * copied)
         if there < 1:
             raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self._room:,} for it")
         if here < 1:
@@ -140,16 +151,19 @@ class GpuBlocks:
         }
 
     def _way_shapes(self, cases: int) -> Shapes:
-        """Return the arrays of a block on its way; its posteriors go out by themselves, the others have a copy here."""
+        """Return the arrays of a block on its way; its ANSWERS go out by themselves, the others have a copy here."""
         sizes, pattern = self._plan.shape.cardinalities, self._plan.pattern
         likelihoods = sum(sizes[v] for v in pattern.weighted)
         posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
+        answers: Shapes = {"posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype)}
+        if self.explains:
+            answers = {"explained": ((len(sizes), cases), STATES)}
         return {
             "states": ((max(1, len(pattern.sliced) + len(pattern.weighted)), cases), STATES),
             "likelihoods": ((max(1, likelihoods), cases), np.float64),
             "rows": ((1, cases), np.int64),
             "found": ((3, cases), np.float64),
-            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
+            **answers,
         }
 
 

@@ -13,7 +13,7 @@ LADDERS: dict[str, tuple[Algebra, ...]] = {
     "log": (reference.LOG,),
 }
 # Formats that kernels of blocks on a GPU have, and those that chunks on a GPU have.
-GPU_FORMATS = ("single", "double", "log")
+GPU_FORMATS = ("single", "double", "log", "max")
 GPU_CHUNK_FORMATS = ("single", "double", "log", "max", "max-single")
 
 

@@ -130,7 +130,7 @@ def _workers_like(router: Router, workers: int) -> WorkerPool:
     """Return workers like the processes that a run on this machine would start."""
     from junctor.out_of_core.cluster.workers import WorkerPool, pool_here
 
-    return pool_here(workers, router.gpu_room().bytes) if router.sees_gpu else WorkerPool(workers)
+    return pool_here(workers, router.gpu_room().bytes) if router.takes_gpu else WorkerPool(workers)
 
 
 def _variables(network: Network) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor_kernels.tables.reference import Algebra
+from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
 from junctor.cost.dataset import Measured, MeasuredDevice, own_files, shipped_files
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, LaunchTuner
@@ -47,9 +47,15 @@ class CostModel:
 
     def launch_tuner(self, algebra: Algebra) -> LaunchTuner:
         """Return the choice of launch parameters in a number format."""
-        few, many = self.coefficients[f"few-{algebra.name}"], self.coefficients.get(f"many-{algebra.name}")
+        few, many = self.coefficients[gpu_prices(algebra, False)], self.coefficients.get(gpu_prices(algebra, True))
         nothing = np.zeros(len(MANY_WORK))
         return LaunchTuner(np.array(few.work[: len(FEW_WORK)]), np.array(many.work) if many else nothing)
+
+
+def gpu_prices(algebra: Algebra, many: bool) -> str:
+    """Return the name of the kernels on a GPU for many or few cases in an algebra."""
+    # Maxima take about as long as sums of numbers of the same size: what they read is the same.
+    return f"{'many' if many else 'few'}-{'double' if algebra is MAX_LOG else algebra.name}"
 
 
 @dataclass(frozen=True, slots=True)

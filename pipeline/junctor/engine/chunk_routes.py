@@ -80,8 +80,6 @@ class ChunkRouting(Planner):
             return None
         if self.workers is not None:
             return self._gpu_of_workers
-        if gpu is None and self.explains_on_gpu:
-            gpu = self.gpu_room()
         return gpu if gpu is not None and gpu.chunks else None
 
     @property

@@ -30,8 +30,9 @@ from junctor.model.answers import (
     UNANSWERED,
     Answers,
     Scores,
-    posterior_bytes,
+    clear_states,
     slice_rows,
+    table_bytes,
     unanswered,
 )
 from junctor.model.network import Network
@@ -226,6 +227,7 @@ class Engine:
             copy_answers(batch.equal, answers, self.router.threads)
         if isinstance(answers, Scores):
             clear_unanswered(answers)
+        clear_states(answers)
         if explain:
             self.explain(batch, answers, self._free(budget), self.router.threads)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
@@ -461,7 +463,7 @@ class Engine:
             assert chunks is not None
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             found: list[tuple[Rows, EvidenceBlock, BlockOutcome]] = []
-            for part, programs in self._in_rounds(chunks, algebra, self._chunk_device(chunks, resources), rows):
+            for part, programs in self._in_rounds(chunks, algebra, resources.device, rows):
                 found += case_by_case(programs, chunks.chunks.plan, batch, part)
                 # Their memory goes first: what is ambiguous of a row is answered in one piece.
                 programs.clear()
@@ -494,16 +496,18 @@ class Engine:
 
         def propagate(route: Route, batch: EvidenceBatch, algebra: Algebra) -> tuple[EvidenceBlock, BlockOutcome]:
             chunks = self._chunks_in(algebra, route, budget, resources)
-            device = self._chunk_device(chunks, resources)
-            ((row, programs),) = self._in_rounds(chunks, algebra, device, np.arange(1))
+            ((row, programs),) = self._in_rounds(chunks, algebra, resources.device, np.arange(1))
             ((_, block, outcome),) = case_by_case(programs, chunks.chunks.plan, batch, row)
             return block, outcome
 
         def in_one_piece(route: Route, batch: EvidenceBatch) -> dict[int, int]:
             # Of all variables, whatever the targets are.
             everything = tuple(range(len(self.network.variables)))
-            answers = unanswered(self.query, everything, self.network.cardinalities, 1, {}, fresh(0))
-            self._execute(route, np.arange(1), batch, answers, budget, resources)
+            sizes = self.network.cardinalities
+            memory = fresh(table_bytes(self.query, everything, sizes, 1))
+            answers = unanswered(self.query, everything, sizes, 1, {}, memory)
+            # On the CPU: one row of what is left of a plan.
+            self._execute(route, np.arange(1), batch, answers, budget, replace(resources, device=None))
             self._programs.pop(self.router.key(route.group.pattern, route.uses), None)
             return {v: int(states[0]) for v, states in answers.states.items()}
 
@@ -517,12 +521,6 @@ class Engine:
         """Return how rows of a route in chunks go through in an algebra."""
         with self.router.store.lock:
             return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, budget.free, resources.gpu)
-
-    def _chunk_device(self, chunks: ChunkRoute, resources: _Resources) -> BlockDevice | None:
-        """Return the GPU for tasks of rows in chunks, opened where only they use it."""
-        if resources.device is None and self.router.explains_on_gpu and chunks.limits.on_gpu and not chunks.workers:
-            return self._open_gpu()
-        return resources.device
 
     def _answer_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
         """Answer the impossible ones among rows in doubt, and return the others."""
@@ -565,13 +563,13 @@ class Engine:
         return self.router.gpu if self.router.gpu is not None else open_gpu(self.options.device_memory)
 
     def _size(self, rows: int) -> int:
-        """Return the bytes of the posteriors of so many rows."""
+        """Return the bytes of the posteriors or states of so many rows."""
         return rows * self._row_bytes
 
     # Kept, since each batch asks, and networks have thousands of targets.
     @cached_property
     def _row_bytes(self) -> int:
-        return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, 1)
+        return table_bytes(self.query, self.router.targets, self.network.cardinalities, 1)
 
     @cached_property
     def _slice_rows(self) -> int:
@@ -596,7 +594,7 @@ class Engine:
         return pool.lend(size, fresh, reserved), None
 
     def blank(self, batch: EvidenceBatch, memory: npt.NDArray[Any] | None = None) -> Answers:
-        """Return answers to be written, their posteriors in one piece of memory for compiled code.
+        """Return answers to be written, their posteriors or states in one piece of memory.
 
         The memory is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
         """

@@ -16,7 +16,7 @@ from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.engine.patterns import Patterns, patterns_of
 from junctor.engine.scores import ScoreMaker, clear_unanswered
 from junctor.evidence.batch import EvidenceBatch, Rows
-from junctor.model.answers import IMPOSSIBLE, Answers, posterior_bytes, unanswered
+from junctor.model.answers import IMPOSSIBLE, Answers, clear_states, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query, answered_names
@@ -93,7 +93,7 @@ class FewRows:
         self._query = query
         self._options = options
         self._targets = tuple(network.index[name] for name in answered_names(network, query))
-        self._row_bytes = posterior_bytes(query, self._targets, network.cardinalities, 1)
+        self._row_bytes = table_bytes(query, self._targets, network.cardinalities, 1)
         has_joint = has_joint_table(network) and not self._explains
         self._joint = JointTable(network, self._targets) if has_joint else None
         self._scores = ScoreMaker(network, query) if query.has_scores else None
@@ -126,6 +126,7 @@ class FewRows:
             left = self._by_trees(batch, valid, answers, rows, allowed() - answers.nbytes)
         if left.size:
             return None
+        clear_states(answers)
         # Each has a reason, if only a general one.
         if answers.reasons and (answers.status == IMPOSSIBLE).any():
             # As in a batch; imported where rows are impossible, with compiled code of its own.

@@ -198,10 +198,11 @@ def _on_gpu(router: Router, route: Route, plan: Plan) -> float:
 
 def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, costs: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
+    from junctor.cost.model import gpu_prices
 
     # A plan alone is forecast by the kernels for many cases; log space has only those for few.
-    backend = f"few-{algebra.name}" if algebra is LOG else f"many-{algebra.name}"
-    return costs.seconds(backend, plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
+    work = plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows)
+    return costs.seconds(gpu_prices(algebra, algebra is not LOG), work)
 
 
 def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
@@ -214,7 +215,7 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
         work = router.work(route.group.pattern)
         operation, table = gpu.coefficients[router.gpu_backend].row
         return route.rows * (work.operations * operation + work.tables * table + CPU.row)
-    if route.plan is None or route.chunks is not None or router.query.kind == "mpe":
+    if route.plan is None or route.chunks is not None:
         return route.seconds
     return _plan_on_gpu(route.plan, router.ladder[0], len(route.group.rows), gpu) + route.rows * CPU.row
 

@@ -163,8 +163,8 @@ class Grouping(Planner):
 
     @property
     def _explains_by_trees(self) -> bool:
-        """True if rows may get explanations from trees of their own."""
-        return self.query.kind == "mpe" and self._has_row_trees
+        """True if explanations on the CPU may come from trees of rows."""
+        return self.query.kind == "mpe" and self._has_row_trees and not self.takes_gpu
 
     @property
     def _planning(self) -> float:

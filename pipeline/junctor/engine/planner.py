@@ -152,21 +152,11 @@ class Planner:
     @property
     def gpu_backend(self) -> str:
         """The name in cost models of what answers many rows on a GPU."""
-        return f"many-{'single' if self.query.precision == 'single' else 'double'}"
+        is_single = self.query.kind == "posteriors" and self.query.precision == "single"
+        return f"many-{'single' if is_single else 'double'}"
 
     @property
     def takes_gpu(self) -> bool:
-        """True if there is a GPU for blocks of rows."""
-        # There are no kernels for blocks of explanations.
-        return self.query.kind == "posteriors" and self.sees_gpu
-
-    @property
-    def explains_on_gpu(self) -> bool:
-        """True if there is a GPU for explanations, which only rows in chunks use."""
-        return self.query.kind == "mpe" and self.sees_gpu
-
-    @property
-    def sees_gpu(self) -> bool:
         """True if there is a GPU that this process may use."""
         if self.gpu is not None or self.options.device == "gpu":
             return True

@@ -46,7 +46,7 @@ class Answers:
     states: variable index -> int32 [rows], the most probable states, rows of `explained`; empty for posteriors.
     reasons: row -> why it is not OK.
     memory: all posteriors in one flat array, in the order of the targets, where they lie in one.
-    explained: int32 [targets, rows], all states; None for posteriors.
+    explained: int32 [targets, rows], all states, in one piece; None for posteriors.
     ways: backend -> rows that it answered; empty where nobody counts them.
     climbed: wider number format -> different rows that needed it.
     """
@@ -173,14 +173,14 @@ def unanswered(
     invalid: Mapping[int, str],
     memory: npt.NDArray[Any],
 ) -> Answers:
-    """Return answers to be written, their posteriors in one piece of memory for compiled code.
+    """Return answers to be written, their posteriors or states in one piece of memory for compiled code and GPUs.
 
     query: what is asked.
     targets: variable indices, in the order asked.
     cardinalities: number of states of every variable.
     rows: number of rows.
     invalid: row -> reason.
-    memory: uint8, `posterior_bytes`; not cleared, since whoever answers a row writes all of it.
+    memory: uint8, `table_bytes`; not cleared, since whoever answers a row writes all of it.
     """
     # `np.full` takes three times as long, which calls of one row notice.
     status, log_value = np.empty(rows, dtype=np.int8), np.empty(rows)
@@ -189,29 +189,29 @@ def unanswered(
     bad = list(invalid)
     if bad:
         status[bad] = INVALID
-    explain = query.kind == "mpe"
+    if query.kind == "mpe":
+        explained = memory.view(np.int32).reshape(len(targets), rows)
+        states = dict(zip(targets, explained, strict=True))
+        return Answers(targets, status, log_value, states=states, reasons=dict(invalid), explained=explained)
     numbers: npt.NDArray[Any] = memory.view(np.float32 if query.precision == "single" else np.float64)
-    explained = np.full((len(targets), rows), -1, dtype=np.int32) if explain else None
-    tables = {} if explain else posteriors_in(numbers, targets, cardinalities, rows)
+    tables = posteriors_in(numbers, targets, cardinalities, rows)
     # Nobody answers invalid rows: their numbers are set here.
     for table in tables.values() if bad else ():
         table[bad] = np.nan
-    return Answers(
-        targets,
-        status,
-        log_value,
-        tables,
-        {} if explained is None else dict(zip(targets, explained, strict=True)),
-        dict(invalid),
-        None if explain else numbers,
-        explained,
-    )
+    return Answers(targets, status, log_value, tables, reasons=dict(invalid), memory=numbers)
 
 
-def posterior_bytes(query: Query, targets: Sequence[int], cardinalities: Sequence[int], rows: int) -> int:
-    """Return the bytes of the posteriors of so many rows."""
+def clear_states(answers: Answers) -> None:
+    """Set the states of explanations of rows that are not OK, which were never written: bytes must not vary."""
+    bad = np.flatnonzero(answers.status != OK)
+    if answers.explained is not None and bad.size:
+        answers.explained[:, bad] = -1
+
+
+def table_bytes(query: Query, targets: Sequence[int], cardinalities: Sequence[int], rows: int) -> int:
+    """Return the bytes of the posteriors of so many rows, or of the states of their explanations."""
     if query.kind == "mpe":
-        return 0
+        return 4 * rows * len(targets)
     return _number_bytes(query) * rows * sum(cardinalities[v] for v in targets)
 
 

@@ -25,12 +25,15 @@ class LaunchLevels:
         return max(self.made.values(), default=-1) + 2
 
     def in_order(self, plan: Plan) -> Iterator[Step]:
-        """Yield the steps of per-case tables level by level; memory is released behind the last level that reads it."""
+        """Yield the steps of per-case tables level by level.
+
+        Memory is released behind the last level that reads it; an explanation is traced back through all tables.
+        """
         members: list[list[Step]] = [[] for _ in range(self.count)]
         for step in plan.steps:
             if not isinstance(step, Free) and step.out in self.made:
                 members[self.made[step.out]].append(step)
-        for table, level in self.read.items():
+        for table, level in () if plan.traceback else self.read.items():
             members[level].append(Free(table))
         for steps in members:
             yield from steps

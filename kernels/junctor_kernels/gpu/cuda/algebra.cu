@@ -66,6 +66,9 @@ struct Sum {
 
 __device__ __forceinline__ real sum_of(real one, real other) { return other > one ? other : one; }
 
+// A sum with one more product.
+__device__ __forceinline__ real with_product(real sum, real one, real other) { return sum_of(sum, combine(one, other)); }
+
 __device__ __forceinline__ real sum_of_products(real a, real b, real c, real d) {
     return sum_of(combine(c, d), combine(a, b));
 }
@@ -121,6 +124,8 @@ struct Sum {
 };
 
 __device__ __forceinline__ real sum_of(real one, real other) { return one + other; }
+
+__device__ __forceinline__ real with_product(real sum, real one, real other) { return sum + one * other; }
 
 __device__ __forceinline__ real sum_of_products(real a, real b, real c, real d) { return fma(a, b, c * d); }
 

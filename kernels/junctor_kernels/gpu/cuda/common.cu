@@ -7,13 +7,14 @@
 //     tables.cu    what both do beside contractions: evidence, bounds, posteriors.
 //     answers.cu   write_single, write_double: the way out, beside the next block.
 //     scores.cu    score_single, score_double: the same for scores.
+//     traceback.cu trace_many, trace_few, write_states: explanations, and their way out.
 //
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
 // [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies. In log space that
-// entry is subtracted (algebra.cu), and nothing is ever lost; few.cu does all of it.
+// entry is subtracted (algebra.cu), and nothing is ever lost; few.cu does all sums of logarithms.
 //
-// In the source come first `#define DOUBLE`, `#define DOUBLE` and `#define LOGS`, or nothing, then the constants of
-// `layout.py` and `gpu.py` as an enum, then numbers.cu.
+// In the source come first macros (DOUBLE, LOGS, MAXIMA) or none, then the constants of `bytecode.py` and `blocks.py` as an
+// enum, then numbers.cu.
 
 #define LOG_2 0.693147180559945309417
 
@@ -48,7 +49,9 @@ struct Run {
     const int *choices;
     int *best;
     void *probabilities, *entropies, *chosen;
-    index_t cases, totals, closings, filled, asked, answered, top, choosing, arena_rows;
+    const int *trace, *traced, *variables, *seen;
+    short *explained;
+    index_t cases, totals, closings, filled, asked, answered, top, choosing, arena_rows, trace_count, seen_count;
 };
 
 extern "C" {

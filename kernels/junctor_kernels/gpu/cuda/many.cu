@@ -13,12 +13,20 @@ __device__ __forceinline__ Line row_at(const real *at) {
     return row.line;
 }
 
-// The largest entries of some cases, and the smallest above zero.
+// Sums of nothing.
+__device__ __forceinline__ Line nothing() {
+    const int V = WIDTH;
+    Line line;
+    EACH_CASE line.at[v] = EMPTY_SUM;
+    return line;
+}
+
+// The largest entries of some cases, and the smallest above zero, which says what products can have lost.
 struct Extremes {
     static const int V = WIDTH;
     Line most, least;
 
-    __device__ __forceinline__ Extremes() { EACH_CASE most.at[v] = 0, least.at[v] = number(INFINITE); }
+    __device__ __forceinline__ Extremes() : most(nothing()) { EACH_CASE least.at[v] = number(INFINITE); }
 
     __device__ __forceinline__ void see(const Line &line) {
         EACH_CASE {
@@ -28,12 +36,14 @@ struct Extremes {
         }
     }
 
-    // Numbers of at least zero are ordered like their bits.
     // Most tiles change neither extreme, and looking is cheaper than an atomic operation.
     __device__ __forceinline__ void record(int slot, index_t b) const {
-        word *largest = run.largest + slot * run.cases + b, *smallest = run.smallest + slot * run.cases + b;
-        const Lanes<V, word> high = load<V>(largest), low = load<V>(smallest);
-        EACH_CASE if (bits_of(most.at[v]) > high.at[v]) atomicMax(largest + v, bits_of(most.at[v]));
+        word *largest = run.largest + slot * run.cases + b;
+        const Lanes<V, word> high = load<V>(largest);
+        EACH_CASE if (rank(most.at[v]) > high.at[v]) atomicMax(largest + v, rank(most.at[v]));
+        if (LOSSLESS) return;
+        word *smallest = run.smallest + slot * run.cases + b;
+        const Lanes<V, word> low = load<V>(smallest);
         EACH_CASE if (~bits_of(least.at[v]) > low.at[v]) atomicMax(smallest + v, ~bits_of(least.at[v]));
     }
 };
@@ -55,7 +65,7 @@ struct Share {
         __syncthreads();
         if (!leads()) return;
         for (int other = 1; other < warps; other++)
-            EACH_CASE sum.at[v] += meeting[32 * other + threadIdx.x % 32].at[v];
+            EACH_CASE sum.at[v] = sum_of(sum.at[v], meeting[32 * other + threadIdx.x % 32].at[v]);
     }
 
     // Bring the sum of a round to its entry.
@@ -65,7 +75,7 @@ struct Share {
         if (!leads()) return;
         if (again) {
             const Line before = load<V>(entry);
-            EACH_CASE sum.at[v] += before.at[v];
+            EACH_CASE sum.at[v] = sum_of(sum.at[v], before.at[v]);
         }
         store(entry, sum);
         if (last) extremes.see(sum);
@@ -95,7 +105,9 @@ __device__ __forceinline__ void contract_tiles(
         for (int j = 0; j < NJ; j++) y_at[j] = y_kept[t * NI * NJ + j];
         int round = begin;
         do {
-            Line sums[NI][NJ] = {};
+            Line sums[NI][NJ];
+#pragma unroll
+            for (int n = 0; n < NI * NJ; n++) sums[n / NJ][n % NJ] = nothing();
             const int start = round + share.warp * RUN, stop = start + RUN < end ? start + RUN : end;
 #pragma unroll 2
             for (int n = start; n < stop; n++) {
@@ -114,7 +126,8 @@ __device__ __forceinline__ void contract_tiles(
                     if (PAIR) y = row_at(arena + (index_t)(y_at[j] + y_term) * row_length<V>());
                     else y.at[0] = run.shared[y_at[j] + y_term];
 #pragma unroll
-                    for (int i = 0; i < NI; i++) EACH_CASE sums[i][j].at[v] += x[i].at[v] * y.at[PAIR ? v : 0];
+                    for (int i = 0; i < NI; i++)
+                        EACH_CASE sums[i][j].at[v] = with_product(sums[i][j].at[v], x[i].at[v], y.at[PAIR ? v : 0]);
                 }
             }
             const bool again = round > begin;
@@ -158,7 +171,7 @@ __device__ __forceinline__ void contract_products(
         const int begin = span[0], end = span[1], f_at = scaled ? f_kept[s] : 0, x_at = x_kept[s];
         int round = begin;
         do {
-            Line sum = {};
+            Line sum = nothing();
             const int start = round + share.warp * RUN, stop = start + RUN < end ? start + RUN : end;
 #pragma unroll 4
             for (int n = start; n < stop; n++) {
@@ -167,7 +180,7 @@ __device__ __forceinline__ void contract_products(
                 multiply(x, x_by);
                 if (scaled) {
                     const real f = run.shared[f_at + f_terms[r]];
-                    EACH_CASE x.at[v] *= f;
+                    EACH_CASE x.at[v] = combine(x.at[v], f);
                 }
 #pragma unroll
                 for (int k = 2; k < count; k++) {
@@ -177,7 +190,7 @@ __device__ __forceinline__ void contract_products(
                     multiply(y, K ? y_by[k - 2] : scaling_of<V>(other[2], b));
                     multiply(x, y);
                 }
-                EACH_CASE sum.at[v] += x.at[v];
+                EACH_CASE sum.at[v] = sum_of(sum.at[v], x.at[v]);
             }
             const bool again = round > begin;
             round += share.warps * RUN;

@@ -44,5 +44,5 @@ template <int V> __device__ __forceinline__ Lanes<V> scaling_of(int slot, index_
 }
 
 template <int V> __device__ __forceinline__ void multiply(Lanes<V> &lanes, const Lanes<V> &by) {
-    EACH_CASE lanes.at[v] *= by.at[v];
+    EACH_CASE lanes.at[v] = combine(lanes.at[v], by.at[v]);
 }
