@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,81 @@ def test_synonyms_go_before_states_and_numbers_are_compared_by_their_digits() ->
     assert encoded({"smoke": ["yes", " ? "]}, {"variables": {"smoke": entry}}).batch.states[SMOKE].tolist() == [1, -1]
 
 
+SPELLINGS = st.sampled_from(["{:.3f}", "{:+.2f}", "{:e}", " {} ", "0{}", "{}"])
+
+
+@given(st.integers(0, 99), SPELLINGS, SPELLINGS)
+def test_numbers_of_a_mapping_match_in_every_spelling(number: int, key: str, spelling: str) -> None:
+    # Halves: text, floats and decimals have them all exactly.
+    half = Decimal(number) / 2
+    columns = [
+        pa.array([spelling.format(half)]),
+        pa.array([spelling.format(half)]).dictionary_encode(),
+        pa.array([float(half)]),
+        pa.array([half], pa.decimal128(10, 4)),
+    ]
+    if number % 2 == 0:
+        columns.append(pa.array([number // 2]))
+    for column in columns:
+        for entry in (
+            {"states": {key.format(half): "yes"}},
+            {"missing": [key.format(half)]},
+            {"missing": [float(half)]},
+        ):
+            found = encoded({"smoke": column}, {"variables": {"smoke": entry | {"other": "no"}}}).batch
+            assert found.states[SMOKE].tolist() == [0 if "states" in entry else UNOBSERVED]
+
+
+def test_keys_that_are_one_number_are_told_apart_by_their_digits() -> None:
+    entry = {"states": {"1": "yes", "1.0": "no"}, "other": "no"}
+    found = encoded({"smoke": ["1", "1.0", "+1", "01", "2"]}, {"variables": {"smoke": entry}}).batch
+    assert found.states[SMOKE].tolist() == [0, 1, -1, -1, 1]
+    assert sorted(found.invalid) == [2, 3]
+    assert "'+1' may mean '1' or '1.0' of the mapping: give it as one of them" in found.invalid[2]
+    # Equal numbers of one meaning leave nothing to choose.
+    entry = {"states": {"1": "yes", "1.0": "yes"}}
+    assert encoded({"smoke": ["+1"]}, {"variables": {"smoke": entry}}).batch.states[SMOKE].tolist() == [0]
+
+
+def test_states_that_are_one_number_stay_apart_with_a_mapping() -> None:
+    network = small_network({"dose": ["1", "1.0", "2"]})
+    known = read_mapping({"variables": {"dose": {"missing": [1], "other": "2"}}}, network)
+    found = encode_table(pa.table({"dose": ["1", "1.0", "+1", "x"]}), network, mapping=known).batch
+    assert found.states[0].tolist() == [-1, 1, -1, 2]
+    assert [*found.invalid] == [2]
+
+
+@pytest.mark.parametrize(("true", "false"), [("true", "false"), ("True", "False"), ("TRUE", "FALSE")])
+def test_true_and_false_of_a_mapping_are_texts_of_any_case_and_booleans(true: str, false: str) -> None:
+    # The opposite of what true and false mean without a mapping.
+    entry = {"states": {true: "no", false: "yes"}}
+    for cells in (["True", "FALSE"], ["TRUE", " false "], ["true", "False"], [True, False]):
+        found = encoded({"smoke": cells}, {"variables": {"smoke": entry}}).batch
+        assert found.states[SMOKE].tolist() == [1, 0]
+    missing = encoded({"smoke": ["tRUE", "False"]}, {"variables": {"smoke": {"missing": [true]}}}).batch
+    assert missing.states[SMOKE].tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.decimal128(10, 2), pa.decimal128(30, 9)]
+)
+def test_missing_numbers_are_in_no_bin(kind: pa.DataType) -> None:
+    column = pa.array([-9, 20, None, 5], pa.int16()).cast(kind)
+    content = {"variables": {"age": AGES | {"edges": [-20, 18, 65, 120]}}}
+    for each in (column, column.dictionary_encode()):
+        found = encoded({"age": each}, content, missing=["-9", "refused", "20.0"]).batch
+        assert (found.states[AGE].tolist(), found.invalid) == ([-1, -1, -1, 0], {})
+    # The mapping goes first.
+    content["variables"]["age"]["states"] = {"-9": "old"}
+    assert encoded({"age": column}, content, missing=["-9"]).batch.states[AGE].tolist() == [2, 1, -1, 0]
+
+
+def test_edges_are_told_with_all_their_digits() -> None:
+    _, invalid = ages(pa.array([0.0, 20.0, 21.0]), edges=[5e-324, 10, 15.5, 20.000000000000004])
+    assert sorted(invalid) == [0, 2]
+    assert invalid[0] == "column 'age': found 0.0, expected a number from 5e-324 to below 20.000000000000004"
+
+
 def test_other_takes_what_is_unknown() -> None:
     cells = {"smoke": ["yes", "perhaps", "", None]}
     assert encoded(cells, {"variables": {"smoke": {"other": "no"}}}).batch.states[SMOKE].tolist() == [0, 1, -1, -1]
@@ -237,6 +313,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"variables": {"age": AGES | {"labels": ["child", "adult", "alt"]}}},
         "labels: found 'alt', did you mean 'adult'",
+    ),
+    (
+        {"variables": {"age": AGES | {"states": {"1": "old"}, "missing": ["1.0"]}}},
+        r"age.states: found two meanings of the number 1.0, expected one, where there are edges",
     ),
     ({"variables": {"age": AGES | {"factor": 0}}}, "factor: found 0"),
     ({"variables": {"age": AGES | {"offset": float("inf")}}}, "offset: found inf, expected a number"),

@@ -6,6 +6,8 @@ import time
 from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.states import UNKNOWN, Cell, StateCells
 from junctor.model.network import Variable
@@ -52,7 +54,14 @@ from junctor.model.network import Variable
         (("0.5", "1.5"), 0.5, 0),
         (("0.5", "1.5"), 1, UNKNOWN),
         (("0.0", "1.0"), 1.0, 1),
-        (("0.0", "1.0"), 1, UNKNOWN),
+        (("0.0", "1.0"), 1, 1),  # one number in two spellings
+        *[(("0.1", "0.5"), cell, 0) for cell in (Decimal("0.10000"), "0.10", "+0.1", ".1", "1e-1", 0.1)],
+        *[(("0.1", "0.5"), cell, UNKNOWN) for cell in ("00.1", "0.1.0", 0.1 + 2**-50, "0,1", "1e99999999999999999999")],
+        (("1", "+2"), "2", 1),
+        (("1", "1.0"), "1.0", 1),  # both are one number
+        (("1", "1.0"), 1, 0),
+        (("1", "1.0"), 1.0, 1),
+        (("1", "1.0"), "+1", UNKNOWN),
         (("01", "02"), "01", 0),
         (("01", "02"), 1, UNKNOWN),
         (("0-5", "5-9"), 1, 1),  # not numbers
@@ -89,11 +98,28 @@ def test_a_number_of_two_meanings_is_explained() -> None:
     assert reason == "'0' may mean 'False', or 'True' by its index: give the state by name"
 
 
+def test_a_number_that_two_states_are_is_explained() -> None:
+    reason = StateCells(Variable("dose", ("1", "1.0", "2"))).reason("+1")
+    assert reason == "'+1' may mean '1' or '1.0', which are one number: give the state by name"
+
+
+@given(st.decimals(-1000, 1000, places=3), st.sampled_from(["state", "missing"]))
+def test_a_number_is_the_same_in_every_spelling(number: Decimal, meaning: str) -> None:
+    texts = [f"{number:.5f}", f"{number:e}", f"{number:+.3f}", str(number.normalize()), f" {float(number)!r} "]
+    cells: list[Cell] = [*texts, number, float(number), number * Decimal("1.00")]
+    if meaning == "state":
+        reader = StateCells(Variable("x", ("other", str(number))))
+        assert {reader.code(cell) for cell in cells} == {1}
+    else:
+        reader = StateCells(Variable("x", ("other", "another")), missing=[str(number)])
+        assert {reader.code(cell) for cell in cells} == {UNOBSERVED}
+
+
 def test_further_missing_texts() -> None:
     cells = StateCells(Variable("x", ("off", "on", "Refused")), missing=(" Not asked ", "-9", "1", "refused"))
-    given = ["NOT ASKED", "-9", -9, -9.0, "-9.0", Decimal("-9"), 1, "null", "Refused", "refused", 0, "nope"]
+    given = ["NOT ASKED", "-9", -9, -9.0, "-9.0", "-9e0", Decimal("-9"), 1, "null", "Refused", "refused", 0, "nope"]
     u = UNOBSERVED
-    assert [cells.code(cell) for cell in given] == [u, u, u, u, u, u, u, u, 2, UNKNOWN, 0, UNKNOWN]
+    assert [cells.code(cell) for cell in given] == [u, u, u, u, u, u, u, u, u, 2, UNKNOWN, 0, UNKNOWN]
 
 
 def test_reasons_stay_short() -> None:

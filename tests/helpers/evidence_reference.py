@@ -147,6 +147,8 @@ def _read_state(cell: Any, names: list[str]) -> str | None:
             if name in names:
                 return name
     text = text.strip()
+    if text == "+1" and "1" in names:
+        return "1"
     if isinstance(cell, str) and text.lower() in MISSING - {name.strip().lower() for name in names}:
         return None
     if text.lower() in ("true", "false"):

@@ -131,15 +131,18 @@ def encode_numbers(column: pa.Array, missing: Sequence[str] = ()) -> tuple[Doubl
     """
     from pyarrow import compute as pc
 
+    none = [float(text) for text in missing if re.fullmatch(_NUMBER, text.strip())]
     if not is_text(column.type):
         numbers = _doubles(_decoded(column))
-        none = [float(text) for text in missing if re.fullmatch(_NUMBER, text.strip())]
         return (np.where(np.isin(numbers, none), np.nan, numbers) if none else numbers), []
     distinct, indices = _factorised(column)
     texts = pc.utf8_trim_whitespace(pa.array(distinct, pa.large_string()))
     lacking = pc.is_in(pc.utf8_lower(texts), pa.array([*missing_texts(missing), None], pa.large_string()))
     numeric = pc.and_not(pc.match_substring_regex(texts, _NUMBER), lacking)
     lookup = np.append(_doubles(pc.if_else(numeric, texts, None)), np.nan)
+    # -9.0 is `-9`, as in a column of numbers.
+    if none:
+        lookup[np.isin(lookup, none)] = np.nan
     wrong = np.append(~_booleans(pc.or_(numeric, lacking)), False)
     rows = np.flatnonzero(wrong[indices])
     bad = _named(rows, indices[rows], lambda at: f"found {_short(distinct[at])}, expected a number")

@@ -12,8 +12,9 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED
-from junctor.evidence.states import UNKNOWN, Cell, StateCells
+from junctor.evidence.states import ANY_NUMBER, UNKNOWN, Cell, StateCells, Value, value_of
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Network, Variable
 from junctor.runtime.remote import RemotePath, location
@@ -44,7 +45,6 @@ _KEYS = (
     *("outside", "outside_is_missing", "other", "other_is_missing"),
 )
 _OF_BINS = ("labels", "factor", "offset", "outside", "outside_is_missing")
-_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))", re.ASCII)
 
 # What is read: a path of a file, or what stands in one.
 MappingSource = str | os.PathLike[str] | RemotePath | Mapping[str, Any]
@@ -144,9 +144,23 @@ class MappedCells(StateCells):
 
     def __init__(self, variable: Variable, mapping: VariableMapping, missing: Sequence[str] = ()) -> None:
         super().__init__(variable, missing=missing)
-        self.bins = mapping.bins
+        self.bins = None if mapping.bins is None else _with_missing(mapping.bins, missing)
         self._meant = mapping.meant
         self._other = mapping.other
+
+    @cached_property
+    def _by_value(self) -> dict[Value, dict[int, str]]:
+        """What the texts of the mapping that are a number, true or false mean, with the last text of each meaning."""
+        found: dict[Value, dict[int, str]] = {}
+        for text, code in self._meant.items():
+            value = value_of(text)
+            # States that are one number are told apart by their names.
+            if value is not None and len(self.equal_states(text)) < 2:
+                found.setdefault(value, {})[code] = text
+        return found
+
+    def _meanings(self, cell: Cell) -> dict[int, str]:
+        return self._by_value.get(value_of(cell), {}) if self._by_value else {}
 
     def code(self, cell: Cell) -> int:
         """Return the state that `cell` means, UNOBSERVED, or UNKNOWN."""
@@ -156,17 +170,24 @@ class MappedCells(StateCells):
         number = None if self.bins is None else _number_in(cell)
         if self.bins is not None and number is not None:
             return int(self.bins.states(np.array([number]))[0])
+        meanings = self._meanings(cell)
+        if meanings:
+            return next(iter(meanings)) if len(meanings) == 1 else UNKNOWN
         code = super().code(cell)
-        return self._other if code == UNKNOWN else code
+        # What may be two states is not other than all of them.
+        return self._other if code == UNKNOWN and len(self.equal_states(cell)) < 2 else code
 
     def reason(self, cell: Cell) -> str:
         """Say what is wrong with a cell that is UNKNOWN, and what was expected."""
         if self.bins is None or _number_in(cell) is None:
-            return super().reason(cell)
+            texts = [*self._meanings(cell).values()]
+            if len(texts) < 2:
+                return super().reason(cell)
+            return f"{str(cell)[:40]!r} may mean {texts[0]!r} or {texts[1]!r} of the mapping: give it as one of them"
         edges, scaled = self.bins.edges, (self.bins.factor, self.bins.offset) != (1.0, 0.0)
         how = " after factor and offset" * scaled
         below = "below " * bool(edges[-1] < math.inf)
-        return f"found {str(cell)[:40]}, expected a number from {edges[0]:g} to {below}{edges[-1]:g}{how}"
+        return f"found {str(cell)[:40]}, expected a number from {_digits(edges[0])} to {below}{_digits(edges[-1])}{how}"
 
 
 def cells_of(
@@ -257,7 +278,11 @@ class _Reader:
             self.fail(f"{key}.edges", f"found {len(edges)}", "at least two: a bin lies between each two of them")
         for left, right in pairwise(edges):
             if not left < right:
-                self.fail(f"{key}.edges", f"found {right:g} after {left:g}", "ascending numbers, or bins would overlap")
+                self.fail(
+                    f"{key}.edges",
+                    f"found {_digits(right)} after {_digits(left)}",
+                    "ascending numbers, or bins would overlap",
+                )
         labels = self.texts(f"{key}.labels", entry.get("labels", []))
         if len(labels) != len(edges) - 1:
             self.fail(
@@ -270,8 +295,15 @@ class _Reader:
         offset = self.number(f"{key}.offset", entry.get("offset", 0.0))
         outside = self.choice(key, "outside", variable, entry, other)
         lookup = np.array([outside, *codes, outside], dtype=np.int32)
-        exact = {float(text): code for text, code in meant.items() if _NUMBER.fullmatch(text)}
-        return Bins(np.array(edges), lookup, factor, offset, exact)
+        return Bins(np.array(edges), lookup, factor, offset, self.exact(key, meant))
+
+    def exact(self, key: str, meant: Mapping[str, int]) -> dict[float, int]:
+        """Return the meaning of each number, of a variable whose numbers are put into bins."""
+        exact: dict[float, int] = {}
+        for text, code in meant.items():
+            if ANY_NUMBER.fullmatch(text) and exact.setdefault(float(text), code) != code:
+                self.fail(f"{key}.states", f"found two meanings of the number {text}", "one, where there are edges")
+        return exact
 
     def choice(self, key: str, name: str, variable: Variable, entry: Mapping[str, Any], default: int) -> int:
         """Return the state of `name`, or UNOBSERVED for `name_is_missing`."""
@@ -334,6 +366,17 @@ class _Reader:
         raise EvidenceError(f"{key}: {found}, expected {expected}", self.place)
 
 
+def _with_missing(bins: Bins, missing: Sequence[str]) -> Bins:
+    """Return the bins without the numbers that stand for no observation, but for those that the mapping names."""
+    numbers = {float(text): UNOBSERVED for text in missing if ANY_NUMBER.fullmatch(text.strip())}
+    return replace(bins, exact={**numbers, **bins.exact}) if numbers else bins
+
+
+def _digits(number: float) -> str:
+    # All of them: a rounded edge may lie on the other side of a cell.
+    return repr(float(number)).removesuffix(".0")
+
+
 def _spellings(cell: Cell) -> list[str]:
     """Return the texts that a cell is compared by: itself, and a whole number (3.0) without a point."""
     if cell is None or cell != cell:
@@ -348,7 +391,7 @@ def _spellings(cell: Cell) -> list[str]:
 
 def _number_in(cell: Cell) -> float | None:
     if isinstance(cell, str):
-        return float(cell) if _NUMBER.fullmatch(cell.strip()) else None
+        return float(cell) if ANY_NUMBER.fullmatch(cell.strip()) else None
     # NaN is no number that could be outside of bins.
     return None if cell is None or isinstance(cell, bool) or cell != cell else float(cell)
 

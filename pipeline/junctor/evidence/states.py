@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
 
 from junctor.evidence.batch import UNOBSERVED
@@ -19,8 +19,12 @@ MISSING_TEXTS = frozenset(["", "-", "?", "na", "n/a", "#n/a", "<na>", "nan", "no
 UNKNOWN = -2
 
 Cell = str | bool | int | float | Decimal | None
+Value = Decimal | str | None
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+ANY_NUMBER = re.compile(rf"{_NUMBER.pattern}|[+-]?(?i:inf|infinity)", re.ASCII)
+# Numbers of persons and codes of diseases: `01` may be another one than `1`.
+_PADDED = re.compile(r"[+-]?0\d.*", re.ASCII)
 # At most 18 digits fit 64 bits; int() raises for texts of more than 4,300.
 _INTEGER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
 
@@ -46,7 +50,9 @@ class StateCells:
     # 4. A whole number (3, 3.0, `3`, `3.0`, not `03`) is the index of a state from 0, but only if no state has a name
     #    that looks like a number: otherwise numbers are names. Where the states are `yes, no` or `true, false` in this
     #    order, 1 may be the second one or the true one, and is unknown.
-    # 5. Anything else is unknown, and its row invalid.
+    # 5. A number in another spelling (0.50, +0.5, `5e-1`, not `00.5`) is the state of that value (`0.5`), if there is
+    #    only one, and unobserved if it has the value of a text of the caller.
+    # 6. Anything else is unknown, and its row invalid.
     def __init__(self, variable: Variable, noun: str = "state", missing: Sequence[str] = ()) -> None:
         self._noun = noun
         self._extra = missing
@@ -75,6 +81,25 @@ class StateCells:
     def _missing(self) -> frozenset[str]:
         return missing_texts(self._extra).difference(name.strip().lower() for name in self._states)
 
+    @cached_property
+    def _missing_numbers(self) -> frozenset[Value]:
+        values = map(value_of, self._missing.intersection(text.strip().lower() for text in self._extra))
+        return frozenset(value for value in values if isinstance(value, Decimal))
+
+    @cached_property
+    def _numbers(self) -> dict[Value, list[int]]:
+        """The states of each number."""
+        found: dict[Value, list[int]] = {}
+        for code, name in enumerate(self._states):
+            value = _unpadded(name) if _NUMBER.fullmatch(name.strip()) else None
+            if value is not None:
+                found.setdefault(value, []).append(code)
+        return found
+
+    def equal_states(self, cell: Cell) -> list[int]:
+        """Return the states whose names are the same number as a cell."""
+        return self._numbers.get(_unpadded(cell), []) if self._numbers else []
+
     def code(self, cell: Cell) -> int:
         """Return the state that `cell` names, UNOBSERVED, or UNKNOWN."""
         # By far the most common, and the first rule.
@@ -90,7 +115,13 @@ class StateCells:
 
     def _code_of_other(self, cell: Cell) -> int:
         text = str(cell).strip()
-        if text.lower() in self._missing or (self._extra and self._is_missing_number(cell)):
+        if text.lower() in self._missing:
+            return UNOBSERVED
+        equal = self.equal_states(cell)
+        if len(equal) == 1:
+            return equal[0]
+        # -9.0 is `-9`: pandas makes floats of integers beside nulls.
+        if self._extra and value_of(cell) in self._missing_numbers:
             return UNOBSERVED
         # `true` and `false` have at most five letters; longer cells need no case folding.
         truth = self._truths.get(text.casefold()) if len(text) <= 5 else None
@@ -100,11 +131,6 @@ class StateCells:
         if index is not None and self._by_index and 0 <= index < len(self._states) and not self._is_reversed:
             return index
         return UNKNOWN
-
-    def _is_missing_number(self, cell: Cell) -> bool:
-        # -9.0 is `-9`: pandas makes floats of integers beside nulls.
-        integer = _integer(cell)
-        return integer is not None and str(integer) in self._missing
 
     def reason(self, cell: Cell) -> str:
         """Say what is wrong with a cell that is UNKNOWN, and what was expected."""
@@ -117,6 +143,9 @@ class StateCells:
             # The states are the true one and the false one, in this order.
             first, second = self._states[1 - integer], self._states[integer]
             return f"{shown} may mean {first!r}, or {second!r} by its index: give the {self._noun} by name"
+        equal = [repr(_short(self._states[code])) for code in self.equal_states(cell)[:2]]
+        if len(equal) == 2:
+            return f"{shown} may mean {equal[0]} or {equal[1]}, which are one number: give the {self._noun} by name"
         return f"unknown {self._noun} {shown}{self._hint(cell)}; {self._noun}s are {names}"
 
     def _hint(self, cell: Cell) -> str:
@@ -126,6 +155,26 @@ class StateCells:
         if cell not in self._hints and len(self._hints) < most_hints:
             self._hints[cell] = nearest(cell.strip(), self._states)
         return self._hints.get(cell, "")
+
+
+def value_of(cell: Cell) -> Value:
+    """Return what a cell is in any spelling: a number, or `true` or `false`; None for all others.
+
+    A float is its shortest digits: 0.1 is one tenth, as in the text `0.10`.
+    """
+    # NaN alone differs from itself.
+    if cell is None or cell != cell:
+        return None
+    if isinstance(cell, int | float | Decimal) and not isinstance(cell, bool):
+        return Decimal(repr(cell)) if isinstance(cell, float) else Decimal(cell)
+    text = str(cell).strip()
+    if ANY_NUMBER.fullmatch(text):
+        try:
+            return Decimal(text)
+        except InvalidOperation:
+            # An exponent of more than 18 digits.
+            return None
+    return text.lower() if len(text) <= 5 and text.lower() in ("true", "false") else None
 
 
 def missing_texts(more: Sequence[str] = ()) -> frozenset[str]:
@@ -165,6 +214,11 @@ def _integer(cell: Cell) -> int | None:
     if isinstance(cell, Decimal):
         return int(cell) if cell == cell.to_integral_value() else None
     return None
+
+
+def _unpadded(cell: Cell) -> Value:
+    """Return the value of a cell, None for text with zeros before a number."""
+    return None if isinstance(cell, str) and _PADDED.match(cell.strip()) else value_of(cell)
 
 
 def _short(text: str) -> str:
