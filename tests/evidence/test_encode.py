@@ -24,6 +24,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table
+from junctor.evidence.mapping import read_mapping
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 
@@ -218,7 +219,9 @@ def test_reasons_of_a_row_are_joined() -> None:
         ({"": [1]}, {}, "t.csv: column 1 has no name, expected a variable of the network (pandas writes its index so"),
         ({"smoke;grade": [1]}, {}, "t.csv: found one column, 'smoke;grade': is another separator meant?"),
         ({"smoke=maybe": [1]}, {}, "t.csv: column 'smoke=maybe': unknown state 'maybe'; states are yes, no"),
-        ({"smoke=maybe": [1]}, {"ignore_extra": True}, "t.csv: column 'smoke=maybe': unknown state"),
+        ({"smoke=maybe": [1]}, {"ignore_extra": True}, "or to stand under ignore in a mapping file"),
+        ({"smoke;grade": ["yes;low"]}, {"ignore_extra": True}, "t.csv: found one column, 'smoke;grade': is another"),
+        ({"a;smoke": ["1;2"], "5;b": ["3"]}, {"ignore_extra": True}, "found columns such as 'a;smoke': is another sep"),
         (
             {"grade=low": [1]},
             {},
@@ -251,6 +254,24 @@ def test_extra_columns_can_be_ignored() -> None:
     encoded = encode({"smok": ["yes"], "smoke": ["no"], "": [1]}, ignore_extra=True)
     assert states(encoded, "smoke") == [1]
     assert list(encoded.batch.states) == [0]
+
+
+def test_a_table_without_evidence_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    encode({"smok": ["yes"], "case_id": [1]}, ignore_extra=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no column is evidence, so all rows have the same answers; columns are 'smok', 'case_id'"
+    ]
+    caplog.clear()
+    # Signs in names matter only where nothing else is evidence.
+    encode_table(as_arrow({"a;b": [1], "smoke": ["yes"]}), NETWORK, ignore_extra=True, file="t.csv")
+    assert not caplog.records
+
+
+def test_a_column_of_case_ids_that_the_mapping_takes_away() -> None:
+    table = pa.table({"k": ["a"], "smoke": ["yes"]})
+    for content, how in (({"ignore": ["k"]}, "ignores it"), ({"columns": {"k": "grade"}}, "reads it as 'grade'")):
+        with pytest.raises(EvidenceError, match=f"no column 'k' for the case ids: the mapping {how} .remove that line"):
+            encode_table(table, NETWORK, case_id="k", mapping=read_mapping(content, NETWORK))
 
 
 def test_case_ids() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.columns import Bad, encode_binned, encode_entries, encode_lists, encode_states, unknown_cells
-from junctor.evidence.layout import NO_COLUMNS, ColumnLayout, Role, read_layout
+from junctor.evidence.layout import NO_COLUMNS, ColumnLayout, Role, read_layout, warn_of_no_evidence
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
@@ -95,6 +95,9 @@ def encode_table(
     layout = read_layout(
         table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file, mapping=mapping
     )
+    # A long table comes in pieces.
+    if ignore_extra and first_row == 0:
+        warn_of_no_evidence(layout, table.schema, file)
     encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping, missing)
     parts, row = [], first_row
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]

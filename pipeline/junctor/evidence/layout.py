@@ -6,6 +6,7 @@ Main function: `read_layout`; called by `junctor.evidence.read` and `junctor.evi
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from junctor.model.network import Network
 #   has the name of a variable.
 # - A column that is kept is carried through as it is, and may be any of these, or a column that is no evidence.
 # - Anything else is refused, or left out with `ignore_extra`.
+logger = logging.getLogger(__name__)
+
 Role = Literal["case_id", "states", "likelihood", "entry"]
 NO_COLUMNS = pa.schema([])
 _INDEX = re.compile(r"__index_level_\d+__")
@@ -99,7 +102,8 @@ def read_layout(
     partition: number of the last columns that are names of folders; they may be case ids or kept, and are no evidence.
     mapping: names that columns are read under, None for their own.
     Raises EvidenceError for unknown columns unless `ignore_extra`, two columns of the same content, cells of a wrong
-    type, a likelihood without columns for all states, and a missing case-id or kept column.
+    type, a likelihood without columns for all states, a missing case-id or kept column, and a file without a column to
+    read whose names look like another separator.
     """
     place = Place(file) if file else None
     names, indices = schema.names, _indices(schema)
@@ -112,8 +116,23 @@ def read_layout(
     reader.refuse_partial_likelihoods(columns)
     ids = [schema.types[column.position] for column in columns if column.role == "case_id"]
     reader.refuse_missing_ids()
+    # A column that is found shows that the separator is the right one.
+    if ignore_extra and not columns and not kept:
+        reader.refuse_separator(names[: len(names) - partition])
     fields = [schema.field(at).with_name(name).with_nullable(True) for name, at in zip(keep, kept, strict=True)]
     return ColumnLayout(columns, _case_id_type(ids[0], reader) if ids else pa.int64(), kept, pa.schema(fields))
+
+
+def warn_of_no_evidence(layout: ColumnLayout, schema: pa.Schema, file: str | None) -> None:
+    """Tell that no column of a table is evidence, where that is so.
+
+    layout, schema: of the table, whose extra columns are left out.
+    file: name for the message.
+    """
+    if not layout.variables and schema.names:
+        shown = ", ".join(map(repr, schema.names[:5])) + ", ..." * (len(schema.names) > 5)
+        where = f"{file}: " if file else ""
+        logger.warning("%sno column is evidence, so all rows have the same answers; columns are %s", where, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,17 @@ class _LayoutReader:
         own = map(self._read, self.names[: len(self.names) - self.partition])
         names = {*self._folders, *(self._name(read) for read in own if read is not None)}
         if self.case_id is not None and self.case_id not in names:
+            if self.mapping is not None and self.case_id in {*self.names, *(raw.strip() for raw in self.names)}:
+                read = self.mapping.name_of(self.case_id)
+                how = "ignores it" if read is None else f"reads it as {read!r}"
+                self.fail(f"no column {self.case_id!r} for the case ids: the mapping {how} (remove that line)")
             self.fail(f"no column {self.case_id!r} for the case ids{nearest(self.case_id, self.names)}")
+
+    def refuse_separator(self, own: Sequence[str]) -> None:
+        """Raise EvidenceError if names of columns of a file look like several of them."""
+        if self.place is not None and any(sign in name for name in own for sign in ",;\t|"):
+            found = f"one column, {own[0]!r}" if len(own) == 1 else f"columns such as {own[0]!r}"
+            self.fail(f"found {found}: is another separator meant? (.csv has commas, .tsv tabs)")
 
     @property
     def _folders(self) -> Sequence[str]:
@@ -228,7 +257,11 @@ class _LayoutReader:
                 self.fail(f"column {name!r}: found cells of type {kind}, expected numbers for likelihoods")
             return Column(position, name, "entry", *entries[0])
         if unknown:
-            self.fail(f"column {name!r}: {unknown[0]}")
+            # Never left out as an extra column: a misspelt state would lose what was observed.
+            self.fail(
+                f"column {name!r}: {unknown[0]} (correct the name; a column that is no likelihood has to be renamed, "
+                "or to stand under ignore in a mapping file)"
+            )
         return None
 
     def _cells_of(self, variable: int) -> StateCells:
@@ -242,8 +275,8 @@ class _LayoutReader:
                 f"column {position + 1} has no name, expected a variable of the network (pandas writes its index so: "
                 "write it with index=False; --ignore-extra, in Python ignore_extra=True, leaves such columns out)"
             )
-        if self.place is not None and len(self.names) == 1 and any(sign in name for sign in ",;\t|"):
-            self.fail(f"found one column, {name!r}: is another separator meant? (.csv has commas, .tsv tabs)")
+        if len(self.names) == 1:
+            self.refuse_separator([name])
         # The column that was meant is unknown then.
         self.refuse_missing_ids()
         hint = nearest(name, self.network.index)

@@ -28,7 +28,7 @@ from junctor.evidence.files import (
     partition_columns,
     stamp_of,
 )
-from junctor.evidence.layout import ColumnLayout, read_layout
+from junctor.evidence.layout import ColumnLayout, read_layout, warn_of_no_evidence
 from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
 from junctor.model.errors import EvidenceError, Place
@@ -130,6 +130,9 @@ def open_evidence(
             )
             for table in tables
         ]
+    if ignore_extra:
+        # One for all files, whose columns are the same.
+        warn_of_no_evidence(layouts[0], tables[0].schema, str(tables[0].path))
     layouts = _with_types(layouts, kept_types)
     # Files of a folder may differ in the order of columns, so that each has its own encoder, but not in the columns.
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
