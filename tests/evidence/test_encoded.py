@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def test_all_numbers_of_states_and_likelihoods(tmp_path: Path) -> None:
         ([b"\x00\xff", None], pa.binary()),
         ([b"\x00\xff", None], pa.binary_view()),
         ([b"ab", None], pa.binary(2)),
+        ([uuid.UUID(int=1).bytes, None], pa.uuid()),
         ([True, None], pa.bool_()),
         ([None, None], pa.null()),
         ([Decimal("1.5"), None], pa.decimal32(4, 1)),

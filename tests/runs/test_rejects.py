@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import junctor
 import pyarrow as pa
@@ -48,6 +49,19 @@ def test_rows_that_are_not_ok(
     assert found["status"].to_pylist() == ["invalid"] * len(BAD)
     assert all("unknown state 'maybe'" in reason for reason in found["reason"].to_pylist())
     assert found["note"][0].as_py() == ('{"n": 3}' if ending == "csv" else {"n": 3})
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+def test_ids_of_rows_that_are_not_ok_may_be_uuids(tmp_path: Path, output_format: OutputFormat) -> None:
+    job = make_job(tmp_path, BAD, rejects=str(tmp_path / "bad.csv"), output_format=output_format, keep=())
+    ids = [UUID(int=row) for row in range(ROWS)]
+    table = parquet.read_table(tmp_path / "evidence.parquet").select(["xray"])
+    as_bytes = pa.array([each.bytes for each in ids], pa.uuid())
+    parquet.write_table(table.append_column("case_id", as_bytes), tmp_path / "evidence.parquet")
+    run(job, HERE)
+    assert junctor.read_answers(tmp_path / "out")["case_id"].to_pylist() == ids
+    found = csv.read_csv(tmp_path / "bad.csv")["case_id"].to_pylist()
+    assert found == [str(ids[row]) for row in BAD]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -316,6 +316,7 @@ def test_rows_that_climb_are_counted(tmp_path: Path, rows: int, query: Query) ->
             [RowKey(8, "1970-01-01 00:00:00.000000001"), RowKey(9, "1970-01-01 00:00:00.000000002")],
         ),
         (pa.array([7, 8], pa.int32()), [RowKey(8, "7"), RowKey(9, "8")]),
+        (pa.array([b"a" * 16, None], pa.uuid()), [RowKey(8, "61616161-6161-6161-6161-616161616161"), RowKey(9)]),
         (pa.array([b"a", b"\xff"], pa.binary()), [RowKey(8, "a"), RowKey(9, "b'\\xff'")]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",

@@ -336,7 +336,8 @@ def _case_id_type(kind: pa.DataType, reader: _LayoutReader) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     carried = is_text(kind) or is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_fixed_size_binary(kind)
+    carried = carried or isinstance(kind, pa.UuidType)
     # Parquet has no calendar intervals.
     if not carried or pa.types.is_interval(kind):
-        reader.fail(f"case ids of type {kind} cannot be carried through, expected text, numbers or times")
+        reader.fail(f"case ids of type {kind} cannot be carried through, expected text, numbers, times or UUIDs")
     return kind

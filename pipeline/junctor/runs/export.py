@@ -55,6 +55,9 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
         # Text as a rule, which old tools do not declare.
         texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
+    if isinstance(kind, pa.UuidType):
+        texts = [None if cell is None else str(cell) for cell in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.string())])
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or pa.types.is_interval(kind):
         cells = [None if cell is None else json.dumps(cell, default=str) for cell in column.to_pylist()]
         return pa.chunked_array([pa.array(cells, pa.string())])

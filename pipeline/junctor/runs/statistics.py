@@ -443,6 +443,9 @@ class RowKeys:
         # Evidence without case ids has numbers of rows, from 0, in their place.
         if not key.is_valid or (pa.types.is_int64(key.type) and key.as_py() == number):
             return RowKey(number + 1)
+        # Arrow would take its bytes for text.
+        if isinstance(key.type, pa.UuidType):
+            return RowKey(number + 1, str(key.as_py()))
         try:
             return RowKey(number + 1, key.cast(pa.string()).as_py())
         except pa.ArrowException:
