@@ -19,6 +19,7 @@ MISSING_TEXTS = frozenset(["", "-", "?", "na", "n/a", "#n/a", "<na>", "nan", "no
 UNKNOWN = -2
 
 Cell = str | bool | int | float | Decimal | None
+# What a cell is in any spelling, as `value_of` gives it.
 Value = Decimal | str | None
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -44,14 +45,14 @@ class StateCells:
     # 1. The name of a state is that state, even if it is `NA` or `?`. Text is compared as it stands, then without
     #    surrounding white space; a number by its digits, an integral one (3.0) also as an integer.
     # 2. Null, NaN, the texts of MISSING_TEXTS and those of the caller are unobserved, in any case, but for one that is
-    #    a state's name in another case.
+    #    a state's name in another case; so are numbers of the caller in any spelling that is no state (5.).
     # 3. True and false, as booleans or as text in any case, are the state of that name in any case; of two states, yes
     #    and no in any case, they are these.
     # 4. A whole number (3, 3.0, `3`, `3.0`, not `03`) is the index of a state from 0, but only if no state has a name
     #    that looks like a number: otherwise numbers are names. Where the states are `yes, no` or `true, false` in this
     #    order, 1 may be the second one or the true one, and is unknown.
     # 5. A number in another spelling (0.50, +0.5, `5e-1`, not `00.5`) is the state of that value (`0.5`), if there is
-    #    only one, and unobserved if it has the value of a text of the caller.
+    #    only one.
     # 6. Anything else is unknown, and its row invalid.
     def __init__(self, variable: Variable, noun: str = "state", missing: Sequence[str] = ()) -> None:
         self._noun = noun
