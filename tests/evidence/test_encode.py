@@ -256,6 +256,13 @@ def test_extra_columns_can_be_ignored() -> None:
     assert list(encoded.batch.states) == [0]
 
 
+def test_missing_numbers_of_likelihoods_in_any_spelling() -> None:
+    for cells in (["-9.0", " -9 ", "1"], [-9.0, -9.0, 1.0], [-9, -9, 1]):
+        encoded = encode({"smoke=yes": cells, "smoke=no": cells}, missing=["-9"])
+        assert encoded.batch.likelihoods[0].rows.tolist() == [2]
+        assert not encoded.batch.invalid
+
+
 def test_a_table_without_evidence_is_told(caplog: pytest.LogCaptureFixture) -> None:
     encode({"smok": ["yes"], "case_id": [1]}, ignore_extra=True)
     assert [record.getMessage() for record in caplog.records] == [

@@ -678,3 +678,14 @@ def test_columns_of_folders_beside_those_of_csv(tmp_path: Path, options: dict[st
     (partition,) = open_evidence(tmp_path, NETWORK, **options).partitions(10)
     days = partition.case_ids if partition.kept is None else partition.kept["day"]
     assert days.to_pylist() == ["1", "1", "2", "2"]
+
+
+def test_files_without_evidence_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x,case_id\n1,2\n")
+    open_evidence(tmp_path, NETWORK, ignore_extra=True)
+    (record,) = caplog.records
+    assert "a.csv: no column is evidence, so all rows have the same answers; columns are 'x'" in record.getMessage()
+    (tmp_path / "b.csv").write_text("smoke;grade\nyes;low\n")
+    with pytest.raises(EvidenceError, match=r"b.csv: found one column, 'smoke;grade': is another separator meant\?"):
+        open_evidence(tmp_path / "b.csv", NETWORK, ignore_extra=True)
