@@ -21,6 +21,8 @@ from junctor.evidence.states import StateCells
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Network
 
+logger = logging.getLogger(__name__)
+
 # - The column named by `case_id=` is carried through; without that option a column called `case_id` is, unless the
 #   network has a variable of that name.
 # - A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
@@ -31,8 +33,6 @@ from junctor.model.network import Network
 #   has the name of a variable.
 # - A column that is kept is carried through as it is, and may be any of these, or a column that is no evidence.
 # - Anything else is refused, or left out with `ignore_extra`.
-logger = logging.getLogger(__name__)
-
 Role = Literal["case_id", "states", "likelihood", "entry"]
 NO_COLUMNS = pa.schema([])
 _INDEX = re.compile(r"__index_level_\d+__")

@@ -167,7 +167,7 @@ def value_of(cell: Cell) -> Value:
     if cell is None or cell != cell:
         return None
     if isinstance(cell, int | float | Decimal) and not isinstance(cell, bool):
-        return Decimal(repr(cell)) if isinstance(cell, float) else Decimal(cell)
+        return Decimal(float.__repr__(cell)) if isinstance(cell, float) else Decimal(cell)
     text = str(cell).strip()
     if ANY_NUMBER.fullmatch(text):
         try:
