@@ -98,6 +98,26 @@ def test_types_of_text(kind: pa.DataType) -> None:
     }
 
 
+@pytest.mark.parametrize("words", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_dictionaries_of_views(rows: int, words: pa.DataType) -> None:
+    cells = ([0, 1, None] * rows)[:rows]
+    # More words than a batch of few rows has.
+    names = pa.array(["high", "low", *(f"word {i}" for i in range(8))]).cast(words)
+    column = pa.DictionaryArray.from_arrays(pa.array(cells, pa.uint32()), names)
+    expected = [UNOBSERVED if cell is None else (2, 0)[cell] for cell in cells]
+    table = pa.table({"grade": column, "case_id": column, "other": column})
+    for evidence in (table, table.to_batches()[0], {name: table[name] for name in table.column_names}):
+        encoded = encode(evidence, keep=["other"])
+        assert states(encoded, "grade") == expected
+        assert encoded.case_ids.type == (pa.string() if words == pa.string_view() else pa.binary())
+        assert encoded.case_ids.to_pylist() == column.to_pylist()
+        assert encoded.kept is not None
+        assert encoded.kept["other"].to_pylist() == column.to_pylist()
+    pieces = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    assert_same(encode(pieces, keep=["other"]), encode(table, keep=["other"]))
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -25,12 +25,19 @@ def named() -> HiddenMarkovModel:
     return build_model(model.start, model.transition, model.emission, ["hot", "cold"], ["one", "two", "three"])
 
 
+WORDS = pa.DictionaryArray.from_arrays(
+    pa.array([0, None, 2, 1, 3, 0, None], pa.uint32()), pa.array(["one", "two", "three", "four"], pa.string_view())
+)
+
+
 @pytest.mark.parametrize(
     "column",
     [
         pa.array([["one", None, "three"], ["two"], [], None, ["four", "one"], ["?"]]),
         pa.array([[0, None, 2], [1], [], None, [4, 0], [None]], pa.large_list(pa.int8())),
         pa.array([["one", None, "three"], ["two"], [], None, ["four", "one"], [""]], pa.list_view(pa.string())),
+        pa.ListArray.from_arrays([0, 3, 4, None, 4, 6, 7], WORDS),
+        pa.ListViewArray.from_arrays([0, 3, 4, None, 4, 6], [3, 1, 0, 0, 2, 1], WORDS),
     ],
 )
 def test_symbols_by_name_and_by_index(column: pa.Array) -> None:

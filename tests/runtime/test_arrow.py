@@ -15,7 +15,7 @@ import pytest
 from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.runtime.arrow import list_array, number_array, numbers_of, string_list_array
+from junctor.runtime.arrow import list_array, number_array, numbers_of, plain_words, string_list_array, with_plain_words
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker
 from pyarrow import parquet
 
@@ -33,6 +33,61 @@ def test_lists_of_strings_come_back(cells: list[list[str] | None]) -> None:
     column = string_list_array(cells)
     column.validate(full=True)
     assert column.equals(pa.array(cells, pa.list_(pa.string())))
+
+
+VIEWS = pa.DictionaryArray.from_arrays(
+    pa.array([0, 1, None, 2, 1, 0], pa.uint8()),
+    pa.array(["yes", "a word of more than twelve bytes", None], pa.string_view()),
+)
+BYTES = pa.DictionaryArray.from_arrays(
+    pa.array([1, 0, None]), pa.array([b"\xff", b"b"], pa.binary_view()), ordered=True
+)
+PLAIN = pa.dictionary(pa.uint8(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (VIEWS, PLAIN),
+        (VIEWS.slice(1, 3), PLAIN),
+        (VIEWS.slice(0, 0), PLAIN),
+        (BYTES, pa.dictionary(pa.int64(), pa.binary(), ordered=True)),
+        (pa.ListArray.from_arrays([0, 2, 2, 6], VIEWS).slice(1), pa.list_(PLAIN)),
+        (pa.LargeListArray.from_arrays([0, 2, None, 6], VIEWS), pa.large_list(PLAIN)),
+        (pa.FixedSizeListArray.from_arrays(VIEWS, 2).slice(1), pa.list_(PLAIN, 2)),
+        (pa.StructArray.from_arrays([VIEWS, VIEWS], ["a", "b"]).slice(2), pa.struct([("a", PLAIN), ("b", PLAIN)])),
+        (pa.chunked_array([VIEWS, VIEWS.slice(2)]), PLAIN),
+        (pa.chunked_array([], VIEWS.type), PLAIN),
+    ],
+)
+def test_views_in_dictionaries_become_text(column: pa.Array, kind: pa.DataType) -> None:
+    found = plain_words(column)
+    found.validate(full=True)
+    assert found.type == kind
+    assert found.to_pylist() == column.to_pylist()
+    fields = pa.schema([pa.field("k", column.type, metadata={"of": "k"}), ("other", pa.int64())], {"of": "all"})
+    table = pa.Table.from_arrays([column, pa.nulls(len(column), pa.int64())], schema=fields)
+    plain = with_plain_words(table)
+    assert plain.schema.equals(fields.set(0, fields.field(0).with_type(kind)), check_metadata=True)
+    assert plain.to_pylist() == table.to_pylist()
+    assert with_plain_words(plain) is plain
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.list_(pa.string_view()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+        pa.dictionary(pa.int8(), pa.dictionary(pa.int8(), pa.string_view())),
+        pa.map_(pa.string(), pa.int64()),
+        pa.uuid(),
+    ],
+    ids=str,
+)
+def test_other_columns_stay_as_they_are(kind: pa.DataType) -> None:
+    column = pa.nulls(2, kind)
+    assert plain_words(column) is column
 
 
 class Memory:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from junctor.evidence.columns import is_text
 from junctor.model.errors import Place
+from junctor.runtime.arrow import plain_words_schema, with_plain_words
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a batch, and its cells: dictionary indices of four bytes.
@@ -86,7 +87,7 @@ class ArrowTable(BinaryTable):
     def __init__(self, path: AnyPath) -> None:
         self.path = path
         with arrow_file(path) as file, self._open(file) as reader:
-            self.schema: pa.Schema = reader.schema
+            self.schema: pa.Schema = plain_words_schema(reader.schema)
 
     @cached_property
     def groups(self) -> list[int] | None:
@@ -100,7 +101,7 @@ class ArrowTable(BinaryTable):
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, as they are, in pieces of at most 65,536 rows.
+        """Yield the columns at `positions`, in that order, with plain words, in pieces of at most 65,536 rows.
 
         positions: of the columns.
         plain, threads: make no difference.
@@ -116,6 +117,7 @@ class ArrowTable(BinaryTable):
             for batch in batches:
                 picked = batch.select(list(positions))
                 picked.validate(full=True)
+                picked = with_plain_words(picked)
                 yield from (picked.slice(start, rows) for start in range(0, picked.num_rows, rows))
 
     def _open(

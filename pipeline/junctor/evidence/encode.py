@@ -32,7 +32,8 @@ class EncodedPartition:
     batch: the evidence.
     case_ids: Arrow array [rows].
     first_row: number of the first row in the table.
-    kept: columns that are carried through, as they were given, but without null in dictionaries; None for none.
+    kept: columns that are carried through, as they were given, but without null and views in dictionaries; None for
+        none.
     """
 
     batch: EvidenceBatch

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError
+from junctor.runtime.arrow import with_plain_words
 
 _EXPECTED = (
     "expected an Arrow table or record batch, a pandas or polars data frame, a mapping of columns "
@@ -17,12 +18,17 @@ _EXPECTED = (
 
 
 def as_arrow(evidence: Any) -> pa.Table:
-    """Return a table of evidence as Arrow, its columns unchanged; raises EvidenceError for what is no table.
+    """Return a table of evidence as Arrow, its columns as they are but for views in dictionaries, which become text.
 
     evidence: an Arrow table, record batch or reader; a pandas data frame (its index is dropped, NaN is null); any
         object with Arrow's C stream, such as a polars data frame; a mapping of columns; a list of rows, in which a
         missing key is an unobserved variable. A column of mixed plain values is read as text.
+    Raises EvidenceError for what is no table.
     """
+    return with_plain_words(_table_of(evidence))
+
+
+def _table_of(evidence: Any) -> pa.Table:
     if isinstance(evidence, pa.Table):
         return evidence
     if isinstance(evidence, pa.RecordBatch):

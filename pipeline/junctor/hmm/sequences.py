@@ -25,7 +25,7 @@ from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.learning.expectation import A_WEIGHT, wrong_weights
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
-from junctor.runtime.arrow import in_one_piece
+from junctor.runtime.arrow import in_one_piece, plain_words, with_plain_words
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # A row is a sequence. Its list holds symbols (strings or integers; null for unobserved), or for each step a list of
@@ -65,7 +65,7 @@ class SequenceEncoder:
         invalid = {
             int(n): "there is no sequence" for n in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
         }
-        values = column.flatten()
+        values = plain_words(column.flatten())
         if is_list(values.type):
             likelihoods, bad = _likelihoods(values, self.model.states)
             batch = SequenceBatch(starts, None, likelihoods, invalid)
@@ -223,6 +223,7 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
         elif hasattr(sequences, "columns"):
             sequences = pa.table(sequences)
         if isinstance(sequences, pa.Table):
+            sequences = with_plain_words(sequences)
             at, lists = _positions(sequences.schema, None, None, None)
             ids = None if at is None else in_one_piece(sequences.column(at))
             sequences = sequences.column(lists)

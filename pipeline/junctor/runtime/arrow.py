@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,10 @@ import pyarrow as pa
 
 # Not `pyarrow.array` and `to_numpy`: both import pandas wherever it is installed, whatever they are given. That takes
 # most of a second, more than ten rows take to answer.
+
+_Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
+_Table = TypeVar("_Table", pa.Table, pa.RecordBatch)
+_PLAIN_WORDS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 def number_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -105,6 +109,47 @@ def without_null_words(column: pa.Array) -> pa.Array:
         return column
     buffers, offset = own
     return pa.Array.from_buffers(kind, len(column), buffers, offset=offset, children=found)
+
+
+def plain_words(column: _Column) -> _Column:
+    """Return a column whose dictionaries hold no views, but text or bytes; within records and lists too.
+
+    column: Arrow neither takes words that are views nor writes them to Parquet.
+    """
+    kind = plain_words_type(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def plain_words_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of `plain_words`."""
+    if pa.types.is_dictionary(kind):
+        plain = _PLAIN_WORDS.get(kind.value_type)
+        return kind if plain is None else pa.dictionary(kind.index_type, plain, kind.ordered)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(plain_words_type(field.type)) for field in kind])
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return kind
+    cell = kind.value_field.with_type(plain_words_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(cell, kind.list_size)
+    return pa.list_(cell) if pa.types.is_list(kind) else pa.large_list(cell)
+
+
+def with_plain_words(table: _Table) -> _Table:
+    """Return a table or record batch with the columns of `plain_words`; itself where these are its own."""
+    found = table.schema
+    schema = plain_words_schema(found)
+    if schema is found:
+        return table
+    return type(table).from_arrays([plain_words(column) for column in table.columns], schema=schema)
+
+
+def plain_words_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of `with_plain_words`; itself where nothing differs."""
+    for at, kind in enumerate(schema.types):
+        if (plain := plain_words_type(kind)) != kind:
+            schema = schema.set(at, schema.field(at).with_type(plain))
+    return schema
 
 
 def _without_null_words(column: pa.Array) -> pa.Array:
