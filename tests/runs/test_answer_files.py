@@ -302,6 +302,51 @@ def test_types_that_parquet_has_not_need_the_other_format(job: Job, tmp_path: Pa
     assert read(part_of(replace(asked, output_format="arrow")))["span"].combine_chunks().equals(spans)
 
 
+@pytest.mark.parametrize("kind", [pa.binary(0), pa.dictionary(pa.int8(), pa.binary(0))], ids=str)
+def test_cells_of_no_bytes_need_the_other_format(job: Job, tmp_path: Path, kind: pa.DataType) -> None:
+    empty = pa.array([b"", None], pa.binary(0))
+    cells = empty.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else empty
+    write_evidence(pa.table({"smoke": ["yes", "no"], "k": cells}), tmp_path / "in.arrow")
+    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("k",), csv=True)
+    with pytest.raises(EvidenceError, match=r"'k': Parquet has no cells of type .*--output-format arrow"):
+        run(asked, HERE)
+    run(replace(asked, output_format="arrow"), HERE)
+    assert junctor.read_answers(asked.directory.path)["k"].to_pylist() == [b"", None]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_dictionaries_of_views_are_kept(job: Job, tmp_path: Path, format: Any) -> None:
+    words = pa.array(["yes", "no", "a word of more than twelve bytes"], pa.string_view())
+    cells = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 0], pa.uint32()), words)
+    lists = pa.ListArray.from_arrays([0, 2, 2, 3, 5, 5], cells)
+    table = pa.table(
+        {"smoke": cells, "id": cells, "record": pa.StructArray.from_arrays([cells], ["a"]), "lists": lists}
+    )
+    write_evidence(table, tmp_path / "in.arrow")
+    kept = ("smoke", "record", "lists")
+    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=kept, case_id="id", csv=True)
+    asked = replace(asked, query=Query("posteriors", ("lung",)), partition_rows=2, output_format=format)
+    run(asked, HERE)
+    found = junctor.read_answers(asked.directory.path)
+    assert found["case_id"].to_pylist() == cells.to_pylist()
+    for name in kept:
+        assert found[name].to_pylist() == table[name].to_pylist()
+    assert found["status"].to_pylist() == ["ok", "ok", "ok", "invalid", "ok"]
+    assert csv.read_csv(asked.directory.csv("posteriors")).num_rows == 5
+
+
+@pytest.mark.parametrize("words", [[[1, 2], [3]], [{"a": 1}, {"a": 2}]], ids=["lists", "records"])
+def test_dictionaries_of_nested_cells_need_the_other_format(job: Job, tmp_path: Path, words: list[Any]) -> None:
+    cells = pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), pa.array(words))
+    write_evidence(pa.table({"smoke": ["yes", "no", "yes"], "k": cells}), tmp_path / "in.arrow")
+    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("k",), csv=True)
+    with pytest.raises(EvidenceError, match=r"'k': Parquet has no cells of type .*--output-format arrow"):
+        run(asked, HERE)
+    run(replace(asked, output_format="arrow"), HERE)
+    assert junctor.read_answers(asked.directory.path)["k"].to_pylist() == [*words, None]
+    assert csv.read_csv(asked.directory.csv("posteriors"))["k"].to_pylist() == [*map(json.dumps, words), ""]
+
+
 WORDS = pa.array(["b", "d"])
 SPARSE = pa.UnionArray.from_sparse(
     pa.array([0, 1, 0, 1, 0], pa.int8()), [pa.array(range(5)), pa.array(["a", "b", None, "d", "e"])]
@@ -313,6 +358,9 @@ UNIONS = {
     ),
     "record": pa.StructArray.from_arrays([SPARSE], ["u"]),
     "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), WORDS),
+    "words": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, 1, 1, 0]), pa.RunEndEncodedArray.from_arrays(pa.array([1, 2], pa.int32()), WORDS)
+    ),
 }
 
 

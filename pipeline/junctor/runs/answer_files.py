@@ -221,8 +221,17 @@ def is_in_parquet(field: pa.Field) -> bool:
 
     try:
         parquet.write_table(no_rows(pa.schema([field])), pa.BufferOutputStream())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+    # Cells of no bytes are an OSError.
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError):
         return False
+    try:
+        # Words of dictionaries are looked at where there are rows.
+        parquet.write_table(pa.table({field.name: pa.nulls(1, field.type)}), pa.BufferOutputStream())
+    except pa.ArrowNotImplementedError:
+        return False
+    except pa.ArrowInvalid:
+        # A field of a record that may not be null.
+        return True
     return True
 
 

@@ -46,7 +46,7 @@ def _flat(table: pa.Table) -> pa.Table:
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of a type that the writer of Arrow takes: it has neither dictionaries nor nested cells."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) and not _is_json(kind.value_type):
         return plain_column(column.cast(kind.value_type))
     if pa.types.is_string_view(kind):
         return column.cast(pa.string())
@@ -58,7 +58,11 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(kind, pa.UuidType):
         texts = [None if cell is None else str(cell) for cell in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
-    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or pa.types.is_interval(kind):
+    if pa.types.is_dictionary(kind) or _is_json(kind):
         cells = [None if cell is None else json.dumps(cell, default=str) for cell in column.to_pylist()]
         return pa.chunked_array([pa.array(cells, pa.string())])
     return column
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or pa.types.is_interval(kind))
