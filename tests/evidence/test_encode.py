@@ -98,6 +98,27 @@ def test_types_of_text(kind: pa.DataType) -> None:
     }
 
 
+@pytest.mark.parametrize("rows", [2, 20])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), None], ids=str)
+def test_bytes_that_are_not_utf8_make_their_row_invalid(kind: pa.DataType | None, rows: int) -> None:
+    column = pa.array([b"high", "h\xefgh".encode("latin-1")] * (rows // 2), kind or pa.binary())
+    table = pa.table({"grade": column if kind else column.dictionary_encode()})
+    reason = r"column 'grade': unknown state 'h\\xefgh'; states are low, mid, high"
+    encoded = encode_table(table, NETWORK)
+    assert states(encoded, "grade")[:2] == [2, UNOBSERVED]
+    assert encoded.batch.invalid[1] == reason
+    assert len(encoded.batch.invalid) == rows // 2
+    with pytest.raises(EvidenceError) as caught:
+        encode_table(table, NETWORK, strict=True, file="t.parquet")
+    assert str(caught.value) == f"t.parquet: row 2: {reason}"
+
+
+def test_bytes_that_are_not_utf8_are_no_numbers() -> None:
+    table = pa.table({"smoke=yes": [b"1", b"\xff"], "smoke=no": [1, 1]})
+    reason = encode_table(table, NETWORK).batch.invalid[1]
+    assert reason == r"column 'smoke': likelihood of 'yes': found '\\xff', expected a number"
+
+
 @pytest.mark.parametrize("words", [pa.string_view(), pa.binary_view()], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 20])
 def test_dictionaries_of_views(rows: int, words: pa.DataType) -> None:

@@ -249,7 +249,14 @@ def _plain(column: pa.Array) -> pa.Array:
         return column.cast(pa.float32())
     if pa.types.is_decimal(kind) and kind.bit_width < 128:
         return column.cast(pa.decimal128(kind.precision, kind.scale))
-    return column.cast(pa.large_string()) if is_text(kind) and not _is_one_of(kind, _STRINGS) else column
+    if not is_text(kind) or _is_one_of(kind, _STRINGS):
+        return column
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        # Bytes that are not UTF-8 become \xff: such a cell is unknown, and its row invalid, as with any other text.
+        texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
+        return pa.array(texts, pa.large_string())
 
 
 def _decoded(column: pa.Array) -> pa.Array:
