@@ -16,7 +16,7 @@ from junctor.formats import bif
 from junctor.formats.files import decode
 from junctor.formats.text import MAX_FILLED, SourceText, TextBlock, parse
 from junctor.model.errors import ModelError
-from junctor.model.network import MAX_TABLE_ENTRIES, Network, Variable
+from junctor.model.network import MAX_TABLE_ENTRIES, Network, Reading, Variable
 
 VARIABLES = """\
 network n {}
@@ -54,6 +54,14 @@ def table(network: Network, name: str) -> np.ndarray:
 
 def binary(name: str) -> str:
     return f"variable {name} {{ type discrete [ 2 ] {{ yes, no }}; }}\n"
+
+
+def test_counts_whose_sum_is_no_double() -> None:
+    text = TEXT.replace("0.25, 0.75", "1e308, 1e308")
+    assert table(bif.read(text, "n.bif", Reading(normalize=True)), "a").tolist() == [0.5, 0.5]
+    message = error(text)
+    assert "the row sums to inf, expected 1" in message
+    assert "--normalize" in message
 
 
 def test_reads_variables_states_and_tables_in_order() -> None:

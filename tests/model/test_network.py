@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,6 +86,16 @@ def test_tables_of_counts_are_refused_with_the_option_that_takes_them() -> None:
     network = _counts([[1, 3], [30, 70]], normalize=True)
     assert network.factors[0].table.tolist() == [0.75, 0.25]
     assert network.factors[1].table.tolist() == [[0.25, 0.75], [0.3, 0.7]]
+
+
+@pytest.mark.parametrize("largest", [1.7e308, sys.float_info.max])
+def test_counts_whose_sum_is_no_double(largest: float) -> None:
+    table = _counts([[1e308, largest], [1, 3]], normalize=True).factors[1].table
+    expected = [float(Fraction(n) / (Fraction(1e308) + Fraction(largest))) for n in (1e308, largest)]
+    np.testing.assert_allclose(table, [expected, [0.25, 0.75]], rtol=1e-15)
+    # A row of zeros is still one, beside such a row.
+    with pytest.raises(ModelError, match=r"the row at a=yes sums to 0, expected 1"):
+        _counts([[1e308, largest], [0, 0]], normalize=True)
 
 
 def test_a_row_without_counts_has_no_probabilities() -> None:

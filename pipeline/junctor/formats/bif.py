@@ -256,7 +256,9 @@ def _whole_table(
 
 
 def _sums_to_one(table: npt.NDArray[np.float64], axis: int) -> bool:
-    return bool((np.abs(table.sum(axis=axis) - 1.0) <= ROW_SUM_TOLERANCE).all())
+    # Counts near the largest double: their sum is none.
+    with np.errstate(over="ignore"):
+        return bool((np.abs(table.sum(axis=axis) - 1.0) <= ROW_SUM_TOLERANCE).all())
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,9 @@ def distributions(values: _Array, states: int, what: str, place: Place) -> _Arra
     what, place: the node in errors.
     """
     columns = values.reshape(-1, states)
-    off = np.abs(columns.sum(axis=1) - 1.0)
+    # Sums of what is refused below may be no double.
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = np.abs(columns.sum(axis=1) - 1.0)
     wrong = ~(off <= ROW_SUM_TOLERANCE) | ~(columns >= 0).all(axis=1)
     if wrong.any():
         at = int(np.argmax(wrong))

@@ -420,12 +420,16 @@ def _with_rows_of_one(
 ) -> npt.NDArray[np.float64]:
     if not scope:
         raise ModelError("a table of a Bayesian network names no variable", draft.place)
-    # Counts near the largest double: their sum is none.
     with np.errstate(over="ignore"):
+        sums = table.sum(axis=-1, keepdims=True)
+    if reading.normalize and np.isinf(sums).any():
+        # Counts near the largest double: their sum is none, that of their ratios to the largest count is one.
+        largest = np.where(np.isinf(sums), table.max(axis=-1, keepdims=True), 1.0)
+        table = table / largest
         sums = table.sum(axis=-1, keepdims=True)
     off = np.abs(sums - 1.0)
     # A row of zeros has no probabilities, whatever it is divided by.
-    wrong = ((sums == 0) | ~np.isfinite(sums)) if reading.normalize else off > ROW_SUM_TOLERANCE
+    wrong = sums == 0 if reading.normalize else off > ROW_SUM_TOLERANCE
     if wrong.any():
         worst = np.where(wrong, off, -1.0)[..., 0]
         at = tuple(int(i) for i in np.unravel_index(int(worst.argmax()), sums.shape[:-1]))
@@ -442,7 +446,7 @@ def _with_rows_of_one(
 
 def _counts_hint(table: npt.NDArray[np.float64], sums: npt.NDArray[np.float64], reading: Reading) -> str:
     """Return what would take a table of counts or percentages, where something would."""
-    if reading.normalize or not ((sums > 0) & np.isfinite(sums)).all():
+    if reading.normalize or not (sums > 0).all():
         return ""
     return "; counts or percentages are taken with --normalize, in Python normalize=True"
 
