@@ -8,6 +8,7 @@ from typing import Any
 
 import junctor
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.hmm_models import random_model
@@ -57,6 +58,14 @@ def test_named_columns(tmp_path: Path) -> None:
     assert direct["lung=yes"].to_pylist() == table["lung=yes"].to_pylist()
     with pytest.raises(EvidenceError, match="no names of states"):
         junctor.named_columns(pa.table({"x": [1]}))
+    batches = junctor.answer_batches(output, ["case_id", "lung", "status"], rows=2)
+    assert pa.concat_tables(map(junctor.named_columns, batches)).equals(table)
+
+
+@pytest.mark.parametrize("other", [pd.DataFrame({"lung": [1.0]}), {"lung": [1.0]}, [], None, "answers"])
+def test_named_columns_of_what_is_no_table(other: Any) -> None:
+    with pytest.raises(EvidenceError, match=f"found {type(other).__name__}, expected answers of Junctor as an Arrow"):
+        junctor.named_columns(other)
 
 
 def test_answers_about_sequences_stay_as_they_are() -> None:

@@ -80,12 +80,19 @@ def answer_batches(
                         yield batch
 
 
-def named_columns(table: pa.Table) -> pa.Table:
-    """Return answers with a column `variable=state` of numbers for each state in place of each list.
+def named_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return answers as a table with a column `variable=state` of numbers for each state in place of each list.
 
-    table: of `posteriors`, `most_probable` or `read_answers`. `to_pandas()` and `polars.from_arrow` take the result.
+    table: of `posteriors`, `most_probable` or `read_answers`, or a batch of `answer_batches`. `to_pandas()` and
+        `polars.from_arrow` take the result.
     Raises EvidenceError for other tables.
     """
+    # Callers of the library are not held to the type.
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        found = type(table).__name__
+        raise EvidenceError(f"found {found}, expected answers of Junctor as an Arrow table or record batch")
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
     if METADATA_KEY not in (table.schema.metadata or {}):
         raise EvidenceError("the table has no names of states in its metadata: expected answers of Junctor")
     # Answers with `--layout columns` have them already.
