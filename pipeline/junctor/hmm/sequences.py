@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,45 @@ def _arrow(cells: Any) -> pa.Array | pa.ChunkedArray:
     if isinstance(cells, pa.Array | pa.ChunkedArray):
         return cells
     # Arrow takes arrays of one axis only: of log-likelihoods it is given steps.
-    return pa.array([list(each) if getattr(each, "ndim", 1) > 1 else each for each in cells])
+    sequences = [list(each) if getattr(each, "ndim", 1) > 1 else each for each in cells]
+    try:
+        return pa.array(sequences)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise EvidenceError(f"sequences cannot be read: {_mixture(sequences) or error}") from None
+
+
+def _mixture(sequences: Sequence[Any]) -> str | None:
+    """Return where a step is of another kind than the first one, and what it is; None for nowhere."""
+    expected = None
+    for number, sequence in enumerate(sequences):
+        if sequence is None:
+            continue
+        if _kind(sequence) != "lists":
+            return f"sequence {number}: found {_shown(sequence)}, expected a list of steps"
+        for step, cell in enumerate(sequence):
+            kind = expected if cell is None else _kind(cell)
+            expected = expected or kind
+            if kind != expected:
+                return (
+                    f"sequence {number}, step {step}: found {_shown(cell)}, expected {expected} as before (None where "
+                    "nothing is observed)"
+                )
+    return None
+
+
+def _kind(cell: Any) -> str:
+    if isinstance(cell, str | bytes):
+        return "text"
+    if isinstance(cell, bool | np.bool_):
+        return "booleans"
+    if isinstance(cell, Number):
+        return "numbers"
+    return "lists" if isinstance(cell, Iterable) else type(cell).__name__
+
+
+def _shown(cell: Any) -> str:
+    text = repr(cell)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _open(path: AnyPath, format: str | None) -> ColumnTable:
