@@ -83,7 +83,8 @@ def joint_posteriors(
 
     network: bayesian or not, or the path of a network file.
     questions: names of variables that belong together.
-    given: evidence of the case, as for `StoredTree.propagate`.
+    given: evidence of the case, as for `StoredTree.propagate`; a question may be about what has a likelihood of several
+        states, but not about what is observed.
     precision: numbers to compute with.
     architecture: by messages, from stored clique tables (whose variables have to share a clique), or what is forecast
         to take less time.
@@ -125,9 +126,17 @@ class JointQuestions:
         if not self._questions:
             raise EvidenceError("found no question, expected at least one")
         for question in self._questions:
-            if len(set(question)) < max(1, len(question)) or any(v in self._likelihoods for v in question):
+            if len(set(question)) < max(1, len(question)):
                 names = [network.variables[v].name for v in question]
-                raise EvidenceError(f"found {names}, expected different variables without evidence")
+                raise EvidenceError(f"found {names}, expected different variables")
+            for v in question:
+                # A likelihood of several states leaves something to ask.
+                if v in self._likelihoods and np.count_nonzero(self._likelihoods[v]) == 1:
+                    name, state = network.variables[v].name, network.variables[v].states[self._likelihoods[v].argmax()]
+                    raise EvidenceError(
+                        f"{name!r} is asked about, but the evidence says that it is {state!r}: leave it out of the "
+                        "question, or of the evidence"
+                    )
         # The variable with most states of each is answered, given the others.
         self._answered = [max(question, key=lambda v: network.cardinalities[v]) for question in self._questions]
         self._conditions = [
@@ -142,7 +151,7 @@ class JointQuestions:
         log_evidence = -math.inf
         parts = zip(self._questions, self._answered, self._conditions, self._rows, strict=True)
         for question, own, conditions, rows in parts:
-            logs = answers.log_value[rows]
+            logs = answers.log_value[rows] + self._weights(conditions, rows)
             log_evidence = float(np.logaddexp.reduce(logs))
             if log_evidence == -math.inf:
                 from junctor.backends.contradictions import reason_of
@@ -158,6 +167,15 @@ class JointQuestions:
             order = [axes.index(v) for v in question]
             posteriors.append((shares / shares.sum()).reshape(shape).transpose(order))
         return JointPosteriors("messages", log_evidence, tuple(posteriors))
+
+    def _weights(self, conditions: Sequence[int], rows: slice) -> Floats:
+        """Return the log of the likelihood that soft evidence gives to the states of the given variables, [rows]."""
+        weights = np.zeros(rows.stop - rows.start)
+        with np.errstate(divide="ignore"):
+            for v in conditions:
+                if v in self._likelihoods:
+                    weights += np.log(self._likelihoods[v])[self._batch.states[v][rows]]
+        return weights
 
     def from_tables(self) -> JointPosteriors:
         """Answer from stored tables."""
@@ -252,5 +270,8 @@ class JointQuestions:
             if np.count_nonzero(likelihood) == 1 and likelihood.max() == 1:
                 states[v] = np.full(count, likelihood.argmax(), np.int32)
             else:
-                likelihoods[v] = SoftEvidence(np.arange(count), np.tile(likelihood, (count, 1)))
+                # Where the variable is given, the answers get its likelihood as a factor.
+                free = np.flatnonzero(states[v] == UNOBSERVED) if v in states else np.arange(count)
+                if len(free):
+                    likelihoods[v] = SoftEvidence(free, np.tile(likelihood, (len(free), 1)))
         return EvidenceBatch(count, states, likelihoods)
