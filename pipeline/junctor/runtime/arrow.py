@@ -15,6 +15,11 @@ import pyarrow as pa
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 _Table = TypeVar("_Table", pa.Table, pa.RecordBatch)
 _PLAIN_WORDS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+# Types that are, or may hold, dictionaries.
+_WITH_WORDS = {
+    *(pa.lib.Type_DICTIONARY, pa.lib.Type_STRUCT),
+    *(pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST, pa.lib.Type_FIXED_SIZE_LIST),
+}
 
 
 def number_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -147,7 +152,8 @@ def with_plain_words(table: _Table) -> _Table:
 def plain_words_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of `with_plain_words`; itself where nothing differs."""
     for at, kind in enumerate(schema.types):
-        if (plain := plain_words_type(kind)) != kind:
+        # Networks have thousands of columns, and calls a row.
+        if kind.id in _WITH_WORDS and (plain := plain_words_type(kind)) != kind:
             schema = schema.set(at, schema.field(at).with_type(plain))
     return schema
 
