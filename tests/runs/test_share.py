@@ -203,7 +203,16 @@ def test_what_is_made_of_all_answers_is_for_the_end(inputs: Path, tmp_path: Path
     assert junctor_cli(*words, "--case-id", "case_id", "--no-report", "-q").exit_code == 0
     for wrong in (["--rejects", "bad.xlsx"], ["--rejects", str(out / "run.json")], ["--rejects", ""]):
         assert junctor_cli("finalise", str(out), *wrong).exit_code == 3
+    # What the run has read is not known any more: no file is replaced but one of rejected rows, or an empty one.
+    evidence = inputs / "evidence.parquet"
+    (tmp_path / "evidence.csv").write_text("row,age,status\n1,2,3\n")
+    for theirs in (evidence, tmp_path / "evidence.csv"):
+        before = theirs.read_bytes()
+        refused = junctor_cli("finalise", str(out), "--rejects", str(theirs))
+        assert (refused.exit_code, "may be the evidence: name another file" in refused.stderr) == (3, True)
+        assert theirs.read_bytes() == before
     assert not (out / "manifest.json").exists()
+    file.touch()
     words = ["finalise", str(out), "--rejects", str(file), "--report", "-q"]
     # Where no row is without an answer, the file of those is not named.
     crossed = junctor_cli(*words, "--fail-if", "ok > 1", "--fail-if", "invalid > 0")
@@ -212,6 +221,9 @@ def test_what_is_made_of_all_answers_is_for_the_end(inputs: Path, tmp_path: Path
     assert "ok > 1: found" in crossed.stderr
     assert "invalid > 0" not in crossed.stderr
     assert (out / "report.html").exists()
+    assert junctor_cli(*words).exit_code == 0
+    for _ in range(2):
+        assert junctor_cli("finalise", str(out), "--rejects", str(tmp_path / "bad.parquet"), "-q").exit_code == 0
     assert file.read_text().startswith('"row","case_id","status","reason"')
     assert verify(RunDirectory(out)).faults == ()
     assert junctor_cli("finalise", str(out), "--fail-if", "invalid > 0").exit_code == 0

@@ -38,16 +38,19 @@ class Closing:
     def check_places(self, sources: Sequence[str] = ()) -> None:
         """Raise InputError or RunError for a file of rejects that cannot be written, or is of something else.
 
-        sources: what the run reads, as it was given.
+        sources: what the run reads, as it was given; none where that is not known.
         """
         if self.rejects is None:
             return
-        from junctor.runs.rejects import refuse_ending
+        from junctor.runs.rejects import refuse_ending, refuse_others
 
         refuse_bytes(location(self.rejects).absolute())
         refuse_target(self.rejects, "--rejects", sources)
         self.directory.refuse_target(self.rejects, "--rejects")
         refuse_ending(self.rejects)
+        if not sources:
+            # It may be the evidence.
+            refuse_others(self.rejects)
 
     def write_rejects(self, manifest: FinishedRun, progress: Progress) -> None:
         """Write the rows that are not ok, if requested; progress: shows the stage."""

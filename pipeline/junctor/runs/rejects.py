@@ -5,6 +5,7 @@ Main function: `write_rejects`, called when a run with `--rejects` ends.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,15 @@ from junctor.runs.export import plain_column
 from junctor.runs.results import free_names
 from junctor.runtime.arrow import number_array
 from junctor.runtime.files import aside
-from junctor.runtime.remote import AnyPath
+from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
 if TYPE_CHECKING:
     from junctor.runs.partition import Part
 
 # Rows that are read at a time.
 BATCH_ROWS = 65_536
+# Of the line of names of a file that is there.
+HEADER_BYTES = 2**20
 ENDINGS = (".csv", ".parquet")
 
 
@@ -33,6 +36,34 @@ def refuse_ending(name: str) -> None:
     """Raise InputError for a file name without an ending that says its format."""
     if not name.endswith(ENDINGS):
         raise InputError(f"--rejects {name}: expected a name that ends in {' or '.join(ENDINGS)}")
+
+
+def refuse_others(name: str) -> None:
+    """Raise InputError for a file that is there and was not written by `write_rejects`; an empty one is nobody's."""
+    path = location(name)
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    names = _names_in(path)
+    # The first name is `row`, with underscores where the answers have such a column; so are those of the status.
+    if len(names) < 4 or [each.rstrip("_") for each in (names[0], *names[-2:])] != ["row", "status", "reason"]:
+        raise InputError(
+            f"--rejects {shown(name)}: a file is there that has no rejected rows, and may be the evidence: name "
+            "another file, or remove that one"
+        )
+
+
+def _names_in(path: AnyPath) -> list[str]:
+    """Return the names of the columns of a file, by its ending; none of a file that is not of that format."""
+    from pyarrow import parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return list(parquet.read_schema(parquet_source(path)).names)
+        with path.open("rb") as file:
+            header = file.readline(HEADER_BYTES).decode()
+        return next(csv.reader([header]), [])
+    except (pa.ArrowException, OSError, ValueError, csv.Error):
+        return []
 
 
 def write_rejects(folder: AnyPath, parts: Sequence[Part], kept: int, path: AnyPath) -> None:
@@ -93,12 +124,12 @@ def _numbered(table: pa.Table, first: int, number: str) -> pa.Table:
 
 
 def _write_csv(tables: Iterator[pa.Table], empty: pa.Table, path: Path) -> None:
-    from pyarrow import csv
+    from pyarrow.csv import CSVWriter
 
     def plain(table: pa.Table) -> pa.Table:
         return pa.table([plain_column(column) for column in table.columns], table.column_names)
 
-    with csv.CSVWriter(path, plain(empty).schema) as writer:
+    with CSVWriter(path, plain(empty).schema) as writer:
         for table in tables:
             writer.write_table(plain(table))
 
