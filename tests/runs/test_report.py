@@ -101,6 +101,19 @@ def test_no_page_replaces_a_file_of_a_run(tmp_path: Path) -> None:
     assert not job.directory.report.exists()
 
 
+def test_a_page_replaces_pages_alone(tmp_path: Path) -> None:
+    job = make_job(tmp_path, pa.table({"xray": ["yes"]}))
+    run(job, HERE)
+    evidence = Path(job.evidence).read_bytes()
+    (tmp_path / "empty.html").touch()
+    for runs in ([job.output], [job.output, job.output]):
+        refused = junctor_cli("report", *runs, "-o", job.evidence)
+        assert (refused.exit_code, "a file is there that is no page" in refused.stderr) == (3, True)
+        for name in ("again.html", "again.html", "empty.html"):
+            assert junctor_cli("report", *runs, "-o", str(tmp_path / name)).exit_code == 0
+    assert Path(job.evidence).read_bytes() == evidence
+
+
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     one, other = make_job(tmp_path / "a", rows_of(100)), make_job(tmp_path / "b", rows_of(180))
     for job in (one, other):

@@ -56,14 +56,16 @@ def report(
 
 
 def _refuse_place(file: str | None, *runs: Outcome) -> None:
-    """Raise InputError for a page in place of a file of a run."""
+    """Raise InputError for a page in place of a file of a run, or of a file that is no page."""
     from junctor.evidence.files import refuse_target
+    from junctor.runs.closing import refuse_no_page
 
     if file is None:
         return
     refuse_target(file, "--output", ())
     for each in runs:
         each.directory.refuse_target(file, "--output")
+    refuse_no_page(file, "--output")
 
 
 def _outcome(output: str) -> Outcome:

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from junctor.evidence.files import refuse_target
-from junctor.model.errors import RunError
+from junctor.model.errors import InputError, RunError
 from junctor.runs.storage import Directory, RunSpec
 from junctor.runtime.progress import Progress
-from junctor.runtime.remote import AnyPath, location
+from junctor.runtime.remote import AnyPath, location, shown
 
 if TYPE_CHECKING:
     from junctor.runs.outcome import FinishedRun, Outcome
     from junctor.runs.thresholds import Verdict
+
+# First bytes of a page, in lower case.
+PAGE_START = b"<!doctype html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,23 @@ class Closing:
 
         progress.stage("writing the report")
         write_page(outcome, found, self.directory.report)
+
+
+def refuse_no_page(name: str, option: str) -> None:
+    """Raise InputError for a file that is there and is no page; an empty one is nobody's.
+
+    name: of a page to write, as it was given.
+    option: that names it.
+    """
+    path = location(name)
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(PAGE_START))
+    if start and start.lower() != PAGE_START:
+        raise InputError(
+            f"{option} {shown(name)}: a file is there that is no page: name another file, or remove that one"
+        )
 
 
 def refuse_bytes(path: AnyPath) -> None:
