@@ -216,6 +216,8 @@ def test_the_state_of_another_fit_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         (("--restarts", "2"), 3, "add --start random"),
         (("--report", "words.parquet"), 3, "words.parquet of the same command"),
         (("--output", "words.parquet"), 3, "words.parquet of the same command"),
+        (("--report", "f.json.checkpoint", "-o", "f.json"), 3, "f.json.checkpoint of the same command"),
+        (("--report", "f.parameters.parquet", "-o", "f.json", "--errors"), 3, "f.parameters.parquet of the same"),
         (("--start", "network"), 2, "network"),
         (("--weight", "w"), 3, "no column 'w' of weights"),
         (("--weight", "words"), 3, "column 'words': found lists, expected weights"),

@@ -240,6 +240,13 @@ def test_a_checkpoint_of_another_fit_is_refused(
         (("--report", "fitted.bif"), 3, "fitted.bif of the same command"),
         (("--report", ASIA), 3, "asia.bif of the same command"),
         (("--mapping", "map.bif", "-o", "map.bif"), 3, "map.bif of the same command"),
+        (("--prior", "dirichlet:p.parquet@3", "--report", "p.parquet"), 3, "p.parquet of the same command"),
+        (("--prior", "dirichlet:p.parquet", "-o", "p.parquet"), 3, "p.parquet of the same command"),
+        (("--prior", "dirichlet:p.parameters.parquet", "-o", "p.bif", "--errors"), 3, "--errors, whose table is"),
+        (("--mapping", "p.bif.checkpoint", "-o", "p.bif"), 3, "--output, whose checkpoint is"),
+        (("--report", "fitted.bif.checkpoint", "-o", "fitted.bif"), 3, "fitted.bif.checkpoint of the same command"),
+        (("--report", "p.parameters.parquet", "-o", "p.bif", "--errors"), 3, "p.parameters.parquet of the same"),
+        (("--report", __file__), 3, "a file is there that is no page"),
         (("--prior", "dirichlet:nowhere.json"), 3, "No such file"),
         (("--prior", "bdeu:x"), 3, "expected a number from 1e-100"),
         (("--fix", "A,,B"), 2, "a name is empty"),
@@ -278,6 +285,15 @@ def test_bad_options_are_refused(
     assert done.exit_code == code, done.output
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert not list(tmp_path.glob("fitted*"))
+
+
+def test_the_table_of_errors_takes_no_place_of_the_rows(rows: str, tmp_path: Path) -> None:
+    evidence = tmp_path / "fitted.parameters.parquet"
+    parquet.write_table(csv.read_csv(rows), evidence)
+    before = evidence.read_bytes()
+    done = fitted(str(evidence), tmp_path / "fitted.bif", "--errors")
+    assert (done.exit_code, "--errors, whose table is" in done.stderr) == (3, True)
+    assert evidence.read_bytes() == before
 
 
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,6 +68,31 @@ FitOverwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Give up an interrupted fit of other input or options.", rich_help_panel=RESULT),
 ]
+
+
+def check_places(start: str, inputs: Iterable[str | None], output: str, errors: bool, report: str | None) -> None:
+    """Raise InputError for a file of a fit in place of one that it reads, or of another one of its own.
+
+    start: network or model; the output may take its place, as another fit of the same one.
+    inputs: what is read besides; None for what was not given.
+    output, errors, report: as they were given.
+    """
+    from junctor.evidence.files import refuse_target
+    from junctor.learning.checkpoint import checkpoint_path
+    from junctor.learning.parameter_table import parameters_path
+    from junctor.runs.closing import refuse_no_page
+    from junctor.runtime.remote import location
+
+    inputs = tuple(inputs)
+    refuse_target(output, "--output", inputs)
+    files = {"--output, whose checkpoint is": checkpoint_path(location(output))}
+    if errors:
+        files["--errors, whose table is"] = parameters_path(location(output))
+    for option, file in files.items():
+        refuse_target(file, option, (start, *inputs))
+    if report is not None:
+        refuse_target(report, "--report", (start, *inputs, output, *files.values()))
+        refuse_no_page(report, "--report")
 
 
 def share_of(text: str | None) -> float:

@@ -103,13 +103,13 @@ def learn(
     from junctor.cli.failures import told_if_interrupted
     from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
-    from junctor.evidence.files import refuse_target
     from junctor.evidence.pipes import spooled
     from junctor.formats import read_network, writable_format, write_network
-    from junctor.learning.checkpoint import Checkpoint
+    from junctor.learning.checkpoint import Checkpoint, checkpoint_path
     from junctor.learning.em import FitOptions
     from junctor.learning.learn import LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
+    from junctor.learning.priors import prior_file
     from junctor.learning.rows import RowOptions
     from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
     from junctor.runs.workload import refuse_places
@@ -135,12 +135,9 @@ def learn(
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     target = location(output)
     form = writable_format(target)
-    places = network, evidence, output, report, mapping, prior.removeprefix("dirichlet:")
+    places = network, evidence, output, report, mapping, prior_file(prior)
     refuse_places(filter(None, places), recorded=is_recorded())
-    # In place of NETWORK it may be: that is another fit of the same network.
-    refuse_target(output, "--output", (evidence, mapping))
-    if report is not None:
-        refuse_target(report, "--report", (network, evidence, mapping, output))
+    fits.check_places(network, (evidence, mapping, prior_file(prior)), output, errors, report)
     conditions = cli.thresholds(fail_if)
     if is_check():
         return
@@ -152,9 +149,7 @@ def learn(
         # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
         _ = model.expanded
     source = spooled(evidence)
-    checkpoint = Checkpoint(
-        target.with_name(f"{target.name}.checkpoint"), identity_of(model, source, options, rows), overwrite
-    )
+    checkpoint = Checkpoint(checkpoint_path(target), identity_of(model, source, options, rows), overwrite)
     files = {"network file": network, "evidence": evidence, "fitted network": output}
     facts = {name: shown(file) for name, file in files.items()}
     fits.say_resumed(checkpoint, quiet)

@@ -105,7 +105,6 @@ def learn_chain(
     from junctor.cli.failures import told_if_interrupted
     from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
-    from junctor.evidence.files import refuse_target
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions
@@ -128,10 +127,7 @@ def learn_chain(
     job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
     refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
-    # In place of MODEL it may be: that is another fit of the same model.
-    refuse_target(output, "--output", (sequences,))
-    if report is not None:
-        refuse_target(report, "--report", (model, sequences, output))
+    fits.check_places(model, (sequences,), output, errors, report)
     conditions = cli.thresholds(fail_if)
     if is_check():
         return

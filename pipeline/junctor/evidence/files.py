@@ -170,7 +170,7 @@ def refuse_changes(before: Stamps, now: Stamps) -> None:
             raise EvidenceError("was written to while it was read", Place(str(path)))
 
 
-def refuse_target(target: str, option: str, others: Iterable[str | None]) -> None:
+def refuse_target(target: str | AnyPath, option: str, others: Iterable[str | AnyPath | None]) -> None:
     """Raise InputError for a file to write without a name, that the command uses, or that is a pipe or device.
 
     target: file, as it was given.
@@ -184,7 +184,7 @@ def refuse_target(target: str, option: str, others: Iterable[str | None]) -> Non
         raise InputError(f"{option} {target}: it is a folder, expected the name of a file")
     if (special := special_file(path)) is not None:
         raise InputError(f"{option} {target}: found {special}, which a file would replace: name a file")
-    for source in filter(None, others):
+    for source in (each for each in others if each):
         if any(_matches(*place) for place in _places_in(location(source), path)):
             what = f"{shown(source)} of the same command, or a file of it"
             raise InputError(f"{option} {shown(target)}: that is {what}: name another file")

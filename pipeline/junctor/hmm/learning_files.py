@@ -13,7 +13,7 @@ from junctor.hmm.formats import read_model, write_model
 from junctor.hmm.learned import LearnedModel
 from junctor.hmm.learning import ChainOptions, fit_model
 from junctor.hmm.sequences import encode_sequences, open_sequences
-from junctor.learning.checkpoint import Checkpoint
+from junctor.learning.checkpoint import Checkpoint, checkpoint_path
 from junctor.learning.em import Iteration
 from junctor.learning.extras import Extras
 from junctor.learning.parameter_table import parameters_path, write_parameters
@@ -87,7 +87,7 @@ class ChainJob:
             "options": asdict(self.options),
             "junctor": version("junctor"),
         }
-        checkpoint = Checkpoint(output.with_name(f"{output.name}.checkpoint"), identity, self.overwrite)
+        checkpoint = Checkpoint(checkpoint_path(output), identity, self.overwrite)
         begin(checkpoint)
         source = open_sequences(
             self.sequences, model, column=self.column, strict=self.strict, format=self.sequences_format

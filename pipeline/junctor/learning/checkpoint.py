@@ -57,6 +57,11 @@ class LearnState:
     current: FitState | None
 
 
+def checkpoint_path(output: AnyPath) -> AnyPath:
+    """Return the path of the state of a fit beside its output: `fit.bif.checkpoint` beside `fit.bif`."""
+    return output.with_name(f"{output.name}.checkpoint")
+
+
 class Checkpoint:
     """A file with the state of a fit.
 

@@ -52,6 +52,12 @@ def pseudo_counts(prior: str, parameters: NetworkParameters) -> Floats:
     return counts
 
 
+def prior_file(prior: str) -> str | None:
+    """Return the file of a prior as of `pseudo_counts`, None for one without."""
+    kind, _, rest = prior.partition(":")
+    return _strength_of(rest)[0] if kind == "dirichlet" and rest else None
+
+
 def configuration_text(network: Network, variable: int, states: Sequence[int]) -> str:
     """Return `A=yes, B=no` for states of the parents of a variable."""
     parents = network.factors[variable].scope[:-1]
@@ -68,10 +74,15 @@ def _bdeu(rows: float, parameters: NetworkParameters) -> Floats:
     return np.where(parameters.support, counts, 0.0)
 
 
+def _strength_of(text: str) -> tuple[str, str | None]:
+    """Return the file in `FILE@N`, and the text of N if there is one."""
+    match = STRENGTH.fullmatch(text)
+    return (text, None) if match is None else (match[1], match[2])
+
+
 def _of_file(text: str, parameters: NetworkParameters) -> Floats:
-    strength = 1.0
-    if (match := STRENGTH.fullmatch(text)) is not None:
-        text, strength = match[1], _positive(match[2], f"prior dirichlet:{text}")
+    text, times = _strength_of(text)
+    strength = 1.0 if times is None else _positive(times, f"prior dirichlet:{text}@{times}")
     path = location(text)
     place, name = Place(str(path)), path.name.lower()
     if name.endswith(".json"):

@@ -590,10 +590,10 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], first) and _matches(parts[1:], rest)
 
 
-def shown(text: str) -> str:
+def shown(text: str | AnyPath) -> str:
     """Return what a user wrote as a path, without the credentials of a URL."""
     path = location(text)
-    return str(path) if isinstance(path, RemotePath) else text
+    return str(path) if isinstance(path, RemotePath) else str(text)
 
 
 def names_below(path: AnyPath, folder: AnyPath) -> tuple[str, ...] | None:
