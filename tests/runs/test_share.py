@@ -93,11 +93,31 @@ def test_missing_parts_are_named(inputs: Path, tmp_path: Path) -> None:
     share(job, "1/4")
     share(job, "3/4")
     (tmp_path / "out/posteriors/part-00002.parquet").write_bytes(b"")
-    with pytest.raises(RunError, match=r"11 of 20 parts are missing: part-00001, part-00002, part-00003, part-00005"):
+    missing = r"10 of 20 parts are missing: part-00001, part-00003, .*; 1 of 20 parts are damaged: part-00002 "
+    with pytest.raises(RunError, match=missing):
         finish(job.directory, Silence())
+    assert (tmp_path / "out/posteriors/part-00002.parquet").exists()
     # A plain run answers what is left.
     assert run(job, HERE).reused_parts == 9
     assert parts_of(tmp_path / "out") == parts_of(inputs / "whole")
+
+
+def test_a_part_without_its_statistics_stays(inputs: Path, tmp_path: Path) -> None:
+    job = job_in(inputs, tmp_path / "out", partition_rows=2_500)
+    run(job, HERE)
+    (tmp_path / "out/statistics/part-00001.json").unlink()
+    (tmp_path / "out/statistics/part-00003.json").write_text("{}")
+    answers = parts_of(tmp_path / "out")
+    refused = junctor_cli("finalise", str(tmp_path / "out"))
+    assert refused.exit_code == 6
+    assert "2 of 4 parts are damaged: part-00001 (statistics/part-00001.json is missing), part-00003" in refused.stderr
+    assert "run these again" in refused.stderr
+    assert "made again" not in refused.stderr
+    assert parts_of(tmp_path / "out") == answers
+    share(job, "2/4")
+    share(job, "4/4")
+    assert finish(job.directory, Silence()).rows == ROWS
+    assert parts_of(tmp_path / "out") == answers
 
 
 def test_more_shares_than_partitions(inputs: Path, tmp_path: Path) -> None:
@@ -211,7 +231,10 @@ def test_what_is_made_of_all_answers_is_for_the_end(inputs: Path, tmp_path: Path
         refused = junctor_cli("finalise", str(out), "--rejects", str(theirs))
         assert (refused.exit_code, "may be the evidence: name another file" in refused.stderr) == (3, True)
         assert theirs.read_bytes() == before
+    unknown = junctor_cli("finalise", str(out), "--csv", "--fail-if", "missing(nobody) > 0")
+    assert (unknown.exit_code, "nobody" in unknown.stderr) == (3, True)
     assert not (out / "manifest.json").exists()
+    assert not (out / "posteriors.csv").exists()
     file.touch()
     words = ["finalise", str(out), "--rejects", str(file), "--report", "-q"]
     # Where no row is without an answer, the file of those is not named.

@@ -38,7 +38,7 @@ def finalise(
 
     def work() -> Manifest:
         with progress_display(quiet) as progress:
-            manifest = finish(directory, progress)
+            manifest = finish(directory, progress, closing.refuse_unknown)
             if csv:
                 paths = [directory.path / part.file for part in manifest.parts]
                 export_csv(directory.csv(manifest.spec.folder), paths, progress)

@@ -65,12 +65,18 @@ class Closing:
         kept = len(manifest.spec.keep) if isinstance(manifest.spec, RunSpec) else 0
         write_rejects(self.directory.path, manifest.parts, kept, location(self.rejects).absolute())
 
-    def judge(self, manifest: FinishedRun, progress: Progress, known: bool = True) -> None:
+    def refuse_unknown(self, manifest: FinishedRun) -> None:
+        """Raise InputError for thresholds on what the run has not, as far as that was not known before it began."""
+        if self.fail_if:
+            from junctor.runs.outcome import outcome_of
+
+            outcome_of(self.directory, manifest).refuse_unknown(self.fail_if)
+
+    def judge(self, manifest: FinishedRun, progress: Progress) -> None:
         """Write the page, if requested; raises ThresholdError for thresholds that are crossed: the answers are kept.
 
         manifest: of the run.
         progress: shows the stage.
-        known: whether names in thresholds were checked before; otherwise InputError for those that the run has not.
         """
         if not self.report and not self.fail_if:
             return
@@ -78,8 +84,6 @@ class Closing:
         from junctor.runs.thresholds import refuse_crossed
 
         outcome = outcome_of(self.directory, manifest)
-        if not known:
-            outcome.refuse_unknown(self.fail_if)
         found = outcome.verdicts(self.fail_if)
         if self.report:
             self._write_page(outcome, found, progress)

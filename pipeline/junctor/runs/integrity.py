@@ -78,12 +78,7 @@ def discard_damaged(directory: Directory[Any]) -> None:
 
     Looks at names, sizes and the metadata of parts; at the content of the others if one part is missing or damaged.
     """
-    recorded: dict[str, tuple[int, Checksum | None]] = {}
-    if directory.manifest.exists():
-        try:
-            recorded = _recorded(directory)
-        except (RunError, KeyError, TypeError) as error:
-            _discard(directory.manifest, f"not a manifest ({error})")
+    recorded = _recorded_or_discarded(directory)
     _check_size(directory.network, recorded.get(directory.model_file))
     if not directory.ingested.exists():
         return
@@ -119,6 +114,44 @@ def discard_damaged(directory: Directory[Any]) -> None:
             directory.ingested.unlink(missing_ok=True)
 
 
+def faulty_parts(directory: Directory[Any]) -> dict[AnyPath, str | None]:
+    """Return the parts that are damaged, with the reason, or missing (None); removes nothing but a damaged manifest.
+
+    Looks at names, sizes and the metadata of parts. Raises RunError for a damaged network or model.
+    """
+    recorded = _recorded_or_discarded(directory)
+    spec, wanted = directory.read_spec(), recorded.get(directory.model_file)
+    if (why := _other_size(directory.network, wanted)) is not None:
+        raise RunError(f"{directory.network}: damaged ({why}): run the same command again")
+    faulty: dict[AnyPath, str | None] = {}
+    for path in directory.expected_parts(spec):
+        if not path.exists():
+            faulty[path] = None
+        elif (why := _fault_of(directory, path, spec, recorded)) is not None:
+            faulty[path] = why
+    return faulty
+
+
+def _fault_of(
+    directory: Directory[Any], path: AnyPath, spec: AnySpec, recorded: Mapping[str, tuple[int, Checksum | None]]
+) -> str | None:
+    """Return what is wrong with a part that is there, None if nothing is."""
+    statistics = directory.statistics(path)
+    if (wanted := recorded.get(directory.name_of(path))) is not None:
+        if (why := _other_size(path, wanted)) is not None:
+            return why
+        counted = recorded.get(directory.name_of(statistics))
+        if counted is not None and not statistics.exists():
+            return f"{directory.name_of(statistics)} is missing"
+        why = _other_size(statistics, counted)
+        return None if why is None else f"{directory.name_of(statistics)}: {why}"
+    try:
+        read_part(directory, path, spec)
+    except RunError as error:
+        return str(error.__cause__ or error)
+    return None
+
+
 def _check_part(
     directory: Directory[Any], path: AnyPath, spec: AnySpec, recorded: tuple[int, Checksum | None] | None
 ) -> None:
@@ -135,8 +168,15 @@ def _check_part(
 
 def _check_size(path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> None:
     """Remove a file of another size than recorded."""
+    if (why := _other_size(path, recorded)) is not None:
+        _discard(path, why)
+
+
+def _other_size(path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> str | None:
+    """Return found and expected, in words, for a file of another size than recorded; None for others."""
     if recorded is not None and path.exists() and (found := path.stat().st_size) != recorded[0]:
-        _discard(path, f"found {found:,} bytes, expected {recorded[0]:,}")
+        return f"found {found:,} bytes, expected {recorded[0]:,}"
+    return None
 
 
 def _check_content(
@@ -148,6 +188,16 @@ def _check_content(
     for path, found in zip(there, checksums_of(there), strict=True):
         if (wanted := expected[path]) is not None and found != wanted:
             _discard(path, _difference(found, wanted))
+
+
+def _recorded_or_discarded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None]]:
+    """Return the same as `_recorded`, without a manifest nothing; one that is damaged is removed."""
+    if directory.manifest.exists():
+        try:
+            return _recorded(directory)
+        except (RunError, KeyError, TypeError, AttributeError) as error:
+            _discard(directory.manifest, f"not a manifest ({error})")
+    return {}
 
 
 def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None]]:

@@ -515,14 +515,21 @@ def _written_increment(
     return manifest
 
 
-def write_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
-    """Write the manifest of a complete run and return it; arguments and errors as of `finalise`."""
+def write_manifest(
+    directory: Directory[Any], work: RunStats, seconds: float, check: Callable[[Manifest], None] = lambda _: None
+) -> Manifest:
+    """Write the manifest of a complete run and return it.
+
+    check: told of it before; what it raises leaves it unwritten.
+    Other arguments and errors as of `finalise`.
+    """
     spec = directory.read_spec()
     parts = _parts_of(directory, spec, work)
     rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
     done = work.reused, round(seconds, 3), work.stages, _now()
     peaks = peak_memory(), work.worker_bytes
     manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
+    check(manifest)
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from junctor.model.errors import InputError, RunError
 from junctor.runs.closing import Closing
 from junctor.runs.increments import IncrementDirectory
-from junctor.runs.integrity import discard_damaged
+from junctor.runs.integrity import faulty_parts
 from junctor.runs.partition import StageTimings
 from junctor.runs.run import (
     Manifest,
@@ -34,7 +35,7 @@ from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath
 
-# Missing parts that a message names.
+# Missing or damaged parts that a message names.
 NAMED = 20
 
 
@@ -123,10 +124,15 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
     return ShareStats(str(share), partitions, counts.partitions, work.reused, rows, seconds, work.stages)
 
 
-def finish(directory: Directory[Any], progress: Progress) -> Manifest:
+def finish(
+    directory: Directory[Any], progress: Progress, check: Callable[[Manifest], None] = lambda _: None
+) -> Manifest:
     """Return the manifest of a run whose shares are done; written unless it exists.
 
-    Raises RunError with the parts that are missing, while a share is under way, and for an incremental run.
+    directory: of the run.
+    progress: shows the stage.
+    check: told of the manifest before it is written; what it raises leaves it unwritten.
+    Raises RunError with the parts that are missing or damaged, while a share is under way, and for an incremental run.
     """
     started = time.monotonic()
     directory.read_spec()
@@ -136,15 +142,16 @@ def finish(directory: Directory[Any], progress: Progress) -> Manifest:
             "them; one that was interrupted goes on with the same command"
         )
     with directory.locked():
-        discard_damaged(directory)
-        paths = directory.expected_parts(directory.read_spec())
-        missing = [i for i, path in enumerate(paths) if not path.exists()]
-        if missing:
-            raise RunError(_missing(directory.path, missing, len(paths)))
+        # Nothing is removed: whoever makes no parts cannot make them again.
+        faulty, parts = faulty_parts(directory), directory.counts().partitions
+        if faulty:
+            raise RunError(_unusable(directory.path, faulty, parts))
         if directory.manifest.exists():
-            return read_manifest(directory)
+            manifest = read_manifest(directory)
+            check(manifest)
+            return manifest
         progress.stage("finishing")
-        return write_manifest(directory, RunStats(len(paths), StageTimings()), time.monotonic() - started)
+        return write_manifest(directory, RunStats(parts, StageTimings()), time.monotonic() - started, check)
 
 
 def close(closing: Closing, manifest: Manifest, progress: Progress) -> None:
@@ -153,18 +160,28 @@ def close(closing: Closing, manifest: Manifest, progress: Progress) -> None:
     closing: what is asked for.
     manifest: of the run.
     progress: shows the stages.
-    Raises InputError for thresholds on what the run has not, and RunError while the directory is in use.
+    Raises RunError while the directory is in use.
     """
     with closing.directory.locked():
         closing.write_rejects(manifest, progress)
-        closing.judge(manifest, progress, known=False)
+        closing.judge(manifest, progress)
 
 
-def _missing(path: AnyPath, missing: list[int], of: int) -> str:
-    names = ", ".join(f"part-{i:05d}" for i in missing[:NAMED])
-    more = f" and {len(missing) - NAMED:,} more" if len(missing) > NAMED else ""
+def _unusable(path: AnyPath, faulty: Mapping[AnyPath, str | None], of: int) -> str:
+    missing = [part.stem for part, why in faulty.items() if why is None]
+    damaged = [f"{part.stem} ({why})" for part, why in faulty.items() if why is not None]
+    groups = [
+        f"{len(names):,} of {of:,} parts are {what}: {_some(names)}"
+        for names, what in ((missing, "missing"), (damaged, "damaged"))
+        if names
+    ]
     # Whoever has 16 shares needs the numbers of theirs.
     return (
-        f"{path}: {len(missing):,} of {of:,} parts are missing: {names}{more}; partition i belongs to --part "
-        "(i mod N) + 1 of N: run these again, or the command without --part for all of them"
+        f"{path}: {'; '.join(groups)}; partition i belongs to --part (i mod N) + 1 of N: run these again, or the "
+        "command without --part for all of them"
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
