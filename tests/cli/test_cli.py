@@ -21,6 +21,7 @@ from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.cli import prefect_server
 from junctor.cli.display import duration
 from junctor.generate import evidence_batches, grid, random_network
+from junctor.model.errors import InputError
 from pyarrow import parquet
 from typer.testing import Result
 
@@ -193,6 +194,37 @@ def test_a_directory_without_a_name_is_not_the_current_one(args: list[str], fold
     assert result.exit_code == 2, result.output
     assert "it is empty, expected the name of a directory" in " ".join(result.stderr.replace("│", " ").split())
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", ASIA, "", "-o", "out"],
+        ["run", "", "evidence.csv", "-o", "out"],
+        ["validate", ASIA, ""],
+        ["validate", ""],
+        ["inspect", ""],
+        ["counts", ASIA, "", "-o", "counts.csv"],
+        ["learn", ASIA, "", "-o", "fitted.bif"],
+        ["learn", "", "evidence.csv", "-o", "fitted.bif"],
+        ["learn-chain", "model.json", "", "-o", "fitted.json"],
+        ["viterbi", "model.json", "", "-o", "out"],
+        ["viterbi", "", "words.parquet", "-o", "out"],
+    ],
+)
+def test_a_file_without_a_name_is_not_the_current_folder(args: list[str], folder: Path) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    result = junctor_cli(*args)
+    assert result.exit_code in (2, 3), result.output
+    assert "empty" in result.stderr
+    assert "expected the name of a file or folder" in " ".join(result.stderr.replace("│", " ").split())
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_python_takes_no_empty_path() -> None:
+    for call in (lambda: junctor.read_network(""), lambda: junctor.learn(ASIA, "")):
+        with pytest.raises(InputError, match="found an empty path"):
+            call()
 
 
 def test_settings_are_used_and_their_slips_refused() -> None:

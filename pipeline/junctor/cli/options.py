@@ -19,11 +19,20 @@ QUESTION, EVIDENCE, NETWORK, OUTPUT = "Question", "Evidence", "Network", "Answer
 SAMPLING, CHECKS, GROWTH = "Sampling", "Checks and reports", "Evidence that grows"
 RESOURCES, DISPLAY = "Resources", "Progress and messages"
 
+
+def _named(path: str | None) -> str | None:
+    """Return what is to be read; raises BadParameter for an empty one, which would be the current folder."""
+    if path == "":
+        raise typer.BadParameter("it is empty, expected the name of a file or folder")
+    return path
+
+
 NetworkFile = Annotated[
     str,
     typer.Argument(
         metavar="NETWORK",
         help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, Parquet; .gz; a URL.",
+        callback=_named,
     ),
 ]
 EvidenceFile = Annotated[
@@ -31,6 +40,7 @@ EvidenceFile = Annotated[
     typer.Argument(
         metavar="EVIDENCE",
         help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, a URL, or -.",
+        callback=_named,
     ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.", rich_help_panel=EVIDENCE)]

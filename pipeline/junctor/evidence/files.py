@@ -177,9 +177,9 @@ def refuse_target(target: str | AnyPath, option: str, others: Iterable[str | Any
     option: that names it.
     others: files, folders and globs of the command, as they were given; None for what was not.
     """
-    path = location(target)
     if not target:
         raise InputError(f"{option} is empty, expected the name of a file")
+    path = location(target)
     if isinstance(path, Path) and path.is_dir():
         raise InputError(f"{option} {target}: it is a folder, expected the name of a file")
     if (special := special_file(path)) is not None:

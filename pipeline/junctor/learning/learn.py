@@ -37,7 +37,7 @@ from junctor.learning.observations import Observations
 from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
 from junctor.learning.pieces import HeldOut, RowReading, read_rows
-from junctor.learning.priors import STRENGTH, pseudo_counts
+from junctor.learning.priors import prior_file, pseudo_counts
 from junctor.learning.report.page import write_fit_page
 from junctor.learning.restarts import best_of_starts
 from junctor.learning.rows import RowOptions, open_rows, with_new_states
@@ -268,13 +268,13 @@ def identity_of(network: Network, table: AnyPath, options: LearnOptions, rows: R
     table: path of the rows.
     options, rows: as of `learn_rows`.
     """
-    kind, _, file = options.prior.partition(":")
-    prior = location(STRENGTH.sub(r"\1", file))
+    file = prior_file(options.prior)
+    prior = None if file is None else location(file)
     mapping = read_mapping(rows.mapping, network)
     return {
         "network": network.digest,
         "rows": digest_of(table),
-        "prior file": digest_of(prior) if kind == "dirichlet" and prior.exists() else None,
+        "prior file": digest_of(prior) if prior is not None and prior.exists() else None,
         "mapping": None if mapping is None else mapping.digest,
         "options": asdict(options),
         "reading": asdict(replace(rows, mapping=None)),

@@ -455,12 +455,15 @@ class RemoteFile(io.RawIOBase):
 
 
 def location(text: str | os.PathLike[str] | RemotePath) -> AnyPath:
-    """Return the path that a user means: local, or in a store by its URL; raises InputError for other URLs."""
+    """Return the path that a user means: local, or in a store by its URL; raises InputError for others and none."""
     if isinstance(text, RemotePath):
         return text
     path = os.fspath(text)
     if isinstance(path, bytes):
         raise InputError(f"found the path {path!r} as bytes, expected text: os.fsdecode makes it of them")
+    if not path:
+        # Of a variable of the shell that is not set; as a path it would be the current folder.
+        raise InputError("found an empty path, expected the name of a file or folder: '.' is the current one")
     if _ONE_SLASH.match(path):
         raise InputError(f"{path}: one slash after the colon, expected a URL with two, as text and not as pathlib.Path")
     match = _URL.match(path)
