@@ -93,6 +93,19 @@ def test_a_truncated_part_of_an_interrupted_run(folder: Path, caplog: pytest.Log
     assert contents(folder / "out") == before
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"rows": 1, "par', '{"rows": 0, "parts": [], "files": []}'])
+@pytest.mark.parametrize("evidence", [True, False])
+def test_a_damaged_manifest_makes_no_part_foreign(folder: Path, text: str, evidence: bool) -> None:
+    run(job_in(folder), HERE)
+    (folder / "out/manifest.json").write_text(text)
+    if not evidence:
+        shutil.rmtree(folder / "out/evidence")
+    faults = verify(job_in(folder).directory).faults
+    assert not [each for each in faults if each.kind == "foreign"]
+    damaged = [(each.file, each.detail) for each in faults if each.kind == "damaged"]
+    assert ("manifest.json", "not a manifest: the same command again makes a new one") in damaged
+
+
 def test_a_damaged_part_is_not_vouched_for_by_a_new_manifest(folder: Path) -> None:
     before = contents(folder / "out")
     damaged = folder / "out/posteriors/part-00002.parquet"

@@ -231,15 +231,17 @@ def verify(directory: Directory[Any]) -> Verified:
     spec = directory.read_spec()
     faults: list[Fault] = []
     expected: dict[str, Checksum | None] = {directory.model_file: None}
+    is_listed = directory.manifest.exists()
     try:
         expected.update({name: checksum for name, (_, checksum) in _recorded(directory).items()})
-    except (RunError, KeyError, TypeError) as error:
-        if directory.manifest.exists():
-            faults.append(Fault(directory.manifest.name, "damaged", str(error)))
+    except (RunError, KeyError, TypeError, AttributeError):
+        if is_listed:
+            is_listed, remade = False, "the same command again makes a new one"
+            faults.append(Fault(directory.manifest.name, "damaged", f"not a manifest: {remade}"))
         else:
             faults.append(Fault(directory.manifest.name, "missing", "not finished: run the same command again"))
     expected.update(_of_inputs(directory, faults))
-    if not directory.manifest.exists() and directory.ingested.exists():
+    if not is_listed and directory.ingested.exists():
         expected.update({directory.name_of(path): None for path in directory.expected_parts(spec)})
     there = [name for name in expected if (directory.path / name).exists()]
     inputs = f"{directory.inputs}/"
@@ -258,7 +260,10 @@ def verify(directory: Directory[Any]) -> Verified:
                 read_part(directory, directory.path / name, spec)
             except RunError as error:
                 faults.append(Fault(name, "damaged", str(error.__cause__ or error)))
-    faults += _strangers(directory, spec.folder, set(expected))
+    strangers = _strangers(directory, spec.folder, set(expected))
+    # Without a manifest the parts of increments, or of evidence that is gone, are not known.
+    are_known = is_listed or (directory.ingested.exists() and not isinstance(directory, IncrementDirectory))
+    faults += (each for each in strangers if are_known or each.kind == "unfinished")
     without = sum(expected[name] is None for name in there)
     ordered = tuple(sorted(faults, key=lambda fault: fault.file))
     return Verified(len(there), sum(checksum.bytes for checksum in found), without, ordered)
