@@ -175,6 +175,7 @@ def test_parameters_are_checked_by_the_server(
         (["--cron", "at five"], 3, ["found the schedule 'at five' in UTC: Invalid cron string: \"at five\"\n"]),
         (["--cron", "0 5 * * *", "--timezone", "Berlin"], 3, ["Invalid timezone", "example, America/New_York)\n"]),
         (["--cron", "0 5 * * *", "--timezone", ""], 2, ["--timezone", "it is empty"]),
+        (["--name", ""], 2, ["--name", "it is empty"]),
         (["--timezone", "UTC"], 2, ["--timezone", "it belongs to --cron"]),
         (["--part", "1/2"], 2, ["--part", "array job"]),
         (["--memory", "much"], 2, ["'much'"]),

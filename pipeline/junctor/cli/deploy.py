@@ -94,6 +94,8 @@ def _deploy(
         raise typer.BadParameter("it belongs to --cron: give both, or leave it out", param_hint="--timezone")
     if timezone == "":
         raise typer.BadParameter("it is empty, expected a name such as Europe/Berlin", param_hint="--timezone")
+    if name == "":
+        raise typer.BadParameter("it is empty, expected a name, or leave it out", param_hint="--name")
     if name is not None and _REFUSED.search(name):
         raise typer.BadParameter(f"found {name!r}, expected a name without / % & < >", param_hint="--name")
     configured_server()
