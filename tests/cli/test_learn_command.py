@@ -301,7 +301,17 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     bad.write_text("smoke\nperhaps\n")
     done = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"))
     assert done.exit_code == 3
-    assert "found no row to learn from: row 1 is invalid, column 'smoke': unknown state 'perhaps'" in done.stderr
+    why = "row 1 is invalid, column 'smoke': unknown state 'perhaps'"
+    assert f"found no row to learn from: 1 of 1 rows are invalid; {why}" in done.stderr
+    counted = junctor_cli("counts", ASIA, str(bad), "-o", str(tmp_path / "counts.csv"))
+    assert counted.exit_code == 4
+    assert f"the only row is invalid: {why}" in counted.stderr
+    impossible = tmp_path / "impossible.csv"
+    impossible.write_text("lung,either\nyes,no\nyes,no\n")
+    skipped = ("-o", str(tmp_path / "f.bif"), "--impossible", "skip")
+    done = junctor_cli("learn", ASIA, str(impossible), *skipped)
+    assert done.exit_code == 3
+    assert "found no row to learn from: 2 of 2 rows are impossible" in done.stderr
     bad.write_text("smoke\nyes\nperhaps\nno\n")
     done = junctor_cli("learn", ASIA, str(bad), "-o", str(tmp_path / "f.bif"), "-q")
     assert done.exit_code == 0

@@ -67,7 +67,7 @@ def counts(
     prepare_workers(resources)
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     with progress_display(quiet) as progress:
-        found, statuses = count_rows(model, evidence, rows, resources, progress)
+        found, statuses, why = count_rows(model, evidence, rows, resources, progress)
     table = counts_table(model, found)
     write_counts(table, path)
     if json:
@@ -75,4 +75,4 @@ def counts(
     else:
         typer.echo(f"{shown(output)}: {table.num_rows:,} entries; rows: {show_statuses(statuses)}")
     if 0 < statuses["invalid"] == sum(statuses.values()):
-        raise all_invalid(statuses["invalid"])
+        raise all_invalid(statuses["invalid"], why)

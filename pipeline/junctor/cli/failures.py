@@ -64,10 +64,14 @@ def _in_one_line() -> Iterator[None]:
         raise _exit(str(ours), ours.exit_code) from error
 
 
-def all_invalid(rows: int) -> typer.Exit:
-    """Say that no row has an answer, and return the exit to raise."""
+def all_invalid(rows: int, why: str | None = None) -> typer.Exit:
+    """Say that no row has an answer, and return the exit to raise.
+
+    rows: how many there are.
+    why: the first one is invalid; None where the answers say it of each.
+    """
     which = "the only row is" if rows == 1 else f"all {rows:,} rows are"
-    return _exit(f"{which} invalid: the column `reason` of the answers says why", ALL_INVALID)
+    return _exit(f"{which} invalid: {why or 'the column `reason` of the answers says why'}", ALL_INVALID)
 
 
 def of_system(error: OSError) -> JunctorError:

@@ -69,14 +69,14 @@ def expected_counts(
     network = network if isinstance(network, Network) else read_network(network)
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing), mapping)
     resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
-    counts, _ = count_rows(network, table, rows, resources)
+    counts, _, _ = count_rows(network, table, rows, resources)
     return counts_table(network, counts)
 
 
 def count_rows(
     network: Network, table: Any, rows: RowOptions, resources: Resources, progress: Progress | None = None
-) -> tuple[Floats, dict[str, int]]:
-    """Return the expected counts of the entries of all tables, and the rows of each status.
+) -> tuple[Floats, dict[str, int], str | None]:
+    """Return the expected counts of the entries of all tables, the rows of each status, and why the first is invalid.
 
     network: Bayesian; whole tables of noisy nodes are counted.
     table: a path, or a table in memory.
@@ -89,7 +89,7 @@ def count_rows(
     source = open_rows(table, network, rows, resources)
     observations, reading = read_rows(source, whole, resources, progress=progress)
     statuses = {"ok": observations.rows, "impossible": len(observations.impossible), "invalid": reading.invalid}
-    return observations.expect(values_of(whole)).counts, statuses
+    return observations.expect(values_of(whole)).counts, statuses, reading.first_reason
 
 
 def counts_table(network: Network, counts: Floats) -> pa.Table:

@@ -319,8 +319,11 @@ def _refuse(observations: Observations, reading: RowReading, options: LearnOptio
     """Raise EvidenceError for impossible rows that are not to be skipped, and where no row is left."""
     refuse_impossible(observations.impossible, options.impossible)
     if not observations.rows:
-        why = next((f": row {row + 1:,} is invalid, {reason}" for row, reason in reading.reasons.items()), "")
-        raise EvidenceError(f"found no row to learn from{why}")
+        held_out = sum(len(each.weights) for each in reading.held_out)
+        counts = {"impossible": len(observations.impossible), "invalid": reading.invalid, "held out": held_out}
+        why = [f"{count:,} of {reading.rows:,} rows are {what}" for what, count in counts.items() if count]
+        why += [] if reading.first_reason is None else [reading.first_reason]
+        raise EvidenceError(f"found no row to learn from{': ' if why else ''}{'; '.join(why)}")
 
 
 def _holdout(network: Network, held_out: Sequence[HeldOut], compute: ComputeOptions) -> HoldoutResult:

@@ -83,6 +83,11 @@ class RowReading:
     held_out: list[HeldOut] = field(default_factory=list)
     is_complete: bool = True
 
+    @property
+    def first_reason(self) -> str | None:
+        """The first invalid row and why it is, in words; None without one."""
+        return next((f"row {row + 1:,} is invalid, {why}" for row, why in self.reasons.items()), None)
+
     def add(self, following: RowReading) -> None:
         """Add the rows that come next."""
         self.rows += following.rows
