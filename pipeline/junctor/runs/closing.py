@@ -47,8 +47,8 @@ class Closing:
             return
         from junctor.runs.rejects import refuse_ending, refuse_others
 
-        refuse_bytes(location(self.rejects).absolute())
         refuse_target(self.rejects, "--rejects", sources)
+        refuse_bytes(location(self.rejects).absolute())
         self.directory.refuse_target(self.rejects, "--rejects")
         refuse_ending(self.rejects)
         if not sources:

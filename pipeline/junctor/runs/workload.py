@@ -162,7 +162,8 @@ class Workload(ABC):
         recorded: whether others keep a record of the places, in which there must be no credentials.
         Raises RunError for places that Arrow cannot write to.
         """
-        rejects = () if self.rejects is None else (self.rejects,)
+        # One without a name is refused below, with the option that it is of.
+        rejects = (self.rejects,) if self.rejects else ()
         refuse_places((*self.sources, self.output, *rejects), recorded)
         refuse_bytes(location(self.output).absolute())
         self.closing.check_places(self.sources)
