@@ -26,6 +26,7 @@ from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel, CostModels
+from junctor.engine import chunk_routes
 from junctor.engine.chunk_routes import one_piece_seconds
 from junctor.engine.engine import Engine
 from junctor.engine.router import Router
@@ -329,6 +330,18 @@ def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[...,
     assert not beats(engine_of(1e-2, 1e-6), 1 << 28)
     # Where no task fits, it does not.
     assert not beats(engine_of(1e-6, 1e-3), 1 << 10)
+
+
+def test_what_has_too_many_offsets_for_a_gpu_may_go_in_chunks_there(
+    engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def goes(made: Engine) -> bool:
+        return made.router.in_chunks(NOTHING, 1, 1 << 28, GpuRoom(1 << 27, True))
+
+    assert not goes(engine_of(1e-6, 1e-3))
+    monkeypatch.setattr(chunk_routes, "MOST_OFFSETS", 100)
+    assert goes(engine_of(1e-6, 1e-3))
+    assert not goes(engine_of(1e-2, 1e-6))
 
 
 def test_one_piece_is_priced_by_all_of_its_operations() -> None:

@@ -178,7 +178,7 @@ def test_an_array_does_not_end_with_a_part_of_another_run(jobs: tuple[Job, Job],
     run(second, HERE)
     second.directory.manifest.unlink()
     put(second.output, its, STALE)
-    with pytest.raises(RunError, match="1 of 3 parts are missing: part-00001"):
+    with pytest.raises(RunError, match=r"1 of 3 parts are damaged: part-00001 \(of another run\)"):
         finish(second.directory, Silence())
 
 

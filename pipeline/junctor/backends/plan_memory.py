@@ -50,6 +50,8 @@ ARENA_BYTES = 1 << 22
 TABLE_BYTES = 1 << 19
 # Sizes of batches for which programs of a plan stay on a GPU, in each format: the usual one, and one that differs.
 SIZES_ON_DEVICE = 2
+# Bytes of an offset of a lowered plan while it is made: there are three copies of it then.
+OFFSET_BYTES = 3 * 8
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
 
@@ -252,6 +254,11 @@ class PlanMemory:
         _, rows = arena(self.plan)
         return 8 * rows + self.case_bytes(8)
 
+    @property
+    def offsets(self) -> int:
+        """Offsets of the lowered plan, about."""
+        return self._lowered // OFFSET_BYTES
+
     def lowered_for(self, formats: int) -> int:
         """Return the bytes of the lowered plan in so many number formats, and of lowering it."""
         return self._lowered + (formats - 1) * self._numbers
@@ -317,7 +324,7 @@ def lowered_bytes(plan: Plan) -> int:
     listing = min(listed, LISTING_ENTRIES)
     # A bit for each term of the largest one, in the order of its tiles as well, and for each term of a tile.
     bits = 3 * largest // 8
-    return 3 * 8 * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing + bits
+    return OFFSET_BYTES * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing + bits
 
 
 class ProgramCache:

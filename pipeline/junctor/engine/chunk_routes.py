@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from junctor.planning.compile import Problem
 
 KEPT_CHUNK_ROUTES = 16
+# Offsets of a plan above which rows may go in chunks on a GPU that has room for the plan.
+MOST_OFFSETS = 1 << 31
 
 logger = logging.getLogger("junctor")
 
@@ -40,12 +42,13 @@ class ChunkRouting(Planner):
     """Chooses whether rows go through in chunks, and how."""
 
     def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:
-        """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or its device."""
+        """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or a device."""
         memory = self.plan_memory(pattern, uses)
         if not memory.fits(free, self.options.device_memory):
             return True
         gpu = gpu or self._gpu_of_workers
-        on_gpu = gpu is not None and memory.working > gpu.bytes
+        # Kernels count offsets to 2^31, and to list as many takes minutes.
+        on_gpu = gpu is not None and (memory.working > gpu.bytes or memory.offsets > MOST_OFFSETS)
         return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
 
     def _chunked_route(
