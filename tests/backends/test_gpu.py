@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
 from helpers.blocks import blocks_of, compare, questions
-from helpers.gpu_blocks import DEVICES, ON, few_threads, opened, several  # noqa: F401
+from helpers.gpu_blocks import DEVICES, ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
 from hypothesis import given, settings
 from junctor.backends import blocks
 from junctor.backends import gpu_plan as gpu_blocks
@@ -96,19 +96,7 @@ def test_networks_with_cliques_of_every_shape(
 ) -> None:
     # In log space a device takes 256 cases at a time.
     cases = cases or min(200, several(device))
-    layers = 5 if states < 5 else 4
-    network = layered(layers, width=4, states=states, parents=3, seed=states, zeros=zeros)
-    rng = np.random.default_rng(7)
-    weights = {v: rng.random((states, cases)) for v in (9, 13)}
-    observed = {v: rng.integers(0, states, cases) for v in (3, 6, 15)}
-    check(
-        network,
-        Pattern(frozenset(observed), frozenset(weights)),
-        EvidenceBlock(cases, observed, weights),
-        algebra,
-        cases,
-        device,
-    )
+    check(*cliques_of_every_shape(states, zeros, cases), algebra, cases, device)
 
 
 def on_device(device: Callable[..., gpu.BlockDevice], room: int) -> gpu.BlockDevice:

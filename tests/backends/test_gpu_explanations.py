@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers.blocks import blocks_of, questions
-from helpers.gpu_blocks import ON, few_threads, opened, several  # noqa: F401
+from helpers.gpu_blocks import ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
 from hypothesis import given, settings
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
@@ -92,13 +92,7 @@ def test_networks_with_cliques_of_every_shape(
     device: Callable[[], gpu.BlockDevice], states: int, zeros: float, cases: int | None
 ) -> None:
     cases = cases or min(200, several(device))
-    layers = 5 if states < 5 else 4
-    network = layered(layers, width=4, states=states, parents=3, seed=states, zeros=zeros)
-    rng = np.random.default_rng(7)
-    weights = {v: rng.random((states, cases)) for v in (9, 13)}
-    observed = {v: rng.integers(0, states, cases) for v in (3, 6, 15)}
-    pattern = Pattern(frozenset(observed), frozenset(weights))
-    check(network, pattern, EvidenceBlock(cases, observed, weights), cases, device)
+    check(*cliques_of_every_shape(states, zeros, cases), cases, device)
 
 
 @ON

@@ -6,10 +6,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 
+import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice, small_items
 from junctor.backends import gpu_items
+from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.model import CostModel
+from junctor.generate import layered
+from junctor.model.network import Network
+from junctor.planning.shape import Pattern
 from junctor_kernels.gpu import blocks as gpu
 
 DEVICES = [
@@ -52,3 +57,13 @@ def several(device: Callable[..., gpu.BlockDevice]) -> int:
 @cache
 def opened(device: Callable[[], gpu.BlockDevice]) -> gpu.BlockDevice:
     return device()
+
+
+def cliques_of_every_shape(states: int, zeros: float, cases: int) -> tuple[Network, Pattern, EvidenceBlock]:
+    """Return a network with tables of many shapes, and a block of cases with observed states and likelihoods."""
+    layers = 5 if states < 5 else 4
+    network = layered(layers, width=4, states=states, parents=3, seed=states, zeros=zeros)
+    rng = np.random.default_rng(7)
+    weights = {v: rng.random((states, cases)) for v in (9, 13)}
+    observed = {v: rng.integers(0, states, cases) for v in (3, 6, 15)}
+    return network, Pattern(frozenset(observed), frozenset(weights)), EvidenceBlock(cases, observed, weights)

@@ -46,10 +46,9 @@ TARGET_COLUMNS = 4
 FOUND, OBSERVED_STATE, SETTLED = range(3)
 # Kernels that write answers, by the bytes of a number: posteriors, or scores made of them.
 WRITERS = {4: "write_single", 8: "write_double"}
-WRITE_STATES = "write_states"
-# Kernels that trace explanations back, of many cases and of few.
-TRACE_MANY, TRACE_FEW = "trace_many", "trace_few"
 SCORERS = {4: "score_single", 8: "score_double"}
+# Kernels that trace explanations back, of many cases and of few, and the one that writes them.
+TRACE_MANY, TRACE_FEW, WRITE_STATES = "trace_many", "trace_few", "write_states"
 # Parts in which the results of many cases are found.
 PARTS = 16
 # Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.

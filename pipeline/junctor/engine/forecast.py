@@ -15,6 +15,7 @@ from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plan_work
+from junctor.cost.model import gpu_prices
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup, patterns_of, spread
@@ -198,7 +199,6 @@ def _on_gpu(router: Router, route: Route, plan: Plan) -> float:
 
 def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, costs: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
-    from junctor.cost.model import gpu_prices
 
     # A plan alone is forecast by the kernels for many cases; log space has only those for few.
     work = plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
+from junctor_kernels.tables.reference import DOUBLE, LOG
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory, compiled_bytes
 from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
+from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
 from junctor.engine.kept_chunks import KeptChunks
 from junctor.engine.kept_orders import KeptOrders
 from junctor.engine.kept_plans import KeptPlans
@@ -152,8 +153,9 @@ class Planner:
     @property
     def gpu_backend(self) -> str:
         """The name in cost models of what answers many rows on a GPU."""
-        is_single = self.query.kind == "posteriors" and self.query.precision == "single"
-        return f"many-{'single' if is_single else 'double'}"
+        first = self.ladder[0]
+        # Log space has kernels for few cases alone.
+        return gpu_prices(DOUBLE if first is LOG else first, True)
 
     @property
     def takes_gpu(self) -> bool:

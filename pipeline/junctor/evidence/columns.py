@@ -17,7 +17,7 @@ import pyarrow as pa
 from junctor.evidence.batch import UNOBSERVED, SoftEvidence
 from junctor.evidence.mapping import MappedCells
 from junctor.evidence.states import UNKNOWN, Cell, StateCells, missing_texts
-from junctor.runtime.arrow import numbers_of
+from junctor.runtime.arrow import numbers_of, texts_of_bytes
 
 Bad = list[tuple[int, str]]
 _FAMILIES: dict[tuple[int, str], bool] = {}
@@ -255,8 +255,7 @@ def _plain(column: pa.Array) -> pa.Array:
         return column.cast(pa.large_string())
     except pa.ArrowInvalid:
         # Bytes that are not UTF-8 become \xff: such a cell is unknown, and its row invalid, as with any other text.
-        texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
-        return pa.array(texts, pa.large_string())
+        return pa.array(texts_of_bytes(column), pa.large_string())
 
 
 def _decoded(column: pa.Array) -> pa.Array:

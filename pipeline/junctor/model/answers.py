@@ -203,9 +203,8 @@ def unanswered(
 
 def clear_states(answers: Answers) -> None:
     """Set the states of explanations of rows that are not OK, which were never written: bytes must not vary."""
-    bad = np.flatnonzero(answers.status != OK)
-    if answers.explained is not None and bad.size:
-        answers.explained[:, bad] = -1
+    if answers.explained is not None:
+        answers.explained[:, answers.status != OK] = -1
 
 
 def table_bytes(query: Query, targets: Sequence[int], cardinalities: Sequence[int], rows: int) -> int:

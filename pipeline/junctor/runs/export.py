@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from junctor.runs.answer_files import batches_of, column_names, empty_answers, in_columns
+from junctor.runtime.arrow import texts_of_bytes
 from junctor.runtime.files import aside
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath
@@ -53,8 +54,7 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     of_bytes = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view
     if any(is_kind(kind) for is_kind in of_bytes):
         # Text as a rule, which old tools do not declare.
-        texts = [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
-        return pa.chunked_array([pa.array(texts, pa.string())])
+        return pa.chunked_array([pa.array(texts_of_bytes(column), pa.string())])
     if isinstance(kind, pa.UuidType):
         texts = [None if cell is None else str(cell) for cell in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])

@@ -116,6 +116,11 @@ def without_null_words(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(column), buffers, offset=offset, children=found)
 
 
+def texts_of_bytes(column: pa.Array | pa.ChunkedArray) -> list[str | None]:
+    """Return the cells of a column of bytes as text; bytes that are not UTF-8 become \\xff."""
+    return [None if cell is None else cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
+
+
 def plain_words(column: _Column) -> _Column:
     """Return a column whose dictionaries hold no views, but text or bytes; within records and lists too.
 
