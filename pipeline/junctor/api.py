@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -404,17 +405,20 @@ class _Answerer:
 
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         pieces = list(_slices(table, default_partition_rows(self._network, self._query)))
-        is_long = len(pieces) > 1 and self._query.method == "exact" and self._options.threads != 1
+        first, others = read(pieces[0]), pieces[1:]
+        is_long = others and self._query.method == "exact" and self._options.threads != 1
         # What a batch takes of a GPU is mostly Python, of one thread at a time however many there are.
-        if is_long and not _may_use_gpu(self._options):
+        if is_long and not self._uses_gpu(first.batch, rows):
             # Imported when needed, as below.
             from junctor.engine.sequence import answer_in_sequence
 
-            engine_for = partial(self._engine_for, rows)
-            return pa.concat_tables(answer_in_sequence(pieces, read, lambda each: each.batch, engine_for, finish))
+            def read_once(piece: tuple[int, pa.Table]) -> EncodedPartition:
+                return first if piece is pieces[0] else read(piece)
+
+            engine_for, batch_of = (lambda: self._engine_for(rows).without_gpu), (lambda each: each.batch)
+            return pa.concat_tables(answer_in_sequence(pieces, read_once, batch_of, engine_for, finish))
         results = []
-        for piece in pieces:
-            encoded = read(piece)
+        for encoded in chain([first], map(read, others)):
             results.append(finish(encoded, self._answer(encoded.batch, encoded.first_row, rows)))
         return pa.concat_tables(results)
 
@@ -431,9 +435,11 @@ class _Answerer:
             answers = self._few.answer(batch, rows, lambda: _allowed(self._options))
             if answers is not None:
                 return answers
-        with _turn(self._options):
-            if self._query.method == "exact":
-                return self._engine_for(rows).answer(batch)
+        if self._query.method == "exact":
+            engine = self._engine_for(rows).serving(batch)
+            with _turn(engine.router.takes_gpu):
+                return engine.answer(batch)
+        with _turn(_may_use_gpu(self._options)):
             # Random numbers of a row go by its number in the table, not in its batch.
             sampled = self._sampler_for(rows).answer(batch, first_row=first)
             if not self._query.has_scores:
@@ -441,6 +447,10 @@ class _Answerer:
             from junctor.engine.scores import sampled_scores
 
             return sampled_scores(self._network, self._query, sampled)
+
+    def _uses_gpu(self, batch: EvidenceBatch, rows: int) -> bool:
+        """Return True if a GPU answers a batch; rows: of all batches together."""
+        return _may_use_gpu(self._options) and self._engine_for(rows).serving(batch).router.takes_gpu
 
     def _engine_for(self, rows: int) -> Engine:
         # Imported when needed, as below: each of them loads kernels that the others do without.
@@ -512,8 +522,8 @@ def _measured(when: int) -> int:
     return allowed_memory(ComputeOptions())
 
 
-def _turn(options: ComputeOptions) -> AbstractContextManager[Any]:
-    return _gpu_lock if _may_use_gpu(options) else nullcontext()
+def _turn(on_gpu: bool) -> AbstractContextManager[Any]:
+    return _gpu_lock if on_gpu else nullcontext()
 
 
 def _may_use_gpu(options: ComputeOptions) -> bool:

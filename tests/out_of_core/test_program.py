@@ -181,7 +181,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     # Plans and cuts are made before: neither the search for them nor learning prices is part of what is planned.
     for compiled in (True, False):
         assert any(engine.router.cpu_costs.coefficients[backend_of(engine.router.ladder[0], compiled)].work)
-    assert list(engine.router.routes(batch))
+    assert engine.routes(batch)
     gc.collect()
     tracemalloc.start()
     answers = engine.answer(batch)

@@ -62,6 +62,15 @@ logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
+class _Grouped:
+    """A batch with its equal rows, the groups of those that are answered, and whether these load compiled code."""
+
+    batch: EvidenceBatch
+    groups: list[PatternGroup]
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Resources:
     """What answers a batch: whether compiled code is loaded, and the GPU that answers rows, if one does."""
 
@@ -113,7 +122,7 @@ class Engine:
         # Of all engines that share what was planned, once there are several: one that refers to itself goes late.
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {}
         # Groups of the batch to come, which another thread may choose while one is answered.
-        self._groups: WeakKeyDictionary[EvidenceBatch, tuple[EvidenceBatch, list[PatternGroup]]] = WeakKeyDictionary()
+        self._grouped: WeakKeyDictionary[EvidenceBatch, _Grouped] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
         self._scores = ScoreMaker(network, query) if query.has_scores else None
 
@@ -147,7 +156,8 @@ class Engine:
 
     def keep(self, allowed: int) -> None:
         """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
-        self._pool, self._score_pool = BufferPool(), BufferPool()
+        self._pool.release()
+        self._score_pool.release()
         for (room, _), row_engine in self.router.store.row_engines.items():
             row_engine.rest(int(RESTING_SHARE * allowed))
             # With the limit that it was made with: routes must not depend on earlier batches.
@@ -159,12 +169,44 @@ class Engine:
             self.router.store.memories.pop(oldest, None)
             plans.pop(oldest, None)
 
+    @property
+    def without_gpu(self) -> Engine:
+        """The engine on CPUs alone; what the two keep between batches is in one place."""
+        if not self.router.takes_gpu:
+            return self
+        engine = self._without_gpu
+        # They may have been told since.
+        engine.router.expected_rows, engine.router.is_lasting = self.router.expected_rows, self.router.is_lasting
+        return engine
+
+    @cached_property
+    def _without_gpu(self) -> Engine:
+        router, options = self.router, replace(self.options, device="cpu")
+        # No method of this engine, which would refer to itself then, and go late.
+        costs, rows = lambda: router.cost_models, router.expected_rows
+        engine = Engine(self.network, self.query, options, costs, rows, router.workers, store=router.store)
+        engine._programs, engine._pool, engine._score_pool = self._programs, self._pool, self._score_pool
+        return engine
+
+    def serving(self, batch: EvidenceBatch) -> Engine:
+        """Return the engine that answers a batch: on CPUs alone where the rows to come are not worth a GPU."""
+        self.prepare(batch)
+        if not self.router.takes_gpu or self.router.is_worth_gpu(self._grouped[batch].compiled):
+            return self
+        del self._grouped[batch]
+        return self.without_gpu
+
     def routes(self, batch: EvidenceBatch, reserved: int = 0) -> tuple[Route, ...]:
         """Return how the rows of a batch would be answered now; nothing runs.
 
         reserved: bytes of earlier answers.
         """
-        return tuple(self.router.routes(self.with_equal_rows(batch), reserved, self._fixed()))
+        serving = self.serving(batch)
+        if serving is not self:
+            return serving.routes(batch, reserved)
+        grouped = self._grouped.pop(batch)
+        what = grouped.groups, grouped.batch, grouped.compiled
+        return tuple(self.router.routes(*what, reserved, self._fixed()))
 
     def with_equal_rows(self, batch: EvidenceBatch) -> EvidenceBatch:
         """Return a batch with its equal rows, if answers to some of them are to be copied to the others."""
@@ -173,13 +215,11 @@ class Engine:
 
     def prepare(self, batch: EvidenceBatch) -> None:
         """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile."""
-        self._groups[batch] = self._grouped(batch)
-
-    def _grouped(self, batch: EvidenceBatch) -> tuple[EvidenceBatch, list[PatternGroup]]:
-        """Return a batch with its equal rows, and the groups of those that are answered."""
-        batch = self.with_equal_rows(batch)
-        with self.router.store.lock:
-            return batch, self.router.groups(batch)
+        if batch not in self._grouped:
+            equal = self.with_equal_rows(batch)
+            with self.router.store.lock:
+                groups = self.router.groups(equal)
+                self._grouped[batch] = _Grouped(equal, groups, self.router.loads_compiled(groups, equal))
 
     @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
@@ -190,12 +230,13 @@ class Engine:
         explain: whether reasons of impossible rows name findings that contradict each other.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
-        prepared = self._groups.pop(batch, None)
-        batch, groups = self._grouped(batch) if prepared is None else prepared
-        with self.router.store.lock:
-            compiled = self.router.loads_compiled(groups, batch)
+        serving = self.serving(batch)
+        if serving is not self:
+            return serving.answer(batch, reserved, explain)
+        grouped = self._grouped.pop(batch)
+        batch, groups, compiled = grouped.batch, grouped.groups, grouped.compiled
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
-        device = self._open_gpu() if self.router.uses_gpu(compiled) else None
+        device = self._open_gpu() if self.router.takes_gpu else None
         most = batch.rows if self._scores is None else min(batch.rows, self._slice_rows)
         memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
         if self._scores is None:
@@ -364,7 +405,8 @@ class Engine:
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
-        self._programs = {key: self._programs[key] for key in kept if key in self._programs}
+        for key in self._programs.keys() - kept.keys():
+            del self._programs[key]
         return route, Budget(budget.allowed, route.memory.reserved, budget.passing)
 
     def _answer_trees(

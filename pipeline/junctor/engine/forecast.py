@@ -122,6 +122,7 @@ def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route
     bound: multiply-adds of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds of
         loops make a forecast better.
     """
+    engine = engine.serving(batch)
     routes = [estimate(engine.router, route, batch, bound) for route in engine.routes(batch)]
     return sorted(routes, key=lambda route: -route.operations)
 

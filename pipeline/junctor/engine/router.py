@@ -7,7 +7,7 @@ how rows go through in chunks in `chunk_routes`; plans and devices are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
@@ -27,24 +27,31 @@ KEPT_PROGRAMS = 256
 class Router(Grouping, ChunkRouting):
     """Chooses how rows are answered; made as a `Planner`."""
 
-    def uses_gpu(self, compiled: bool) -> bool:
-        """Return True if a GPU answers rows, which takes about as long to come into play as compiled code."""
-        return self.takes_gpu and (self.options.device != "auto" or self.gpu is not None or compiled)
+    def is_worth_gpu(self, compiled: bool) -> bool:
+        """Return True if rows are worth a GPU that is there: it takes about as long to come into play as compiled code.
+
+        compiled: whether they are worth that.
+        """
+        return compiled or self.options.device != "auto" or self.gpu is not None
 
     def routes(
-        self, batch: EvidenceBatch, reserved: int = 0, kept: Mapping[PlanKey, int] | None = None
+        self,
+        groups: Iterable[PatternGroup],
+        batch: EvidenceBatch,
+        compiled: bool,
+        reserved: int,
+        kept: Mapping[PlanKey, int],
     ) -> Iterator[Route]:
-        """Yield the routes of a batch; those that are refused say so.
+        """Yield the routes of the groups of a batch; those that are refused say so.
 
+        compiled: whether compiled code is loaded.
         reserved: bytes of earlier answers.
         kept: fixed bytes of the programs that are there already, the oldest first.
         """
-        groups = self.groups(batch)
-        compiled = self.loads_compiled(groups, batch)
         # Not opened: a GPU may only be asked about.
-        gpu = self.gpu_room() if self.uses_gpu(compiled) else None
+        gpu = self.gpu_room() if self.takes_gpu else None
         budget = Budget(self.allowed, self.answer_bytes(batch.rows) + reserved, reserved)
-        programs = dict(kept or {})
+        programs = dict(kept)
         for group in groups:
             yield self.route(group, batch, budget, compiled, gpu, programs)
 

@@ -43,6 +43,10 @@ class BufferPool:
         self._allocate: Allocate | None = None
         self._idle: deque[memoryview] = deque()
 
+    def release(self) -> None:
+        """Let go of what is idle; what is lent returns to nobody."""
+        self._size, self._idle = 0, deque()
+
     def lend(self, size: int, allocate: Allocate, spare: int) -> npt.NDArray[Any]:
         """Return `size` bytes, not cleared; at most `spare` bytes stay idle beside them.
 

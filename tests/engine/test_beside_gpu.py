@@ -1,0 +1,111 @@
+"""Rows that are not worth a GPU that is there: they go as on a machine without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import junctor
+import numpy as np
+import pyarrow as pa
+import pytest
+from junctor import api
+from junctor.engine import engine as engine_module
+from junctor.engine import grouping, planner
+from junctor.engine.engine import Engine
+from junctor.engine.forecast import forecast
+from junctor.engine.routes import Backend
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import random_network, sample
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
+
+ROWS, COLUMNS = 3000, 12
+# Of all rows to come: work for trees, and too little for compiled plans.
+EXPECTED = 10 * ROWS
+AUTO, CPU = (ComputeOptions(memory=1 << 32, threads=2, device=device) for device in ("auto", "cpu"))
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return random_network(40, (2, 3), 3, 8, seed=1, zeros=0.3)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that nobody may open."""
+
+    def open_gpu(memory: int | None) -> None:
+        raise AssertionError("opened for rows that are not worth it")
+
+    for module in (planner, api):
+        monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(planner, "gpu_at_hand", lambda: ("NVIDIA H100 80GB HBM3", {"memory": float(1 << 36)}))
+    monkeypatch.setattr(engine_module, "open_gpu", open_gpu)
+
+
+def states_of(network: Network, gaps: float) -> np.ndarray:
+    states = sample(network, ROWS, seed=1)[:, :COLUMNS].astype(np.int32)
+    return np.where(np.random.default_rng(2).random(states.shape) < gaps, UNOBSERVED, states)
+
+
+def batch_of(network: Network, gaps: float) -> EvidenceBatch:
+    return EvidenceBatch(ROWS, dict(enumerate(np.ascontiguousarray(states_of(network, gaps).T))))
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("gaps", [0.0, 0.05])
+@pytest.mark.parametrize("query", [Query(), Query(precision="single", answers="scores"), Query("mpe")])
+def test_the_same_ways_and_bytes_as_without_a_gpu(network: Network, query: Query, gaps: float) -> None:
+    batch = batch_of(network, gaps)
+    beside, without = (Engine(network, query, options, expected_rows=EXPECTED) for options in (AUTO, CPU))
+    assert beside.router.takes_gpu
+    assert beside.serving(batch) is beside.without_gpu
+    assert not beside.without_gpu.router.takes_gpu
+    assert without.without_gpu is without
+    found, expected = beside.answer(batch), without.answer(batch)
+    assert found.ways == expected.ways
+    assert np.array_equal(found.log_value, expected.log_value)
+    assert [(r.backend, r.reason) for r in beside.routes(batch)] == [
+        (r.backend, r.reason) for r in without.routes(batch)
+    ]
+    assert [r.seconds for r in forecast(beside, batch)] == [r.seconds for r in forecast(without, batch)]
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batch_of(network, 0.05)
+    engine = Engine(network, Query(), AUTO, expected_rows=EXPECTED)
+    assert engine.serving(batch) is not engine
+    engine.router.expected_rows = 10**9
+    assert engine.serving(batch) is engine
+    assert {route.backend for route in engine.routes(batch)} == {Backend.GPU}
+    # The other one is told.
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
+    batch = batch_of(network, 0.05)
+    assert engine.serving(batch).router.expected_rows == 10**9
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_what_is_kept_is_in_one_place(network: Network) -> None:
+    batch = EvidenceBatch(2, {0: np.zeros(2, np.int32)})
+    engine = Engine(network, Query(precision="log"), AUTO, expected_rows=2)
+    engine.answer(batch)
+    assert len(engine.programs) == len(engine.without_gpu.programs) == 1
+    engine.keep(0)
+    assert engine.without_gpu.programs == ()
+    assert np.isfinite(engine.answer(batch).log_value).all()
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("how", [{}, {"answers": "scores"}, {"threads": 1}])
+def test_tables_of_several_pieces(network: Network, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("junctor.runs.results.PARTITION_ROWS", 700)
+    states = states_of(network, 0.05)
+    columns = {}
+    for v in range(COLUMNS):
+        names = [*network.variables[v].states, None]
+        columns[network.variables[v].name] = [names[state] for state in states[:, v]]
+    table = pa.table(columns)
+    beside = junctor.posteriors(network, table, **how)
+    assert beside.equals(junctor.posteriors(network, table, device="cpu", **how))
