@@ -24,7 +24,7 @@ from junctor.engine.router import Router
 from junctor.engine.routes import Backend, GpuRoom, Route
 from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import MOST_ANSWERED, MOST_ANSWERED_GPU, copy_answers, find_equal_rows
+from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, copy_answers, find_equal_rows
 from junctor.model.answers import (
     IMPOSSIBLE,
     UNANSWERED,
@@ -63,8 +63,13 @@ logger = logging.getLogger("junctor")
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """A batch with its equal rows, the groups of those that are answered, and whether these load compiled code."""
+    """A batch with its equal rows, the groups of those that are answered, and whether these load compiled code.
 
+    batch: with equal rows where so few are left that this engine copies their answers.
+    found: with equal rows where any engine would.
+    """
+
+    found: EvidenceBatch
     batch: EvidenceBatch
     groups: list[PatternGroup]
     compiled: bool
@@ -193,7 +198,7 @@ class Engine:
         self.prepare(batch)
         if not self.router.takes_gpu or self.router.is_worth_gpu(self._grouped[batch].compiled):
             return self
-        del self._grouped[batch]
+        self.without_gpu.prepare(batch, self._grouped.pop(batch).found)
         return self.without_gpu
 
     def routes(self, batch: EvidenceBatch, reserved: int = 0) -> tuple[Route, ...]:
@@ -209,17 +214,26 @@ class Engine:
         return tuple(self.router.routes(*what, reserved, self._fixed()))
 
     def with_equal_rows(self, batch: EvidenceBatch) -> EvidenceBatch:
-        """Return a batch with its equal rows, if answers to some of them are to be copied to the others."""
-        most = MOST_ANSWERED_GPU if self.router.takes_gpu else MOST_ANSWERED
-        return find_equal_rows(batch, self.network.cardinalities, most, self.router.threads)
+        """Return a batch with its equal rows, if answers to some of them may be copied to the others."""
+        return find_equal_rows(batch, self.network.cardinalities, threads=self.router.threads)
 
-    def prepare(self, batch: EvidenceBatch) -> None:
-        """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile."""
-        if batch not in self._grouped:
-            equal = self.with_equal_rows(batch)
-            with self.router.store.lock:
-                groups = self.router.groups(equal)
-                self._grouped[batch] = _Grouped(equal, groups, self.router.loads_compiled(groups, equal))
+    def prepare(self, batch: EvidenceBatch, found: EvidenceBatch | None = None) -> None:
+        """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile.
+
+        found: the batch with its equal rows, if these were looked for.
+        """
+        if batch in self._grouped:
+            return
+        equal = found = self.with_equal_rows(batch) if found is None else found
+        if (
+            self.router.takes_gpu
+            and batch.equal is None
+            and found.answered_count > MOST_ANSWERED_GPU * len(batch.valid)
+        ):
+            equal = batch
+        with self.router.store.lock:
+            groups = self.router.groups(equal)
+            self._grouped[batch] = _Grouped(found, equal, groups, self.router.loads_compiled(groups, equal))
 
     @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
