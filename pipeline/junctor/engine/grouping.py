@@ -153,7 +153,8 @@ class Grouping(Planner):
         if choice is None or choice.seconds * rows > (LOADING_SECONDS if explains else COMPILED_SECONDS) * valid:
             # Enough work for better prices, and the row engine, to pay for being loaded.
             per_row = row_tree_seconds(self.row_engine, patterns, batch) if self._has_row_trees else math.inf
-            prices = self._compiled_prices(per_row)
+            # All cores answer them, of which plans on a GPU need one.
+            prices = self._compiled_prices(per_row / GPU.cores if self.takes_gpu else per_row)
             if explains:
                 # Compiled code for plans takes longer to load than trees, and a few rows are not worth it.
                 row, loading = prices.row, CPU.compiled_saving / rows
