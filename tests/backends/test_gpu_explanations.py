@@ -10,6 +10,7 @@ import pytest
 from helpers.blocks import blocks_of, questions
 from helpers.gpu_blocks import ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
 from hypothesis import given, settings
+from junctor.backends import gpu_plan
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.engine.engine import Engine
@@ -87,10 +88,16 @@ def test_any_network_and_evidence(
 
 @ON
 @pytest.mark.parametrize(("states", "zeros"), [(2, 0.6), (3, 0.0), (5, 0.6)])
-@pytest.mark.parametrize("cases", [1, 3, None])
+@pytest.mark.parametrize(("cases", "together"), [(1, 1), (3, 3), (None, 1 << 15), (None, 1)])
 def test_networks_with_cliques_of_every_shape(
-    device: Callable[[], gpu.BlockDevice], states: int, zeros: float, cases: int | None
+    device: Callable[[], gpu.BlockDevice],
+    states: int,
+    zeros: float,
+    cases: int | None,
+    together: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(gpu_plan, "TRACED_TOGETHER", together)
     cases = cases or min(200, several(device))
     check(*cliques_of_every_shape(states, zeros, cases), cases, device)
 
@@ -123,9 +130,12 @@ def test_the_engine_explains_as_on_the_cpu(
 
 
 @ON
-@pytest.mark.parametrize("cases", [1, 70])
-def test_of_terms_that_are_equal_the_first_is_taken(device: Callable[..., gpu.BlockDevice], cases: int) -> None:
-    # Sums of halves are exact, whatever their order; a warp looks at 32 of the terms at a time.
+@pytest.mark.parametrize(("cases", "together"), [(1, 1), (70, 1 << 15), (70, 1)])
+def test_of_terms_that_are_equal_the_first_is_taken(
+    device: Callable[..., gpu.BlockDevice], cases: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_plan, "TRACED_TOGETHER", together)
+    # Sums of halves are exact, whatever their order; a warp looks at 8 or 32 of the terms at a time.
     size = 70
     network = Network("ties", (Variable("a", tuple(map(str, range(size)))),), (Factor((0,), np.ones(size) / 128),))
     answers = unwritten(network, cases + 3, opened(device))

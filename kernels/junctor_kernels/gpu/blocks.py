@@ -47,8 +47,8 @@ FOUND, OBSERVED_STATE, SETTLED = range(3)
 # Kernels that write answers, by the bytes of a number: posteriors, or scores made of them.
 WRITERS = {4: "write_single", 8: "write_double"}
 SCORERS = {4: "score_single", 8: "score_double"}
-# Kernels that trace explanations back, of many cases and of few, and the one that writes them.
-TRACE_MANY, TRACE_FEW, WRITE_STATES = "trace_many", "trace_few", "write_states"
+# Kernels that trace explanations back, of many cases, of some and of few, and the one that writes them.
+TRACE_MANY, TRACE_SOME, TRACE_FEW, WRITE_STATES = "trace_many", "trace_some", "trace_few", "write_states"
 # Parts in which the results of many cases are found.
 PARTS = 16
 # Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
@@ -63,10 +63,13 @@ MANY_BLOCKS, REST_BLOCKS = 4, 8
 WRITE_BLOCKS, WRITE_THREADS, WRITE_SHARE, WRITE_CASES = 16, 512, 4, 2048
 # Threads of a block that trace explanations back: with few to a block, more of them are under way in all places.
 TRACE_THREADS = 64
+# Threads of a case where some are traced back: its neighbours fill a sector of 32 bytes with it.
+TRACE_LANES = 8
 # Scores are logarithms more than they are bytes. Places of most probable states for each thread, and those of a case
 # that are gathered at a time.
 SCORE_BLOCKS, SCORE_SHARE, SCORE_PLACES, MOST_PLACES = 32, 2, 8, 64
 WARP = 32
+_TRACED_BY = {TRACE_MANY: 1, TRACE_SOME: TRACE_LANES, TRACE_FEW: WARP}
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
@@ -108,7 +111,8 @@ _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
     *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
     *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
-    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES", "MOST_PLACES", "TRACE_THREADS"),
+    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES", "MOST_PLACES"),
+    *("TRACE_THREADS", "TRACE_LANES"),
 )
 # The files of the source in their order: what propagates a block, and what its answers are made of. Sums of logarithms
 # have no warps over cases.
@@ -244,9 +248,9 @@ def grid(launch: BlockLaunch, chunks: int) -> tuple[tuple[int, int], int]:
     """Return blocks in x and y, and threads of a block, for a launch."""
     if launch.kernel == "propagate_few":
         return (launch.items, 1), FEW_THREADS
-    if launch.kernel in (TRACE_MANY, TRACE_FEW):
+    if launch.kernel in _TRACED_BY:
         # Items are cases.
-        threads = launch.items * (WARP if launch.kernel == TRACE_FEW else 1)
+        threads = launch.items * _TRACED_BY[launch.kernel]
         return (-(-threads // TRACE_THREADS), 1), TRACE_THREADS
     return (launch.items * WARP // MANY_THREADS, chunks), MANY_THREADS
 

@@ -6,7 +6,16 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import LANE_BYTES, MOST_OPERANDS, PARTS, TRACE_FEW, TRACE_MANY, WARP, BlockLaunch
+from junctor_kernels.gpu.blocks import (
+    LANE_BYTES,
+    MOST_OPERANDS,
+    PARTS,
+    TRACE_FEW,
+    TRACE_MANY,
+    TRACE_SOME,
+    WARP,
+    BlockLaunch,
+)
 from junctor_kernels.tables.reference import LOG, MAX_LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
@@ -29,6 +38,8 @@ SMALL_SHAPES, SMALL_BLOCK = ((1, 2), (2, 2)), 1 << 11
 IN_FLIGHT = 2
 # Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
 MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 14, 256
+# Cases that are too few for a thread each where they are traced back.
+TRACED_TOGETHER = 1 << 15
 # Between the two, a part of a batch and so many bytes of answers at the most: they go out beside the next block.
 BLOCKS, BLOCK_BYTES = 4, 350_000_000
 # Numbers of states, as the kernels read them.
@@ -105,7 +116,8 @@ class GpuBlocks:
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
         schedule = items_of(plan, stages, cases, chunks, self.speeds.launch_tuner(self._program.algebra))
         if self.explains:
-            schedule.stages.append([BlockLaunch(TRACE_MANY if self.many else TRACE_FEW, 0, self.cases)])
+            trace = TRACE_SOME if self.cases <= TRACED_TOGETHER else TRACE_MANY
+            schedule.stages.append([BlockLaunch(trace if self.many else TRACE_FEW, 0, self.cases)])
         return schedule
 
     def _overlapping(self, rows: int) -> int:

@@ -205,8 +205,8 @@ class GpuConstants(DeviceConstants):
     # Seconds of a group of rows on a plan of its own: answers of its last block go out, and the first rows of the next
     # group go alone, while nothing else is computed. H200; 2026-11-23.
     group: float = 0.02
-    # Cores beside a GPU that answer rows with trees of their own as one each would. Of 16 beside an H100, by rows of six
-    # networks with gaps on plans there and on trees here: with 1 as with 8 some take twice as long; 2026-11-27.
+    # Cores beside a GPU that answer rows with trees of their own as one each would. Of 16 beside an H100, by rows of
+    # six networks with gaps on plans there and on trees here: with 1 as with 8 some take twice as long; 2026-11-27.
     cores: int = 4
     # Rows that a GPU answers in the time of one on a core. Estimate, for the search for orders; 2026-11-21.
     gain: int = 64

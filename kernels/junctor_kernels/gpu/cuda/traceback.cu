@@ -1,7 +1,8 @@
 // Explanations: the states of all variables, from the roots of a plan down, each step given what those above it fixed
-// (Dawid 1992), and their way out. Many cases have a thread each, a few a warp whose lanes share the terms.
+// (Dawid 1992), and their way out. The cases of a block that fills the device have a thread each; fewer share a warp, of
+// which LANES threads go through the terms of a case.
 
-// What LANES threads have found of one case: the first term with the largest sum.
+// What the threads of one case have found: the first term with the largest sum.
 struct Largest {
     real sum;
     int term;
@@ -12,7 +13,7 @@ struct Largest {
 
     template <int LANES> __device__ __forceinline__ void join() {
 #pragma unroll
-        for (int apart = LANES / 2; apart; apart /= 2) {
+        for (int apart = 16; apart >= 32 / LANES; apart /= 2) {
             const real its_sum = __shfl_xor_sync(0xffffffffu, sum, apart);
             see(its_sum, __shfl_xor_sync(0xffffffffu, term, apart));
         }
@@ -78,15 +79,18 @@ template <int V, int LANES> __device__ __forceinline__ void trace_back(index_t b
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_many(int) {
-    const index_t b = (index_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (b < run.cases) trace_back<WIDTH, 1>(b, 0);
+// Threads next to each other have different cases: what they read is side by side.
+template <int V, int LANES> __device__ __forceinline__ void trace_cases() {
+    const int cases = 32 / LANES, thread = threadIdx.x % 32;
+    const index_t b = ((index_t)blockIdx.x * blockDim.x + threadIdx.x) / 32 * cases + thread % cases;
+    if (b < run.cases) trace_back<V, LANES>(b, thread / cases);
 }
 
-extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_few(int) {
-    const index_t b = ((index_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (b < run.cases) trace_back<1, 32>(b, threadIdx.x % 32);
-}
+extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_many(int) { trace_cases<WIDTH, 1>(); }
+
+extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_some(int) { trace_cases<WIDTH, TRACE_LANES>(); }
+
+extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_few(int) { trace_cases<1, 32>(); }
 
 // From [variable] [case] to the answers of all rows, [target] [row], which lie in memory of the host. its: the record of
 // the block itself, because `run` is that of the next one by now. `targets` are variables here.
