@@ -73,10 +73,10 @@ class Grouping(Planner):
         return [replace(group, copies=int(sharing[group.rows].sum()) - len(group.rows)) for group in groups]
 
     def _groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
-        if self.takes_gpu and (together := self._together(batch)) is not None:
-            return together
         if (few := self._on_joint_table(batch)) is not None:
             return [few] if few.rows.size else []
+        if self.takes_gpu and (together := self._together(batch)) is not None:
+            return together
         patterns = patterns_of(batch, self.threads)
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
@@ -281,7 +281,7 @@ class Grouping(Planner):
         rows = batch.answered
         if not is_few:
             few = are_few(self.network, self.query, self.options.device, FEW_ROWS)
-            if self.takes_gpu or not few or batch.equal is None or len(rows) > FEW_ROWS:
+            if self.asks_gpu or not few or batch.equal is None or len(rows) > FEW_ROWS:
                 return None
         pattern, patterns = serving_few(batch, len(self.network.variables))
         return PatternGroup(pattern, rows, patterns, per_row=True, joint=True)

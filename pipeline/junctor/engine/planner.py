@@ -160,9 +160,12 @@ class Planner:
     @property
     def takes_gpu(self) -> bool:
         """True if there is a GPU that this process may use."""
-        if self.gpu is not None or self.options.device == "gpu":
-            return True
-        return self.options.device == "auto" and has_gpu()
+        return self.asks_gpu or (self.options.device == "auto" and has_gpu())
+
+    @property
+    def asks_gpu(self) -> bool:
+        """True if a GPU was asked for, whatever the rows are worth."""
+        return self.gpu is not None or self.options.device == "gpu"
 
     def gpu_room(self) -> GpuRoom:
         """Return the room of the GPU to use, which need not be here."""

@@ -32,7 +32,7 @@ class Router(Grouping, ChunkRouting):
 
         compiled: whether they are worth that.
         """
-        return compiled or self.options.device != "auto" or self.gpu is not None
+        return compiled or self.asks_gpu
 
     def routes(
         self,
@@ -95,8 +95,7 @@ class Router(Grouping, ChunkRouting):
 
     def _backend(self, sizes: BlockSizes, gpu: GpuRoom | None) -> tuple[Backend, str]:
         if gpu is not None:
-            asked = self.options.device == "gpu" or self.gpu is not None
-            return Backend.GPU, "asked for" if asked else "one is here, and the rows are worth it"
+            return Backend.GPU, "asked for" if self.asks_gpu else "one is here, and the rows are worth it"
         # Blocks before entries: they take many rows at once, entries one.
         if sizes.lanes:
             return Backend.CPU, f"compiled, blocks of {sizes.lanes:,} cases: worth the loading and lowering"
