@@ -20,8 +20,7 @@ from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
-from junctor.engine import engine as engines
-from junctor.engine import routes
+from junctor.engine import chunked_rows, routes
 from junctor.engine.engine import Engine
 from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
@@ -172,7 +171,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         for device in found:
             figures = {"multiprocessors": 1.0, "memory": float(ROOM)}
             device.__dict__ |= {"name": "g", "figures": figures, "host": lambda size: np.empty(size, np.uint8)}
-        for module in (engines, routes):
+        for module in (chunked_rows, routes):
             monkeypatch.setattr(module, "CudaBlockDevice", cupy.Device)
         yield found
 
@@ -197,7 +196,7 @@ def answered(
 
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     monkeypatch.setattr(Router, "chunk_route", chunk_route)
-    monkeypatch.setattr(engines, "open_other_gpus", lambda memory: tuple(gpus[1:]))
+    monkeypatch.setattr(chunked_rows, "open_other_gpus", lambda memory: tuple(gpus[1:]))
     options = ComputeOptions(1 << 32, 2, "gpu", all_gpus=True)
     return Engine(network, Query(), options, gpu=gpus[0]).answer(batch)
 

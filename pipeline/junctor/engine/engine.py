@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import CudaBlockDevice
-from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.blocks import answer_rows, write, write_tables
-from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.backends.blocks import answer_rows
 from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.row_trees import TreeRows
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
@@ -41,17 +38,16 @@ from junctor.model.query import Query
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages
-from junctor.runtime.devices import open_gpu, open_other_gpus
+from junctor.runtime.devices import open_gpu
 from junctor.runtime.threads import short_turns
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.cost.model import CostModels
+    from junctor.engine.chunked_rows import ChunkedRows
     from junctor.engine.explanations import ChunkExplainer
     from junctor.out_of_core.cluster.workers import WorkerPool
-    from junctor.out_of_core.memory_splits import ChunkRoute
-    from junctor.out_of_core.programs import SingleCaseProgram
 
 # Bytes of a step of a plan, with its tables.
 PLAN_STEP_BYTES = 300
@@ -442,8 +438,12 @@ class Engine:
         self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         if route.chunks is not None:
-            answer = self._explain_in_chunks if self.query.kind == "mpe" else self._answer_in_chunks
-            answer(route, rows, batch, answers, budget, resources)
+            chunked = self._chunked_rows(budget, resources)
+            if self.query.kind == "mpe":
+                explainer = self._chunk_explainer(chunked, budget, resources)
+                chunked.explain(explainer, route, rows, batch, answers)
+            else:
+                chunked.answer(route, rows, batch, answers)
         elif route.backend is Backend.ZEROS:
             self._leave_impossible(rows, answers)
         elif route.backend is Backend.ROW_TREES:
@@ -475,86 +475,21 @@ class Engine:
         self._programs[key] = program
         return program
 
-    def _answer_in_chunks(
-        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
-    ) -> None:
-        """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
-        # Imported where rows go in chunks, here as below: few do, and it loads much.
-        from junctor.out_of_core.programs import answer_case_by_case
+    def _chunked_rows(self, budget: Budget, resources: _Resources) -> ChunkedRows:
+        """Return what answers rows whose plan exceeds the memory."""
+        # Imported where rows go in chunks: few do, and it loads much.
+        from junctor.engine.chunked_rows import ChunkedRows
 
-        for row_engine in self.router.store.row_engines.values():
-            row_engine.allow(0)
-        chunks, free = route.chunks, budget.free
-        # Rows that lose digits in one number format come back, and are cut anew: entries of the next one are wider.
-        for algebra in self.router.ladder:
-            if algebra is not self.router.ladder[0]:
-                answers.climbed[algebra.name] += len(rows)
-            if chunks is None:
-                with self.router.store.lock:
-                    chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, resources.gpu)
-            logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
-            doubtful = [rows[:0]]
-            for part, programs in self._in_rounds(chunks, algebra, resources.device, rows):
-                doubtful.append(answer_case_by_case(programs, chunks.chunks.plan, batch, part, answers))
-                # Their memory goes first.
-                programs.clear()
-            rows = self._answer_impossible(np.concatenate(doubtful), batch, answers, free)
-            if not rows.size:
-                return
-            chunks = None
+        return ChunkedRows(self.router, resources.device, budget.free)
 
-    def _explain_in_chunks(
-        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
-    ) -> None:
-        """Write the explanations of rows whose plan exceeds the memory."""
-        from junctor.out_of_core.explanations import as_outcome
-        from junctor.out_of_core.programs import case_by_case
-
-        explainer = self._chunk_explainer(budget, resources)
-        chunks = route.chunks
-        for algebra in self.router.chunk_ladder:
-            if algebra is not self.router.chunk_ladder[0]:
-                answers.climbed[algebra.name] += len(rows)
-                chunks = self._chunks_in(algebra, route, budget, resources)
-            assert chunks is not None
-            logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
-            found: list[tuple[Rows, EvidenceBlock, BlockOutcome]] = []
-            for part, programs in self._in_rounds(chunks, algebra, resources.device, rows):
-                found += case_by_case(programs, chunks.chunks.plan, batch, part)
-                # Their memory goes first: what is ambiguous of a row is answered in one piece.
-                programs.clear()
-            left = rows[:0]
-            for part, block, outcome in found:
-                explained: tuple[dict[int, int], float] | None = None
-                if np.isneginf(outcome.log_value[0]) and not outcome.doubtful[0]:
-                    explained = dict.fromkeys(range(len(self.network.variables)), 0), -np.inf
-                elif not outcome.doubtful[0]:
-                    explained = explainer.explain(chunks.chunks.plan, block, outcome, algebra)
-                if explained is None:
-                    left = np.append(left, part)
-                    continue
-                whole = as_outcome(*explained)
-                write_tables(whole, block, part, answers)
-                write(whole, part, answers)
-            rows = self._answer_impossible(left, batch, answers, budget.free)
-            if not rows.size:
-                return
-
-    def _chunk_explainer(self, budget: Budget, resources: _Resources) -> ChunkExplainer:
+    def _chunk_explainer(self, chunked: ChunkedRows, budget: Budget, resources: _Resources) -> ChunkExplainer:
         """Return what finds explanations of rows in chunks."""
         from junctor.engine.explanations import ChunkExplainer
-        from junctor.out_of_core.programs import case_by_case
 
         def route_of(batch: EvidenceBatch) -> Route:
             (group,) = patterns_of(batch).exact(np.arange(1))
             # No other row has this pattern.
             return self._route(group, batch, budget, resources, uses=1)[0]
-
-        def propagate(route: Route, batch: EvidenceBatch, algebra: Algebra) -> tuple[EvidenceBlock, BlockOutcome]:
-            chunks = self._chunks_in(algebra, route, budget, resources)
-            ((row, programs),) = self._in_rounds(chunks, algebra, resources.device, np.arange(1))
-            ((_, block, outcome),) = case_by_case(programs, chunks.chunks.plan, batch, row)
-            return block, outcome
 
         def in_one_piece(route: Route, batch: EvidenceBatch) -> dict[int, int]:
             # Of all variables, whatever the targets are.
@@ -571,12 +506,7 @@ class Engine:
             with self.router.store.lock:
                 return self.router.plan(route.group.pattern, route.uses)
 
-        return ChunkExplainer(self.network, route_of, propagate, in_one_piece, plan_of)
-
-    def _chunks_in(self, algebra: Algebra, route: Route, budget: Budget, resources: _Resources) -> ChunkRoute:
-        """Return how rows of a route in chunks go through in an algebra."""
-        with self.router.store.lock:
-            return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, budget.free, resources.gpu)
+        return ChunkExplainer(self.network, route_of, chunked.propagate, in_one_piece, plan_of)
 
     def _answer_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
         """Answer the impossible ones among rows in doubt, and return the others."""
@@ -594,26 +524,6 @@ class Engine:
 
         sizes = np.array([self.network.cardinalities[v] for v in answers.targets], dtype=np.int64)
         leave_impossible(rows, answers, sizes, self.router.threads)
-
-    def _in_rounds(
-        self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None, rows: Rows
-    ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
-        """Yield rows in chunks, and what answers them: workers, this process, or its GPUs, several rows at a time.
-
-        Whoever takes them clears the list, so that the memory is free for the next ones.
-        """
-        from junctor.out_of_core.programs import program_of, rounds_of
-
-        router = self.router
-        if router.workers is not None and chunks.workers:
-            yield from router.workers.rounds_of(chunks, router.network, algebra, rows)
-        elif not isinstance(device, CudaBlockDevice) or not chunks.limits.on_gpu:
-            yield rows, [program_of(chunks, router.network, algebra)]
-        else:
-            # Only chunks are spread over several GPUs.
-            all_gpus = self.options.all_gpus and (chunks.side is None or chunks.side.gpus > 1)
-            others = open_other_gpus(self.options.device_memory) if all_gpus else ()
-            yield from rounds_of(chunks, router.network, algebra, (device, *others), rows)
 
     def _open_gpu(self) -> BlockDevice:
         return self.router.gpu if self.router.gpu is not None else open_gpu(self.options.device_memory)
