@@ -110,13 +110,35 @@ def test_pages_that_another_thread_gives_back_are_asked_for_again(
             raise errors.pop()
         return bytearray(size)
 
-    monkeypatch.setattr(device, "PIN_AGAIN", (0, 0, 0))
+    monkeypatch.setattr(device, "ASK_AGAIN", (0, 0, 0))
     monkeypatch.setattr(cupy.cuda, "alloc_pinned_memory", take)
     if times < 4:
         assert CudaDevice().pinned(10, pooled=True).size == 10
     else:
         with pytest.raises(MemoryError, match="already mapped"):
             CudaDevice().pinned(10, pooled=True)
+
+
+@pytest.mark.parametrize("make", ["empty", "zeros", "asarray"])
+def test_so_is_memory_of_the_device(monkeypatch: pytest.MonkeyPatch, cupy: Any, make: str) -> None:
+    errors = [RuntimeError("cudaErrorAlreadyMapped: resource already mapped")] * 2
+    real = getattr(cupy, make)
+
+    def refuse(*what: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(*what)
+
+    monkeypatch.setattr(device, "ASK_AGAIN", (0, 0, 0))
+    monkeypatch.setattr(cupy, make, refuse)
+    ask = {"empty": (3, np.int64), "zeros": (3, np.int64), "asarray": (np.zeros(3),)}[make]
+    method = {"asarray": "put"}.get(make, make)
+    assert getattr(CudaDevice(), method)(*ask).size == 3
+    assert not errors
+    errors += [RuntimeError("cudaErrorInvalidValue: invalid argument")]
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        getattr(CudaDevice(), method)(*ask)
+    assert not errors
 
 
 @pytest.mark.parametrize("end", ["", "the capture was invalidated"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,9 @@ BULK_CAPABILITY = 90
 
 # Bytes of pinned memory from which on it is taken from the system: whole pages, which no other array has a part of.
 REGISTERED_BYTES = 1 << 26
-# What the driver says of pages that are pinned already, and seconds until it is asked again.
-ALREADY_MAPPED, PIN_AGAIN = "cudaErrorAlreadyMapped", (0.001, 0.01, 0.1)
+# What the driver says of addresses that have something already, and seconds until it is asked again: what another
+# thread gives back is free for the system before it is for the driver, and both share one range of addresses.
+ALREADY_MAPPED, ASK_AGAIN = "cudaErrorAlreadyMapped", (0.001, 0.01, 0.1)
 
 # Arrays, streams, events, graphs and kernels of CuPy, whose types are not known where it is not installed.
 DeviceArray = Any
@@ -43,6 +44,7 @@ Event = Any
 Graph = Any
 Kernel = Any
 Array = npt.NDArray[Any]
+Allocated = TypeVar("Allocated")
 
 
 class CudaError(RuntimeError):
@@ -158,19 +160,24 @@ def register_host(array: Array) -> None:
     weakref.finalize(array, runtime.hostUnregister, address).atexit = False
 
 
-def _pin(take: Callable[[], Any], size: int) -> Any:
+def _pin(take: Callable[[], Allocated], size: int) -> Allocated:
     """Return what `take` does, memory of the host that is pinned; raises MemoryError."""
-    waits = iter(PIN_AGAIN)
-    while True:
+    with _memory_errors(size, "pinned memory"):
+        return _taken(take)
+
+
+def _taken(take: Callable[[], Allocated]) -> Allocated:
+    """Return memory that `take` asks the driver for, which may have to be asked again."""
+    import cupy
+
+    for wait in ASK_AGAIN:
         try:
-            with _memory_errors(size, "pinned memory"):
-                return take()
-        except MemoryError as error:
-            # Pages that another thread gives back are free for the system before they are for the driver.
-            wait = next(waits, None)
-            if wait is None or ALREADY_MAPPED not in str(error):
+            return take()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            if ALREADY_MAPPED not in str(error):
                 raise
-            time.sleep(wait)
+        time.sleep(wait)
+    return take()
 
 
 @contextmanager
@@ -277,7 +284,7 @@ class CudaDevice:
     def allocate(self, size: int) -> Any:
         """Return bytes at the address `ptr` that go back with the object, past CuPy's pool; raises MemoryError."""
         with self.current(), _memory_errors(size, "device memory"):
-            return self._cupy.cuda.Memory(max(1, size))
+            return _taken(lambda: self._cupy.cuda.Memory(max(1, size)))
 
     def arena(self, size: int) -> Any:
         """Return bytes for arrays of `array_at`, which go back with the object and they; raises MemoryError."""
@@ -291,17 +298,17 @@ class CudaDevice:
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return an array on the device, not cleared; raises MemoryError."""
         with self.current():
-            return self._cupy.empty(shape, dtype)
+            return _taken(lambda: self._cupy.empty(shape, dtype))
 
     def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return an array of zeros on the device; raises MemoryError."""
         with self.current():
-            return self._cupy.zeros(shape, dtype)
+            return _taken(lambda: self._cupy.zeros(shape, dtype))
 
     def put(self, array: Array) -> DeviceArray:
         """Return a copy of a NumPy array on the device; raises MemoryError."""
         with self.current():
-            return self._cupy.asarray(array)
+            return _taken(lambda: self._cupy.asarray(array))
 
     def get(self, array: DeviceArray, out: Array | None = None) -> Array:
         """Return a copy of an array of the device, in `out` if that is given, once everything before is done."""
