@@ -304,6 +304,7 @@ def test_globs_cover_names(tmp_path: Path, glob: str, name: str, covered: bool) 
     (tmp_path / "day=1" / "z.csv").touch()
     assert input_files(tmp_path / glob).covers(name) == covered
     assert input_files(tmp_path).covers(name)
+    assert [input_files(tmp_path / "day=1" / "z.csv").covers(name) for name in ("z.csv", "a.csv")] == [True, False]
 
 
 @pytest.mark.parametrize(

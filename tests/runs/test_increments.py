@@ -261,6 +261,21 @@ def test_files_of_equal_content(world: World) -> None:
     world.equals_one_run()
 
 
+def test_content_of_a_removed_input_is_new_under_another_name(world: World) -> None:
+    first = world.write(f"{DAY.format(1)}/a.parquet", seed=1)
+    world.write(f"{DAY.format(1)}/b.parquet", seed=2)
+    world.run()
+    first.unlink()
+    assert world.run().increments[-1].removed == (f"{DAY.format(1)}/a.parquet",)
+    world.write(f"{DAY.format(1)}/c.parquet", seed=1)
+    manifest = world.run()
+    assert (manifest.rows, manifest.increments[-1].new, manifest.increments[-1].renamed) == (15, 1, {})
+    assert [each.removed for each in manifest.inputs] == [True, False, False]
+    world.write(f"{DAY.format(1)}/a.parquet", seed=1)
+    assert world.run().increments[-1].returned == (f"{DAY.format(1)}/a.parquet",)
+    world.equals_one_run()
+
+
 def test_backfills_do_partitions_again(world: World, answered: list[int]) -> None:
     world.days([1, 2, 3])
     first = world.run()
@@ -532,6 +547,51 @@ def test_globs_leave_other_inputs_alone(world: World, answered: list[int]) -> No
     assert [each.path for each in manifest.inputs] == [f"{DAY.format(day)}/a.parquet" for day in (1, 2, 3)]
     assert not manifest.increments[-1].removed
     assert world.run(evidence=world.evidence / "date=*/*.parquet").increments[-1].removed
+
+
+@pytest.mark.parametrize("evidence", ["in/y", "in/y/b*", "in/y/b.parquet", "in/*/b.parquet"])
+def test_files_elsewhere_are_not_renamed_while_they_are_there(world: World, evidence: str) -> None:
+    old = world.write("x/a.parquet", seed=1)
+    world.run()
+    world.write("y/b.parquet", seed=1)
+    last = world.run(evidence=world.folder / evidence).increments[-1]
+    assert (last.new, last.renamed) == (1, {})
+    assert world.run().increment is None
+    world.equals_one_run()
+    old.rename(world.evidence / "y" / "b2.parquet")
+    # One that is not there any more moved, wherever it was.
+    last = world.run(evidence=world.evidence / "y").increments[-1]
+    assert last.renamed == {"y/b2.parquet": "x/a.parquet"}
+    world.equals_one_run()
+
+
+def test_what_cannot_be_looked_at_counts_as_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = world.write("x/a.parquet", seed=1)
+    world.run()
+    old.rename(world.write("y/a.parquet", seed=2).with_name("b.parquet"))
+
+    def denied(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "denied", "a.parquet")
+
+    real = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: denied() if path == old else real(path))
+    last = world.run(evidence=world.evidence / "y").increments[-1]
+    assert (last.new, last.renamed) == (2, {})
+
+
+@pytest.mark.parametrize("evidence", ["in/y", "in/y/b*", "in/y/b.parquet", "in/c.parquet"])
+def test_answers_to_files_elsewhere_are_not_dropped(world: World, evidence: str) -> None:
+    for seed, name in enumerate(("x/a.parquet", "x/gone.parquet", "y/b.parquet", "c.parquet")):
+        world.write(name, seed)
+    assert world.run().rows == 20
+    for name in ("x/a.parquet", "x/gone.parquet"):
+        (world.evidence / name).unlink()
+    assert len(world.run().increments[-1].removed) == 2
+    world.write("x/a.parquet", seed=0)
+    manifest = world.run(evidence=world.folder / evidence, drop_removed=True)
+    assert (manifest.increment, manifest.rows) == (None, 20)
+    assert world.run(drop_removed=True).rows == 15
+    world.equals_one_run()
 
 
 PARTS_OF_EVIDENCE = ("in/y/*.parquet", "in/y", "in/y/b.parquet", "in/y/../y", "link/y/?.parquet", "y")

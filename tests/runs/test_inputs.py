@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.evidence.files import partition_of
 from junctor.model.errors import EvidenceError
@@ -28,10 +28,18 @@ def listed_of(folder: dict[str, tuple[str, int]]) -> list[Listed]:
     return [Listed(path, len(text), time) for path, (text, time) in sorted(folder.items())]
 
 
-@given(folders, folders, st.sets(st.sampled_from(PATHS)), st.sets(st.sampled_from(PATHS)))
+@given(folders, folders, *[st.sets(st.sampled_from(PATHS))] * 3)
+@example({"a": ("1", 1)}, {"a": ("1", 1), "b": ("1", 1)}, set(), set(), {"a"})
+@example({"a": ("1", 1)}, {"b": ("1", 1)}, {"a"}, set(), set())
+@example({"a": ("1", 1)}, {"b": ("1", 1)}, set(), set(), {"a"})
 def test_after_an_increment_all_files_are_answered_once(
-    before: dict[str, tuple[str, int]], now: dict[str, tuple[str, int]], removed: set[str], again: set[str]
+    before: dict[str, tuple[str, int]],
+    now: dict[str, tuple[str, int]],
+    removed: set[str],
+    again: set[str],
+    elsewhere: set[str],
 ) -> None:
+    """`elsewhere` is what the folder or glob does not cover."""
     known = known_of(before, frozenset(removed & before.keys() - now.keys()))
     # Contents that change are of another size or time.
     now = {
@@ -44,18 +52,27 @@ def test_after_an_increment_all_files_are_answered_once(
         read.append(listed.path)
         return now[listed.path][0]
 
-    changes = compare(listed_of(now), known, digest, lambda path: path in again)
+    removed = {each.path for each in known if each.removed}
+    there, now = now, {path: content for path, content in now.items() if path not in elsewhere}
+    changes = compare(
+        listed_of(now),
+        known,
+        digest,
+        lambda path: path in again,
+        lambda path: path not in elsewhere,
+        lambda path: path in there,
+    )
     answered = {change.listed.path: change for change in changes.answer}
     contents = {each.path: each.digest for each in known}
     for new, old in changes.renamed.items():
         assert partition_of(new) == partition_of(old)
-        assert old not in now
+        assert old not in there.keys() | removed
         contents[new] = contents.pop(old)
     contents |= {path: change.digest for path, change in answered.items()}
-    # The inputs afterwards: what is there, as it is, and what is gone.
+    # The inputs afterwards: what is listed, as it is, and what is gone or elsewhere.
     assert {path: contents[path] for path in now} == {path: text for path, (text, _) in now.items()}
     assert contents.keys() - now.keys() == before.keys() - now.keys() - set(changes.renamed.values())
-    assert set(changes.removed) == contents.keys() - now.keys() - removed
+    assert set(changes.removed) == contents.keys() - now.keys() - removed - elsewhere
     # Nothing twice, and nothing that is unchanged.
     assert len(answered) == len(changes.answer)
     unchanged = {path for path in now if path in before and before[path][0] == now[path][0]}

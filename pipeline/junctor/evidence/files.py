@@ -90,6 +90,8 @@ class InputFiles:
 
     def covers(self, name: str) -> bool:
         """Return True if a file of this name would be among them if it was there."""
+        if self.folder is None:
+            return name == self.paths[0].name
         return _matches(name.split("/"), self.pattern)
 
 

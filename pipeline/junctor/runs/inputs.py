@@ -136,6 +136,7 @@ def compare(
     digest: Callable[[Listed], str],
     again: Callable[[str], bool] = lambda path: False,
     covers: Callable[[str], bool] = lambda path: True,
+    is_there: Callable[[str], bool] = lambda path: True,
 ) -> Changes:
     """Return what is to be done about the files that are listed.
 
@@ -144,11 +145,13 @@ def compare(
     digest: reads a file; called only where size and time do not tell that it is unchanged; raises EvidenceError.
     again: returns True for a path that is answered again in any case.
     covers: returns True for a path that would be listed if it was there.
+    is_there: returns True for another path if it is there; called only where a new file has its content.
     """
     before, there = {each.path: each for each in known}, {each.path for each in listed}
     gone = defaultdict(list)
     for old in known:
-        if old.path not in there:
+        # Whatever comes after a file was removed is new: the answers of that file stay its own.
+        if old.path not in there and not old.removed:
             gone[old.partition, old.digest].append(old.path)
     newest = max((_times(old.partition) for old in known), default=())
     answer: list[Change] = []
@@ -166,8 +169,11 @@ def compare(
             broken[each.path] = str(error)
             continue
         partition = partition_of(each.path)
-        if answered is None and gone[partition, found]:
-            renamed[each.path] = gone[partition, found].pop(0)
+        candidates = gone[partition, found] if answered is None else []
+        moved = next((path for path in candidates if covers(path) or not is_there(path)), None)
+        if moved is not None:
+            candidates.remove(moved)
+            renamed[each.path] = moved
             touched.append(each)
         if repeat:
             answer.append(Change(each, found, "backfilled"))
@@ -177,8 +183,8 @@ def compare(
             answer.append(Change(each, found, "changed"))
         elif answered is not None:
             touched.append(each)
-    moved = set(renamed.values())
-    removed = [old.path for old in known if not (old.path in there | moved or old.removed) and covers(old.path)]
+    kept = there | {*renamed.values()}
+    removed = [old.path for old in known if not (old.path in kept or old.removed) and covers(old.path)]
     return Changes(tuple(answer), renamed, tuple(touched), tuple(sorted(removed)), broken)
 
 

@@ -105,7 +105,14 @@ def ingest(
     backfills = [Backfill.parse(text) for text in growth.backfill]
     if backfills and not any(selects(backfills, each.path) for each in files.listed):
         raise EvidenceError(f"no input is in {' '.join(growth.backfill)}", Place(shown(growth.evidence)))
-    changes = compare(files.listed, known, files.digest, lambda path: selects(backfills, path), files.found.covers)
+    changes = compare(
+        files.listed,
+        known,
+        files.digest,
+        lambda path: selects(backfills, path),
+        files.found.covers,
+        files.is_there,
+    )
     if spec.strict and changes.broken:
         raise EvidenceError(next(iter(changes.broken.values())))
     progress.stage("reading the evidence")
@@ -118,7 +125,7 @@ def ingest(
     encoding.tell()
     missed = {each.path for each in known if each.removed}
     # Before this call, or found by it.
-    gone = missed - files.paths.keys() - {*changes.renamed.values()}
+    gone = {path for path in missed - files.paths.keys() if files.found.covers(path)}
     pending = Pending(
         number=number,
         inputs=tuple(encoding.encoded),
@@ -223,6 +230,14 @@ class _Files:
         path = self.paths[listed.path]
         with explained(path), path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def is_there(self, name: str) -> bool:
+        """Return True if a file of this name, listed or not, is there; also where that cannot be found out."""
+        try:
+            return (self.found.root / name).exists()
+        except OSError:
+            # Rows that are answered twice are seen; those that never are would not be.
+            return True
 
     def refuse_moving(self, listed: Listed) -> None:
         """Raise EvidenceError if a file is not as it was listed."""
