@@ -136,6 +136,12 @@ def test_only_what_the_pattern_covers_is_removed() -> None:
         (["hour=9..11"], "hour=10/a", True),
         (["hour=9..11"], "hour=9/a", True),
         (["hour=9..11"], "hour=12/a", False),
+        (["x=-5..3"], "x=-5/a", True),
+        (["x=-5..3"], "x=-1/a", True),
+        (["x=-5..3"], "x=0/a", True),
+        (["x=-5..3"], "x=-6/a", False),
+        (["x=-12..-5"], "x=-9/a", True),
+        (["x=-12..-5"], "x=5/a", False),
         (["date=1", "date=3..4"], "date=4/a", True),
         (["date=1", "date=3..4"], "date=2/a", False),
         (["date=1", "site=north"], "date=1/site=north/a", True),
@@ -153,7 +159,9 @@ def test_backfills_select_partitions(texts: list[str], path: str, selected: bool
     assert selects([Backfill.parse(text) for text in texts], path) == selected
 
 
-@pytest.mark.parametrize("text", ["", "date", "date=", "=1", "date=1..", "date=..2", "date=..", "date=2..1", "h=10..9"])
+@pytest.mark.parametrize(
+    "text", ["", "date", "date=", "=1", "date=1..", "date=..2", "date=..", "date=2..1", "h=10..9", "x=3..-5"]
+)
 def test_backfills_that_are_none(text: str) -> None:
     with pytest.raises(EvidenceError, match="backfill"):
         Backfill.parse(text)

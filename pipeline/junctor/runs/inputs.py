@@ -199,4 +199,4 @@ def _times(partition: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _order(value: str) -> tuple[int, int, str]:
-    return (0, int(value), "") if value.isdecimal() else (1, 0, value)
+    return (0, int(value), "") if value.removeprefix("-").isdecimal() else (1, 0, value)
