@@ -21,7 +21,7 @@ from helpers.options import on_cpu
 from junctor.engine.engine import Engine
 from junctor.evidence import encoded
 from junctor.generate import evidence_table, random_network, sample
-from junctor.model.errors import EvidenceError, RunError
+from junctor.model.errors import EvidenceError, RunError, ThresholdError
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import new_inputs
@@ -317,6 +317,29 @@ def test_broken_inputs_hold_up_no_others(world: World) -> None:
     world.days([1])
     assert world.run().rows == 20
     world.equals_one_run()
+
+
+@pytest.mark.parametrize("fail_if", [(), ("invalid > 40%",), ("invalid > 90%",)])
+def test_a_broken_input_leaves_rejects_page_and_thresholds(world: World, fail_if: tuple[str, ...]) -> None:
+    world.evidence.mkdir()
+    variable = world.network.variables[0]
+    (world.evidence / "a.csv").write_text(f"case_id,{variable.name}\n1,maybe\n2,{variable.states[0]}\n")
+    (world.evidence / "b.csv").touch()
+    rejects, page = world.folder / "rejects.csv", world.folder / "out" / "report.html"
+    for answered in (1, 0):
+        rejects.unlink(missing_ok=True)
+        page.unlink(missing_ok=True)
+        with pytest.raises(EvidenceError, match=f"1 could not be read, {answered} answered") as error:
+            world.run(fail_if=fail_if, rejects=str(rejects), report=True)
+        assert ("; and invalid > 40%: found 1 of 2 rows, 50% " in str(error.value)) == (fail_if == ("invalid > 40%",))
+        assert [line.split(",")[:2] for line in rejects.read_text().replace('"', "").splitlines()[1:]] == [["1", "1"]]
+        assert page.exists()
+        # Nothing is left of the increment.
+        assert not (world.folder / "out" / "evidence").exists()
+    (world.evidence / "b.csv").unlink()
+    if fail_if == ("invalid > 40%",):
+        with pytest.raises(ThresholdError, match=r"^invalid > 40%: found 1 of 2 rows"):
+            world.run(fail_if=fail_if)
 
 
 def test_links_that_lead_nowhere_hold_up_no_others(world: World) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from junctor.evidence.files import partition_of
-from junctor.model.errors import EvidenceError, RunError
+from junctor.model.errors import RunError
 from junctor.model.options import OutputFormat
 from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
@@ -325,13 +325,13 @@ def total_of(statuses: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def refuse_broken(pending: Pending) -> None:
-    """Raise EvidenceError that names the inputs that could not be read, if there are any."""
+def broken_inputs(pending: Pending) -> str | None:
+    """Return a line that names the inputs that could not be read, None without any."""
     if not pending.broken:
-        return
+        return None
     reasons = list(pending.broken.values())
     more = f" (and {len(reasons) - _NAMED} more)" if len(reasons) > _NAMED else ""
-    raise EvidenceError(
+    return (
         f"inputs: {len(reasons)} could not be read, {len(pending.inputs)} answered and committed; the next run tries "
         f"again: {'; '.join(reasons[:_NAMED])}{more}"
     )

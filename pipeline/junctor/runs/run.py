@@ -17,16 +17,16 @@ from typing import Any
 
 from junctor.cost.constants import CPU, GPU
 from junctor.evidence.files import Stamps, refuse_changes, stamp_of
-from junctor.model.errors import EvidenceError, RunError
+from junctor.model.errors import EvidenceError, JunctorError, RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
 from junctor.runs.increments import (
     EvidenceColumns,
     Increment,
     IncrementDirectory,
+    broken_inputs,
     increment_of,
     merge,
-    refuse_broken,
     total_of,
 )
 from junctor.runs.inputs import Input
@@ -171,9 +171,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         with collector_paused():
             estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
-        manifest = finalise(job, work, time.monotonic() - started, progress)
-        job.closing.judge(manifest, progress)
-        return manifest
+        return finalise(job, work, time.monotonic() - started, progress)
 
 
 def _answers_on_gpu(resources: Resources) -> bool:
@@ -435,13 +433,14 @@ def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) ->
 
 
 def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) -> Manifest:
-    """Return the manifest of a complete run; written unless it exists.
+    """Return the manifest of a complete run, written unless it exists, and make what is asked for beside the answers.
 
     job: all its parts should exist.
     work: statistics of this call.
     seconds: of this call until now.
     progress: shows the stage.
-    Raises RunError with all missing parts.
+    Raises RunError with all missing parts; at its end EvidenceError for broken inputs of an increment, and
+    ThresholdError for thresholds that are crossed.
     """
     directory = job.directory
     if isinstance(directory, IncrementDirectory):
@@ -458,13 +457,32 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     else:
         progress.stage("finishing")
         manifest = write_manifest(directory, work, seconds)
-    job.export([directory.path / part.file for part in manifest.parts], progress)
-    job.closing.write_rejects(manifest, progress)
+    with _broken_told(directory):
+        job.export([directory.path / part.file for part in manifest.parts], progress)
+        job.closing.write_rejects(manifest, progress)
+        job.closing.judge(manifest, progress)
     return manifest
 
 
+@contextmanager
+def _broken_told(directory: Directory[Any]) -> Iterator[None]:
+    """Context manager: at its end broken inputs raise EvidenceError, which says as well what the body has raised."""
+    broken = broken_inputs(directory.pending) if isinstance(directory, IncrementDirectory) else None
+    try:
+        yield
+    except JunctorError as error:
+        if broken is not None:
+            raise EvidenceError(f"{broken}; and {error}") from error
+        raise
+    if broken is not None:
+        raise EvidenceError(broken)
+
+
 def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progress: Progress) -> Manifest:
-    """Return the manifest after an increment, written unless nothing is new; raises EvidenceError for broken inputs."""
+    """Return the manifest after an increment, written unless nothing is new.
+
+    Raises EvidenceError where there is none, because all inputs so far are broken.
+    """
     pending, spec = directory.pending, directory.read_spec()
     there = read_manifest(directory) if directory.manifest.exists() else None
     done = 0 if there is None else len(there.increments)
@@ -479,7 +497,8 @@ def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progr
         directory.sweep(spec, there.parts)
     else:
         directory.forget()
-    refuse_broken(pending)
+    if there is None and (broken := broken_inputs(pending)) is not None:
+        raise EvidenceError(broken)
     assert there is not None
     return there
 
