@@ -827,13 +827,30 @@ def test_answers_that_a_killed_sweep_left_are_made_again(
         with pytest.raises(StopError):
             world.run(**options)
     assert old.exists()
-    # The content of before, so that the names of its parts are those of before as well.
+    # The content of before, whose parts had the names of those that were left.
     world.days([1])
     answered.clear()
     manifest = world.run(**options)
-    assert manifest.parts[0].file == first.parts[0].file
+    assert manifest.parts[0].file != first.parts[0].file
     assert answered == [3, 2]
     assert not verify(world.job().directory).faults
+    world.equals_one_run()
+
+
+def test_a_part_of_the_manifest_is_not_removed_for_its_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.days([1])
+    with monkeypatch.context() as patch:
+        patch.setattr(IncrementDirectory, "sweep", stop)
+        with pytest.raises(StopError):
+            world.run()
+    directory = world.job().directory
+    damaged = read_manifest(directory).parts[0].file
+    os.truncate(directory.path / damaged, 100)
+    assert world.run().increment is None
+    # A backfill makes it again, and nothing else does.
+    assert [(fault.kind, fault.file) for fault in verify(directory).faults] == [("damaged", damaged)]
+    world.run(backfill=("date=2026-11-01",))
+    assert not verify(directory).faults
     world.equals_one_run()
 
 

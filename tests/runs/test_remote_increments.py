@@ -22,6 +22,7 @@ from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
+from junctor.runs import run as steps
 from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime import remote, remote_lock
@@ -41,6 +42,14 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def network() -> Network:
     return random_network(6, seed=3, zeros=0.2)
+
+
+class StopError(Exception):
+    pass
+
+
+def stop(*_: object) -> None:
+    raise StopError
 
 
 class Twins:
@@ -169,6 +178,58 @@ def test_names_in_a_store_begin_where_they_did_before(twins: Twins) -> None:
         assert manifest.root == twins.bucket.url("in/a%23b").partition("?")[0]
     with pytest.raises(EvidenceError, match=r"the inputs so far are in s3://.*/in/a#b, and still there"):
         run(replace(base, evidence=twins.bucket.url("in")), HERE)
+
+
+def test_increments_go_on_without_the_right_to_delete(
+    twins: Twins, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, place = twins.bucket, f"s3://{twins.bucket.name}/out"
+
+    def told() -> int:
+        found = [each.message for each in caplog.records if "left there" in each.message]
+        caplog.clear()
+        assert all(each.startswith(f"{place}/") and "the right to delete is missing" in each for each in found)
+        return len(found)
+
+    def state() -> str:
+        return str(json.loads(junctor_cli("status", place, "--json").stdout)["state"])
+
+    bucket.proxy.denies = lambda method, path: method == "DELETE"
+    first, backfill = "date=2026-11-20/a.parquet", replace(twins.remote, backfill=("date=2026-11-20",))
+    for seed in range(2):
+        twins.write(f"date=2026-11-{20 + seed}/a.parquet", seed)
+    run(twins.remote, HERE)
+    assert (told(), state()) == (1, "finished")
+    # Of the size that it had, and with readable metadata.
+    old = next(each.parts[0] for each in read_manifest(twins.remote.directory).inputs if each.path == first)
+    data = bucket.get(f"out/{old}")
+    damaged = b"PAR1damaged!" + data[12:]
+    bucket.put(f"out/{old}", damaged)
+    assert run(backfill, HERE).increments[-1].backfilled == (first,)
+    assert (told(), state()) == (1, "finished")
+    assert bucket.get(f"out/{old}") == damaged
+    # The key of the damaged part is free, but for what was left; also for an increment that was interrupted.
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "merge", stop)
+        with pytest.raises(StopError):
+            run(backfill, HERE)
+    assert (told(), state()) == (0, "finished, with an unfinished increment")
+    assert run(backfill, HERE).increments[-1].backfilled == (first,)
+    assert run(twins.remote, HERE).increment is None
+    assert (told(), state()) == (2, "finished")
+    twins.write("date=2026-11-21/b.parquet", 7)
+    twins.remove("date=2026-11-21/a.parquet")
+    manifest = run(replace(twins.remote, drop_removed=True), HERE)
+    assert (manifest.rows, told()) == (10, 1)
+    assert len(bucket.names("out/posteriors")) > len(manifest.parts)
+    bucket.proxy.denies = lambda method, path: False
+    assert run(twins.remote, HERE).increment is None
+    assert not told()
+    run(twins.local, HERE)
+    found = bucket.objects("out/posteriors/")
+    assert sorted(found.values()) == sorted(twins.parts().values())
+    assert {f"out/{part.file}" for part in read_manifest(twins.remote.directory).parts} == found.keys()
+    assert not bucket.names("out/evidence")
 
 
 @pytest.mark.slow

@@ -252,6 +252,27 @@ def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, ca
     message(caught)
 
 
+def test_damage_that_may_not_be_removed_is_told(job: Job, bucket: Bucket) -> None:
+    run(job, HERE)
+    bucket.proxy.denies = lambda method, path: method == "DELETE"
+    # Whatever is whole needs no such right.
+    run(job, HERE)
+    part = "out/posteriors/part-00001.parquet"
+    whole = bucket.get(part)
+    bucket.put(part, whole[:-100])
+    with pytest.raises(RunError, match="access denied") as denied:
+        run(job, HERE)
+    assert f"s3://{bucket.name}/{part}" in message(denied)
+    # The manifest gives way before a part is made again.
+    bucket.server.request("DELETE", f"/{bucket.name}/{part}")
+    with pytest.raises(RunError, match="access denied") as denied:
+        run(job, HERE)
+    assert f"s3://{bucket.name}/out/manifest.json" in message(denied)
+    bucket.proxy.denies = lambda method, path: False
+    run(job, HERE)
+    assert bucket.get(part) == whole
+
+
 def test_a_run_in_a_store_is_verified(job: Job, bucket: Bucket) -> None:
     run(job, HERE)
     place = f"s3://{bucket.name}/out"

@@ -15,7 +15,7 @@ from junctor.model.errors import RunError
 from junctor.model.options import OutputFormat
 from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
-from junctor.runs.storage import STATISTICS, AnySpec, Ingested, RunDirectory, RunSpec
+from junctor.runs.storage import STATISTICS, AnySpec, Ingested, RunDirectory, RunSpec, parts_in
 from junctor.runtime.files import explained, read_json
 from junctor.runtime.remote import AnyPath
 
@@ -25,7 +25,8 @@ from junctor.runtime.remote import AnyPath
 #   DIR/manifest.json                                   the commit: names all inputs and parts; nothing else counts
 #
 # Keys are digests of question, content and types of kept columns: an interrupted increment finds its finished parts by
-# their names, whatever has arrived meanwhile, and a part is never written over.
+# their names, whatever has arrived meanwhile, and a part is never written over. Another part of such a name, left by an
+# earlier increment, gives an input another key.
 
 # Most inputs that a message names.
 _NAMED = 5
@@ -210,6 +211,21 @@ class IncrementDirectory(RunDirectory):
         # An input gets the same answers, bit for bit, with whichever others it comes.
         return Ingested(spec.partition_rows, 2)
 
+    def leftovers(self, spec: RunSpec, known: Sequence[Input], number: int) -> set[tuple[str, str]]:
+        """Return partitions and keys of parts that an earlier increment left: killed, or without the right to delete.
+
+        known: inputs of the manifest.
+        number: of the increment in progress, whose parts are not among them.
+        """
+        # Old answers, damaged perhaps, must not pass for those that a backfill or equal content is to get.
+        if not self.pending.number:
+            return set()
+        ours = {part for each in known for part in each.parts}
+        if self.pending.number == number:
+            ours.update(map(self.name_of, self.expected_parts(spec)))
+        names = (self.name_of(path) for path in parts_in(self.path / spec.folder))
+        return {(partition_of(name), key_of(name)) for name in names if name not in ours}
+
     def sweep(self, spec: RunSpec, parts: Sequence[Part]) -> None:
         """Remove the evidence of the increment, and all parts but those of the manifest."""
         with explained(self.path):
@@ -341,3 +357,8 @@ def stem_of(path: str, key: str, number: int) -> str:
     """Return the name of a partition of an input, without its ending."""
     partition = partition_of(path)
     return f"{partition}/{key}-{number:05d}" if partition else f"{key}-{number:05d}"
+
+
+def key_of(part: str) -> str:
+    """Return the key in the name of a part."""
+    return part.rpartition("/")[2].rpartition("-")[0]

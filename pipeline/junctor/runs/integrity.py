@@ -15,7 +15,7 @@ from junctor.model.errors import RunError
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import read_part
 from junctor.runs.storage import STATISTICS, AnySpec, Directory
-from junctor.runtime.files import Checksum, checksum_of, read_json, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
 from junctor.runtime.threads import in_threads
@@ -83,6 +83,8 @@ def discard_damaged(directory: Directory[Any]) -> None:
     if not directory.ingested.exists():
         return
     try:
+        if _is_committed(directory):
+            return
         spec = directory.read_spec()
         parts, inputs = directory.expected_parts(spec), read_checksums(directory)
     except (RunError, TypeError) as error:
@@ -112,6 +114,14 @@ def discard_damaged(directory: Directory[Any]) -> None:
             # The mark that all are there; those that are stay.
             logger.warning("%s: missing: made again", path)
             directory.ingested.unlink(missing_ok=True)
+
+
+def _is_committed(directory: Directory[Any]) -> bool:
+    """Return True for the mark of an increment that was left after its commit: no call makes its parts again."""
+    if not isinstance(directory, IncrementDirectory):
+        return False
+    record = read_json(directory.manifest) or {}
+    return directory.pending.number <= len(record.get("increments", ()))
 
 
 def faulty_parts(directory: Directory[Any]) -> dict[AnyPath, str | None]:
@@ -220,7 +230,8 @@ def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None
 
 def _discard(path: AnyPath, why: str) -> None:
     logger.warning("%s: damaged (%s): made again", path, why)
-    path.unlink(missing_ok=True)
+    with explained(path):
+        path.unlink(missing_ok=True)
 
 
 def verify(directory: Directory[Any]) -> Verified:

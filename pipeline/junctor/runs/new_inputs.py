@@ -119,7 +119,7 @@ def ingest(
     encoding = _Encoding(directory, spec, files, columns, growth.mapping, dict(changes.broken))
     threads = usable_cores()
     for rows in ahead(
-        _write, encoding.partitions(changes, known, threads), threads, lambda task: task.partition.bytes, _AHEAD
+        _write, encoding.partitions(changes, known, number, threads), threads, lambda task: task.partition.bytes, _AHEAD
     ):
         progress.advance(rows)
     encoding.tell()
@@ -282,14 +282,15 @@ class _Encoding:
     lacking: dict[str, list[str]] = field(default_factory=dict)
     _types: dict[str, pa.DataType] | None = None
 
-    def partitions(self, changes: Changes, known: Sequence[Input], threads: int) -> Iterator[_Write]:
-        """Yield the partitions of all inputs; none of them has rows of two inputs."""
+    def partitions(self, changes: Changes, known: Sequence[Input], increment: int, threads: int) -> Iterator[_Write]:
+        """Yield the partitions of all inputs of an increment; none of them has rows of two inputs."""
         if not changes.answer:
             return
         from junctor.evidence.read import untyped
 
         network = network_for(self.directory.network, self.spec.network_digest)
         taken = {(each.partition, each.key) for each in known}
+        taken |= self.directory.leftovers(self.spec, known, increment)
         for change in changes.answer:
             listed = change.listed
             try:
@@ -383,7 +384,7 @@ class _Encoding:
         return replace(before, evidence=tuple(dict.fromkeys([*before.evidence, *names])))
 
     def _free_key(self, change: Change, kept: pa.Schema, taken: set[tuple[str, str]]) -> str:
-        """Return the key of an input; one of equal content in its partition has another."""
+        """Return the key of an input, which is not among those that are taken in its partition."""
         path = change.listed.path
         format = self.files.format or format_of(self.files.paths[path])
         # Other files may have given them, and when an interrupted increment goes on others may be there.

@@ -210,7 +210,8 @@ def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Pr
         refuse_changes(stamps, job.stamps())
     # Before anything is written: another run in the directory must stay whole.
     job.directory.claim(spec, job.overwrite, alone)
-    discard_damaged(job.directory)
+    with explained(job.directory.path):
+        discard_damaged(job.directory)
     if not job.directory.network.exists():
         job.keep_model(model)
 
@@ -233,9 +234,6 @@ def ingest_inputs(
         there = read_manifest(directory) if directory.manifest.exists() else None
         number = len(there.increments) if there else 0
         before = (there.inputs, there.columns, there.root) if there else ((), None, None)
-        # A call was killed after its commit: old answers that it left must not pass for new ones to equal content.
-        if there is not None and 0 < directory.pending.number <= number:
-            directory.sweep(directory.read_spec(), there.parts)
         return ingest(directory, job.growth, *before, number + 1, progress)
     known = directory.read_ingested()
     if known is not None:
@@ -492,15 +490,33 @@ def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progr
     elif there is not None and done < pending.number:
         seconds, stages = round(seconds, 3), work.stages
         there = replace(there, increment=None, reused_parts=len(there.parts), seconds=seconds, stages=stages)
-    # After the commit: whoever reads the manifest does not miss them.
-    if there is not None and not (pending.is_empty and pending.is_clean):
-        directory.sweep(spec, there.parts)
-    else:
-        directory.forget()
+    with _leftovers_told():
+        # After the commit: whoever reads the manifest does not miss them.
+        if there is not None and not (pending.is_empty and pending.is_clean):
+            directory.sweep(spec, there.parts)
+        else:
+            directory.forget()
     if there is None and (broken := broken_inputs(pending)) is not None:
         raise EvidenceError(broken)
     assert there is not None
     return there
+
+
+@contextmanager
+def _leftovers_told() -> Iterator[None]:
+    """Context manager: what may not be removed in the body is told, and stays: no answer depends on it."""
+    try:
+        yield
+    except RunError as error:
+        denied = error.__cause__
+        if not isinstance(denied, PermissionError):
+            raise
+        logger.warning(
+            "%s: left there, because the right to delete is missing (%s); no answer depends on it, and the next run "
+            "that has this right removes all that was left",
+            denied.filename,
+            denied.strerror,
+        )
 
 
 def _written_increment(

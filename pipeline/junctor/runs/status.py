@@ -5,11 +5,12 @@ Main function: `read_status`, called by the command line for runs of all kinds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from junctor.model.errors import RunError
-from junctor.runs.increments import Increment, total_of
+from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
 from junctor.runs.storage import INPUTS, KINDS, parts_in
 from junctor.runtime.files import read_json
@@ -87,13 +88,12 @@ def read_status(path: AnyPath) -> RunStatus:
     if spec is None:
         raise RunError(f"{path}: no run here (run.json is missing)")
     manifest = read_json(path / "manifest.json")
-    encoded = next(filter(None, (read_json(path / folder / "done.json") for folder in INPUTS)), None)
     if manifest is None:
-        return _unfinished(path, spec, encoded)
+        return _unfinished(path, spec)
     try:
         return RunStatus(
             directory=str(path),
-            state="finished, with an unfinished increment" if encoded and spec.get("incremental") else "finished",
+            state=_state(path, spec, len(manifest.get("increments", ()))),
             spec=spec,
             rows=manifest["rows"],
             statuses=manifest["statuses"],
@@ -108,7 +108,18 @@ def read_status(path: AnyPath) -> RunStatus:
         raise RunError(f"{path / 'manifest.json'}: not a manifest ({error})") from error
 
 
-def _unfinished(path: AnyPath, spec: dict[str, Any], encoded: dict[str, Any] | None) -> RunStatus:
+def _state(path: AnyPath, spec: Mapping[str, Any], increments: int) -> State:
+    """Return the state of an output with a manifest; `increments` is how many of them it has."""
+    if not spec.get("incremental"):
+        return "finished"
+    # The mark of one that is committed stays where nothing may be deleted.
+    pending = IncrementDirectory(path).pending
+    is_committed = pending.is_empty or pending.number <= increments
+    return "finished" if is_committed else "finished, with an unfinished increment"
+
+
+def _unfinished(path: AnyPath, spec: dict[str, Any]) -> RunStatus:
+    encoded = next(filter(None, (read_json(path / folder / "done.json") for folder in INPUTS)), None)
     parts = [part for folder in KINDS for part in parts_in(path / folder)]
     rows = partitions = None
     if encoded is not None and "inputs" in encoded:
