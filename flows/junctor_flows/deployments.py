@@ -22,6 +22,7 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner import Runner
+from prefect.server.schemas.schedules import CronSchedule as ServerCronSchedule
 from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
@@ -95,11 +96,17 @@ def deploy(command: str, name: str, parameters: dict[str, Any], options: Deploym
 def _schedules(options: DeploymentOptions) -> list[DeploymentScheduleCreate]:
     if options.cron is None:
         return []
+    found = f"found the schedule {options.cron!r} in {options.timezone or 'UTC'}"
     try:
         schedule = CronSchedule(cron=options.cron, timezone=options.timezone)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"found the schedule {options.cron!r} in {options.timezone or 'UTC'}: {reason}") from error
+        raise InputError(f"{found}: {reason}") from error
+    try:
+        # As the server does, which would take the schedule and begin no run.
+        asyncio.run(ServerCronSchedule(cron=schedule.cron, timezone=schedule.timezone).get_dates(1))
+    except ValueError as error:
+        raise InputError(f"{found}: it never comes, because no month that it names has such a day") from error
     return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 
 

@@ -173,6 +173,8 @@ def test_parameters_are_checked_by_the_server(
     ("args", "code", "words"),
     [
         (["--cron", "at five"], 3, ["found the schedule 'at five' in UTC: Invalid cron string: \"at five\"\n"]),
+        (["--cron", "30 2 30 2 *"], 3, ["found the schedule '30 2 30 2 *' in UTC: it never comes, because no month"]),
+        (["--cron", "0 5 31 4,6 *", "--timezone", "Europe/Berlin"], 3, ["in Europe/Berlin: it never comes"]),
         (["--cron", "0 5 * * *", "--timezone", "Berlin"], 3, ["Invalid timezone", "example, America/New_York)\n"]),
         (["--cron", "0 5 * * *", "--timezone", ""], 2, ["--timezone", "it is empty"]),
         (["--name", ""], 2, ["--name", "it is empty"]),
