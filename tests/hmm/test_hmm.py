@@ -92,13 +92,40 @@ def test_a_sparse_matrix_of_scipy_is_taken_as_it_is() -> None:
         ('{"start": [1], "transition": {"to": [[0]]}}', "expected 'to' and 'probability'"),
         ('{"start": [1], "transition": {"to": [[0]], "probability": [[1, 2]]}}', "more or fewer probabilities"),
         ('{"start": [1], "transition": {"to": [["a"]], "probability": [[1]]}}', "next states have to be numbers"),
+        ('{"start": [1], "transition": {"to": [[0.0]], "probability": [[1]]}}', "next states have to be numbers"),
+        ('{"start": [1], "transition": {"to": [[-1]], "probability": [[1]]}}', "no state between 0 and 0"),
+        ('{"start": [1], "transition": {"to": [[4294967296]], "probability": [[1]]}}', "no state between 0 and 0"),
+        (f'{{"start": [1], "transition": {{"to": [[{2**70}]], "probability": [[1]]}}}}', "no state between 0 and 0"),
         ('{"start": [1], "transition": [[1]], "emisson": [[1]]}', "emisson"),
+        ('{"start": [1], "start": [1], "transition": [[1]]}', "the key 'start' stands twice in an object"),
+        ('{"start": [1], "transition": {"to": [[0]], "probability": [[1]], "to": [[0]]}}', "the key 'to' stands twice"),
     ],
 )
 def test_bad_json_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         read_model(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize(
+    ("to", "probability", "message"),
+    [
+        ([[2**32, 1], [0, 1]], [[0.7, 0.3], [0.4, 0.6]], "no state between 0 and 1"),
+        ([[0, 1], [0, 1]], [[1.0], [0.7, 0.3, 0.0]], "more or fewer probabilities than next states"),
+    ],
+)
+def test_bad_sparse_parquet_is_refused(tmp_path: Path, to: Any, probability: Any, message: str) -> None:
+    columns = {"start": [0.6, 0.4], "to": to, "probability": probability}
+    pq.write_table(pa.table(columns, metadata={b"junctor.hmm": b'{"format_version": 1}'}), tmp_path / "m.parquet")
+    with pytest.raises(ModelError, match=message):
+        read_model(tmp_path / "m.parquet")
+
+
+def test_a_sparse_matrix_of_scipy_with_states_beyond_int32_is_refused() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    matrix = sparse.csr_matrix((np.ones(2), np.array([2**32, 0]), np.array([0, 1, 2])), shape=(2, 2**33))
+    with pytest.raises(ModelError, match="no state between 0 and 1"):
+        build_model([0.5, 0.5], matrix)
 
 
 def test_bad_parquet_is_refused(tmp_path: Path) -> None:

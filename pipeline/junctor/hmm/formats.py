@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor.formats.files import read_bytes
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
-from junctor.runtime.files import MAX_BYTES, aside, refused
+from junctor.runtime.files import MAX_BYTES, aside, parse_json, refused
 from junctor.runtime.remote import AnyPath, RemotePath, location, parquet_source
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _from_json(source: AnyPath) -> HiddenMarkovModel:
     # Compressed or not, and never more than a network may have.
     data = read_bytes(source)
     with refused(lambda said: ModelError(f"cannot be read as JSON: {said}", place)):
-        return _from_record(json.loads(data), place)
+        return _from_record(parse_json(data), place)
 
 
 def _from_record(record: Any, place: Place) -> HiddenMarkovModel:
@@ -116,13 +116,15 @@ def _sparse_of_lists(to: Any, probability: Any, place: Place) -> SparseMatrix:
         lengths = [len(row) for row in to]
         if lengths != [len(row) for row in probability]:
             raise ValueError("a state has more or fewer probabilities than next states")
-        columns = np.array([state for row in to for state in row])
-        if columns.size and columns.dtype.kind != "i":
+        states = [state for row in to for state in row]
+        if not all(type(state) is int for state in states):
             raise ValueError("next states have to be numbers, from 0")
         values = np.array([number for row in probability for number in row], np.float64)
     except (TypeError, ValueError) as error:
         raise ModelError(f"transition: {error}", place) from None
-    return SparseMatrix(np.cumsum([0, *lengths]), columns.astype(np.int32), values)
+    # Numbers of any size: what is no state is refused with the other checks, and none may wrap to one until then.
+    columns = np.array([state if 0 <= state < len(lengths) else -1 for state in states], np.int32)
+    return SparseMatrix(np.cumsum([0, *lengths]), columns, values)
 
 
 def _is_model(source: AnyPath) -> bool:
@@ -184,6 +186,8 @@ def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
         if "to" in table.column_names:
             to, probability = table.column("to").combine_chunks(), table.column("probability").combine_chunks()
             lengths = to.value_lengths().to_numpy(zero_copy_only=False)
+            if not np.array_equal(lengths, probability.value_lengths().to_numpy(zero_copy_only=False)):
+                raise ModelError("transition: a state has more or fewer probabilities than next states", place)
             columns, values = (column.flatten().to_numpy(zero_copy_only=False) for column in (to, probability))
             transition = SparseMatrix(np.cumsum([0, *lengths]), columns, values)
         else:

@@ -212,7 +212,7 @@ def _from_scipy(matrix: Any) -> SparseMatrix:
     rows = matrix.tocsr(copy=True)
     rows.sum_duplicates()
     rows.eliminate_zeros()
-    return SparseMatrix(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data.astype(np.float64))
+    return SparseMatrix(rows.indptr.astype(np.int64), rows.indices, rows.data.astype(np.float64))
 
 
 def _checked_sparse(matrix: SparseMatrix, size: int, place: Place | None) -> SparseMatrix:

@@ -206,6 +206,21 @@ def read_json(path: AnyPath) -> dict[str, Any] | None:
     return record
 
 
+def parse_json(data: bytes) -> Any:
+    """Return the content of a user's JSON; raises ValueError for anything else, and for a key that stands twice."""
+    return json.loads(data, object_pairs_hook=_without_repeats)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of two values the last one would count, without a word about the first.
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:100]!r} stands twice in an object: leave one of the two")
+        found[key] = value
+    return found
+
+
 def write_json(path: AnyPath, content: Mapping[str, Any]) -> None:
     """Write `content` to `path`, whole or not at all."""
     with aside(path) as temporary:
