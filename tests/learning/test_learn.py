@@ -538,7 +538,9 @@ def test_rows_that_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.json", "[1", "not JSON"),
+        ("p.json", "[1", "cannot be read as JSON"),
+        ("p.json", '{"smoke": [1, 1], "smoke": [2, 2]}', "the key 'smoke' stands twice in an object"),
+        ("p.json", "{}", "p.json: none of its variables is in the network"),
         ("p.json", "[1]", "expected an object"),
         ("p.json", '{"smok": [1, 1]}', "did you mean 'smoke'"),
         ("p.json", '{"smoke": [1, 1, 1]}', "found 3, expected 2"),
@@ -546,12 +548,14 @@ def test_rows_that_cannot_be_read() -> None:
         ("p.json", '{"smoke": [-1, 1]}', "not negative"),
         ("p.json", '{"cough": [[1, 1], [1, 1]]}', "structural zero"),
         ("p.csv", "a,b\n1,2\n", "expected the columns variable, state, parents, count"),
+        ("p.csv", "variable,state,parents,count\n", "p.csv: none of its variables is in the network"),
         ("p.csv", "variable,state,parents,count\nx,a,,1\n", "no variable is named 'x'"),
         ("p.csv", "variable,state,parents,count\nsmoke,maybe,,1\n", "row 1: 'smoke' has no 'maybe'"),
         ("p.csv", "variable,state,parents,count\ncough,no,smoke=maybe,1\n", "no the configuration 'smoke=maybe'"),
         ("p.csv", "variable,state,parents,count\nsmoke,yes,,x\n", "expected a number"),
         ("p.csv", "variable,state,parents,count\nsmoke,yes,,1\nsmoke,yes,,1\n", "row 2: a second count"),
         ("p.parquet", "PAR1", "cannot be read as Parquet"),
+        ("p.uai", "BAYES 1 2 1 1 0 2 0.5 0.5", "p.uai: none of its variables is in the network"),
     ],
 )
 def test_bad_priors_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from junctor.learning.expectation import LEAST_WEIGHT, MOST_WEIGHT, Floats
 from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import InputError, ModelError, Place, nearest
 from junctor.model.network import Network
+from junctor.runtime.files import parse_json, refused
 from junctor.runtime.remote import AnyPath, location
 
 # Columns of a file of counts.
@@ -117,10 +117,17 @@ def _of_file(text: str, parameters: NetworkParameters) -> Floats:
     return counts
 
 
+def _foreign(place: Place) -> InputError:
+    """Return the refusal of a file without a word on any table, which would be no prior at all."""
+    return InputError("none of its variables is in the network: give a prior of this network, or none", place)
+
+
 def _network_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, Floats]:
     from junctor.formats import read_network
 
     other, network, tables = read_network(path), parameters.network, {}
+    if network.index.keys().isdisjoint(other.index):
+        raise _foreign(Place(str(path)))
     for name in network.index:
         if name not in other.index or parameters.blocks[network.index[name]].is_fixed:
             continue
@@ -139,11 +146,11 @@ def _network_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, F
 def _json_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, Floats]:
     place = Place(str(path))
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", place) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON ({error})", place) from None
+        raise InputError(f"cannot be read as JSON: {error}", place) from None
     if not isinstance(content, dict):
         raise InputError("expected an object: names of variables, and for each its counts, parents first", place)
     tables = {}
@@ -158,6 +165,8 @@ def _json_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, Floa
             sizes = [" x ".join(map(str, shape)) or "1" for shape in (table.shape, expected)]
             raise InputError(f"pseudo counts of {name!r}: found {sizes[0]}, expected {sizes[1]}, parents first", place)
         tables[variable] = table.reshape(expected)
+    if not tables:
+        raise _foreign(place)
     return tables
 
 
@@ -180,7 +189,6 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]] | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from junctor.runtime.files import refused
     from junctor.runtime.remote import parquet_source
 
     with (
@@ -221,6 +229,8 @@ def _row_tables(rows: Iterator[Mapping[str, Any]], parameters: NetworkParameters
             tables[variable][at] = float(row["count"])
         except (TypeError, ValueError):
             raise InputError(f"row {number}: found the count {row['count']!r}, expected a number", place) from None
+    if not tables:
+        raise _foreign(place)
     return tables
 
 
