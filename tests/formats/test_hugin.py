@@ -118,6 +118,7 @@ ERRORS = {
     "counts": ("0.2 0.7", "2 7", ":5:11: table of 'b': the row at a=yes sums to 9.1, expected 1"),
     "too few entries": ("0.2 ", "", ":6:10: table of 'b': found 5 entries, expected 6 (2 x 3)"),
     "brackets": ("0.7)\n", "0.7\n", ":6:10: table of 'b': the brackets of its data do not nest as 2 x 3: expected one"),
+    "rows of other lengths": ("0.7)\n          (", ")\n (0.7 ", ":6:10: table of 'b': the brackets of its data do not"),
     "brackets elsewhere": ("0.7)\n          (", "0.7 ", ":6:10: table of 'b': the brackets of its data do not nest"),
     "second data": ("{ data", "{ data = (1 0); data", ":4:31: found a second 'data', expected one"),
     "empty data": ("(0.25 0.75)", "", ":4:17: found no value of 'data', expected one after '='"),

@@ -90,6 +90,58 @@ def test_function_tables_name_states_numbers_or_levels() -> None:
     np.testing.assert_array_equal(read(intervals.replace("(2030, 2020)", "(20, 0)")).factors[4].table, [[0, 1], [1, 0]])
 
 
+def test_levels_may_fall() -> None:
+    falls = NET.replace("levels = (2020, 2030)", "levels = (20, 10, 0)").replace(
+        "discrete = TRUE; levels", "discrete = FALSE; levels"
+    )
+    for results, states in [("(4, 0.5)", (1, 1)), ("(20, 10)", (0, 0)), ("(9.5, 0)", (1, 1)), ("(4, 12)", (1, 0))]:
+        table = read(falls.replace("(2030, 2020)", results)).factors[4].table
+        np.testing.assert_array_equal(table.argmax(axis=1), states)
+    for levels, result in [("(20, 10, 0)", "(21, 0)"), ("(0, 20, 10)", "(4, 0)")]:
+        text = falls.replace("(20, 10, 0)", levels).replace("(2030, 2020)", result)
+        assert "node 'year' has no state" in error_of(lambda text=text: read(text))  # type: ignore[misc]
+
+
+def table_of(probs: str) -> str:
+    """Return a file with a node c of three states, with parents a and b of two."""
+    two = "node {} {{ kind = NATURE; discrete = TRUE; states = (x, y); parents = (); probs = (0.5, 0.5); }};"
+    return (
+        f"bnet n {{ {two.format('a')} {two.format('b')} node c {{ kind = NATURE; discrete = TRUE; "
+        f"states = (x, y, z); parents = (a, b); probs = {probs}; }}; }};"
+    )
+
+
+@pytest.mark.parametrize(
+    "probs",
+    [
+        "(((1, 0, 0), (0, 1, 0)), ((0, 0, 1), (.2, .3, .5)))",
+        "(1, 0, 0,  // x x\n 0, 1, 0, 0, 0, 1, .2, .3, .5)",
+        "((1, 0, 0), (0, 1, 0), (0, 0, 1), (.2, .3, .5))",
+        "1 0 0 0 1 0 0 0 1 .2 .3 .5",
+    ],
+)
+def test_tables_nest_by_parents_by_rows_or_not_at_all(probs: str) -> None:
+    expected = [[[1, 0, 0], [0, 1, 0]], [[0, 0, 1], [0.2, 0.3, 0.5]]]
+    np.testing.assert_array_equal(read(table_of(probs)).factors[2].table, expected)
+
+
+@pytest.mark.parametrize(
+    "probs",
+    [
+        # The child first, with rows that sum to 1 in the order of the numbers as well.
+        "(((1, 0), (0, 0)), ((1, 0), (0, 0)), ((1, .2), (.3, .5)))",
+        "((1, 0, 0, 0, 1, 0), (0, 0, 1, .2, .3, .5))",
+        "(((1, 0, 0), (0, 1, 0)), ((0, 0, 1, .2), (.3, .5)))",
+        "((1, 0, 0), (0, 1, 0), (0, 0, 1, .2), (.3, .5))",
+        "(((1, 0, 0)), ((0, (1), 0)), ((0, 0, 1)), .2, .3, .5)",
+    ],
+)
+def test_tables_that_nest_as_another_shape_are_refused(probs: str) -> None:
+    message = error_of(lambda: read(table_of(probs)))
+    assert message.startswith("f.dne:1:")
+    assert "table of 'c': the brackets of its probs do not nest as 2 x 2 x 3: expected one pair" in message
+
+
 def test_findings_are_noted() -> None:
     reading = Reading()
     netica.read(NET.encode(), "f.dne", reading)

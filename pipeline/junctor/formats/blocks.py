@@ -7,14 +7,26 @@ Main class: Block; `parse_blocks` is called by the readers `netica` and `dsl`.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats.text import SourceText, TextBlock, Token, numbers_in, parse, shortened, unquoted, without_comments
+from junctor.formats.text import (
+    SourceText,
+    TextBlock,
+    Token,
+    nests_as,
+    numbers_in,
+    parse,
+    shortened,
+    unquoted,
+    without_comments,
+)
 from junctor.model.errors import ModelError, Place
 
 # The head of a block is one token, `node a`; a value goes to the semicolon, or to the braces of its own attributes.
@@ -147,6 +159,27 @@ class Block:
             return np.empty(0)
         self._check_brackets(value)
         return numbers_in(self.source, value)
+
+    def table(self, key: str, what: str, shape: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the entries of a table; raises ModelError as `numbers` does, and for brackets that say another shape.
+
+        key: the attribute.
+        what: the table in errors.
+        shape: sizes of the parents, then of the child, which is the fastest.
+        """
+        numbers, value = self.numbers(key), self.value(key)
+        rows, size = math.prod(shape[:-1]), shape[-1]
+        # A wrong number of entries has an error of its own.
+        if value is None or "(" not in value or numbers.size != rows * size:
+            return numbers
+        # Netica nests a pair for each parent, or writes one around all. A pair around each row says the shape as well.
+        if not nests_as(value, shape) and not nests_as(value, (rows, size)):
+            raise ModelError(
+                f"{what}: the brackets of its {key} do not nest as {' x '.join(map(str, shape))}: expected one pair "
+                "around the entries of each row, and one around the rows of each state of a parent",
+                self.source.place_of(value),
+            )
+        return numbers
 
     def _check_brackets(self, value: Token) -> None:
         text = re.sub(_STRING, "", value)

@@ -104,14 +104,13 @@ def _refuse_huge_expansions(nodes: Sequence[Block], states: _States) -> None:
 
 
 def _table(node: Block, states: _States) -> DraftTable:
-    definition, scope = _definition(node), _scope(node)
+    definition, scope, shape = _definition(node), _scope(node), _shape(node, states)
     if _type(node) == "cpt":
-        return DraftTable(scope, definition.numbers("probabilities"), definition.place_of("probabilities"))
+        values = definition.table("probabilities", f"table of {node.name!r}", shape)
+        return DraftTable(scope, values, definition.place_of("probabilities"))
     place = definition.place_of("resultingstates")
     results = definition.list("resultingstates")
-    return DraftTable(
-        scope, table_of_results(results, node.name, _shape(node, states), states[node.name], place), place
-    )
+    return DraftTable(scope, table_of_results(results, node.name, shape, states[node.name], place), place)
 
 
 def _noisy_max(node: Block, states: _States) -> NoisyMax:

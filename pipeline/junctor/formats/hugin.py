@@ -24,6 +24,7 @@ from junctor.formats.text import (
     TextBlock,
     Token,
     assembled,
+    nests_as,
     numbers_in,
     parse,
     scope_of,
@@ -205,21 +206,13 @@ def _data(source: SourceText, data: Token, what: str, shape: Sequence[int]) -> n
         raise ModelError(f"{what}: found {values.size} entries, expected {expected} ({sizes})", source.place_of(data))
     # The entries follow the parents as listed, the child fastest; nested brackets must say the same. One pair around
     # all entries says nothing and is accepted.
-    if re.sub(r"[^()]++", "", data) not in (_nested(shape), "()"):
+    if not nests_as(data, shape):
         raise ModelError(
             f"{what}: the brackets of its data do not nest as {sizes}: expected one pair around the entries of each "
             "row, and one around the rows of each state of a parent",
             source.place_of(data),
         )
     return values
-
-
-def _nested(shape: Sequence[int]) -> str:
-    """Return the brackets around the entries of a table of this shape."""
-    outline = "()"
-    for size in reversed(shape[:-1]):
-        outline = f"({outline * size})"
-    return outline
 
 
 # Names of variables; those that start as a block does are none.

@@ -67,7 +67,8 @@ def read(data: bytes, file: str, reading: Reading | None = None) -> Network:
     for node in nodes:
         _refuse_unknown_parents(node, states)
         if node.value("probs") is not None:
-            tables.append(DraftTable(_scope(node), node.numbers("probs"), node.place_of("probs")))
+            values = node.table("probs", f"table of {node.name!r}", _shape(node, states))
+            tables.append(DraftTable(_scope(node), values, node.place_of("probs")))
         elif node.value("functable") is not None:
             filled += table_size(_shape(node, states), f"table of {node.name!r}", node.place)
             tables.append(_function_table(node, states, filled))
@@ -157,9 +158,11 @@ def _level(node: Block, result: str, levels: Sequence[str], states: int, place: 
         value, bounds = math.nan, []
     if len(bounds) == states and value in bounds:
         return bounds.index(value)
-    if len(bounds) == states + 1 and bounds[0] <= value <= bounds[-1]:
-        # The last interval has its upper bound in it.
-        return min(int(np.searchsorted(bounds, value, side="right")) - 1, states - 1)
+    rising = sorted(bounds)
+    if len(bounds) == states + 1 and bounds in (rising, rising[::-1]) and rising[0] <= value <= rising[-1]:
+        # Bounds belong to the interval above them, but for the largest one.
+        interval = min(int(np.searchsorted(rising, value, side="right")) - 1, states - 1)
+        return interval if bounds == rising else states - 1 - interval
     raise ModelError(f"node {node.name!r} has no state {shown(result)}{hinted(result, node.list('states'))}", place)
 
 

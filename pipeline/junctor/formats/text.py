@@ -319,5 +319,32 @@ def numbers_in(source: SourceText, *tokens: Token) -> npt.NDArray[np.float64]:
         raise  # pragma: no cover - one of them is the bad one
 
 
+# By character: whether it is part of an entry of a table: neither bracket nor comma, nor space as `str.split` takes it.
+_IN_ENTRY = bytes(character not in b" \t\n\r\v\f\x1c\x1d\x1e\x1f,()" for character in range(256))
+_NO_BRACKET = bytes(set(range(256)) - set(b"()"))
+
+
+def nests_as(text: str, shape: Sequence[int]) -> bool:
+    """Return whether the brackets around the entries of a table nest as its shape says, or are one pair around all.
+
+    text: the entries, as many as the shape has, and nothing but numbers.
+    shape: sizes of the axes, the last one fastest.
+    """
+    outline = b"()"
+    for size in reversed(shape[:-1]):
+        outline = b"(%b)" % (outline * size)
+    characters = b" " + text.encode()
+    found = characters.translate(None, _NO_BRACKET)
+    if found != outline:
+        return found == b"()"
+    # Entries before each bracket, by where they begin: a table may have millions of them.
+    in_entry = np.frombuffer(characters.translate(_IN_ENTRY), np.bool_)
+    codes = np.frombuffer(characters, np.uint8)
+    brackets = np.flatnonzero((codes == ord("(")) | (codes == ord(")")))
+    before = np.searchsorted(np.flatnonzero(in_entry[1:] > in_entry[:-1]), brackets)
+    is_row = codes[brackets[:-1]] < codes[brackets[1:]]
+    return bool((np.diff(before) == np.where(is_row, shape[-1], 0)).all())
+
+
 def _spaced(text: str) -> str:
     return text.replace(",", " ").replace("(", " ").replace(")", " ")
