@@ -35,6 +35,32 @@ def test_the_extension_tells_the_format(tmp_path: Path, format: str, extension: 
         _is_right(read_network(str(path)), format)
 
 
+_FINDINGS = {
+    "bif": ("{ no, yes };", "{ no, yes }; property observed no;"),
+    "xmlbif": ("</VARIABLE>", "<PROPERTY>observed no</PROPERTY></VARIABLE>"),
+    "xdsl": ("</smile>", '<cases><case name="c"><evidence node="a" state="no"/></case></cases></smile>'),
+    "dsl": ("  PARENTS = ();", "  PARENTS = (); EVIDENCE = { STATE = 1; }; EVIDENCE = { };"),
+    "netica": ("parents = ();", "parents = (); evidence = 1;"),
+    "pgmx": (
+        "</ProbModelXML>",
+        '<Evidence><EvidenceCase><Finding variable="a" state="no"/></EvidenceCase></Evidence></ProbModelXML>',
+    ),
+}
+
+
+@pytest.mark.parametrize("format", _FINDINGS)
+def test_findings_of_a_file_are_no_evidence_and_noted(
+    tmp_path: Path, format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = _FINDINGS[format]
+    text = CONTENT[format].decode()
+    assert old in text
+    path = tmp_path / f"n{EXTENSIONS[format][0]}"
+    path.write_text(text.replace(old, new, 1))
+    _is_right(read_network(path), format)
+    assert caplog.messages == [f"{path}: findings that are stored in the file are no evidence here: a"]
+
+
 @pytest.mark.parametrize("format", EXTENSIONS)
 def test_gzip_is_known_by_its_first_bytes(tmp_path: Path, format: str) -> None:
     path = tmp_path / f"n{EXTENSIONS[format][0]}"

@@ -145,7 +145,7 @@ def test_tables_that_nest_as_another_shape_are_refused(probs: str) -> None:
 def test_findings_are_noted() -> None:
     reading = Reading()
     netica.read(NET.encode(), "f.dne", reading)
-    assert reading.notes == ["findings that are stored with nodes are no evidence here: sprinkler"]
+    assert reading.notes == ["findings that are stored in the file are no evidence here: sprinkler"]
 
 
 def test_a_noisy_or_equation_is_a_noisy_or() -> None:

@@ -26,7 +26,9 @@ from junctor.formats.text import (
     Token,
     assembled,
     hinted,
+    is_finding,
     names_in_list,
+    note_findings,
     numbers_in,
     parse,
     scope_of,
@@ -145,7 +147,10 @@ def read(text: str, file: str, reading: Reading | None = None) -> Network:
     source = without_comments(text, file, r"//[^\n]*+|/\*.*?\*/", r'"[^"]*+"', unclosed)
     network = _scanned(source.text) or parse(_GRAMMAR, source, _WORDS)
     titles = [unquoted(token) for block in network.all("network") for token in block.tokens]
-    variables = [_variable(source, block) for block in network.all("variable")]
+    listed = network.all("variable")
+    variables = [_variable(source, block) for block in listed]
+    observed = [variable.name for variable, block in zip(variables, listed, strict=True) if _has_finding(block)]
+    note_findings(observed, reading)
     blocks = network.all("probability")
     return assembled(
         file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in blocks], reading
@@ -197,6 +202,10 @@ def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
             source.place_of(listed),
         )
     return DraftVariable(name, states, place)
+
+
+def _has_finding(variable: TextBlock) -> bool:
+    return any(is_finding(token) for prop in variable.all("property") for token in prop.tokens)
 
 
 def _table(source: SourceText, block: TextBlock, shapes: Shapes) -> DraftTable:

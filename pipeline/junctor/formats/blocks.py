@@ -129,6 +129,10 @@ class Block:
         attribute = self._attribute(key)
         return Block(self.source, attribute) if attribute is not None else None
 
+    def inners(self, key: str) -> list[Block]:
+        """Return the attributes in braces of all attributes of a name."""
+        return [Block(self.source, attribute) for attribute in self._attributes.get(key, [])]
+
     def value(self, key: str) -> Token | None:
         """Return the value of an attribute, None where it is missing or empty."""
         attribute = self._attribute(key)

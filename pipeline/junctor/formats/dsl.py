@@ -16,7 +16,7 @@ from junctor.formats.files import title_of
 from junctor.formats.noisy import NoisyMax, tables_of
 from junctor.formats.numbers import shown
 from junctor.formats.smile import noisy_max, table_of_results
-from junctor.formats.text import MAX_FILLED, hinted
+from junctor.formats.text import MAX_FILLED, hinted, note_findings
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network, table_size
 
@@ -41,6 +41,7 @@ def read(text: str, file: str, reading: Reading | None = None) -> Network:
         ((node.name, node.list("parents")) for node in nodes),
         reading,
     )
+    note_findings([node.name for node in nodes if _has_finding(node)], reading)
     # Of two variables of one name the first counts here; build_network refuses the second.
     states = {variable.name: variable.states for variable in reversed(variables)}
     _refuse_huge_expansions(nodes, states)
@@ -54,6 +55,10 @@ def read(text: str, file: str, reading: Reading | None = None) -> Network:
 
 def _type(node: Block) -> str:
     return node.word("type").lower()
+
+
+def _has_finding(node: Block) -> bool:
+    return any(evidence.value("state") is not None for evidence in node.inners("evidence"))
 
 
 def _refusal(node: Block) -> str:

@@ -20,7 +20,7 @@ from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.files import decode, title_of
 from junctor.formats.noisy import NoisyMax, NoisyShape, binary, tables_of
 from junctor.formats.numbers import shown
-from junctor.formats.text import MAX_FILLED, hinted, shortened
+from junctor.formats.text import MAX_FILLED, hinted, note_findings, shortened
 from junctor.formats.writing import identifier, parents_first, refuse_markov
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network, table_size
@@ -58,9 +58,7 @@ def read(data: bytes, file: str, reading: Reading | None = None) -> Network:
         ((node.name, node.list("parents")) for node in nodes),
         reading,
     )
-    found = [node.name for node in nodes if node.value("evidence") is not None]
-    if found and reading is not None:
-        reading.notes.append(f"findings that are stored with nodes are no evidence here: {shortened(', '.join(found))}")
+    note_findings([node.name for node in nodes if node.value("evidence") is not None], reading)
     # Of two variables of one name the first counts here; build_network refuses the second.
     states = {variable.name: variable.states for variable in reversed(variables)}
     tables, noisy, filled = [], [], 0

@@ -13,7 +13,7 @@ from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.files import title_of
 from junctor.formats.noisy import NoisyMax, distributions, tables_of
 from junctor.formats.numbers import shown
-from junctor.formats.text import Shapes, shortened
+from junctor.formats.text import Shapes, note_findings, shortened
 from junctor.formats.xml import Element, parse_xml
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network
@@ -50,6 +50,8 @@ def read(data: bytes, file: str | None = None, reading: Reading | None = None) -
         if element.optional("utilityvariable") is None and not names.intersection(_scope(element)[:1])
     ]
     leave_out(decisions, ((_scope(element)[0], _scope(element)[1:]) for element in potentials), reading)
+    cases = [case for listed in root.all("evidence") for case in listed.all("evidencecase")]
+    note_findings([_finding(finding) for case in cases for finding in case.all("finding")], reading)
     shapes = Shapes(states)
     tables, noisy = [], []
     for element in potentials:
@@ -78,6 +80,10 @@ def _named(element: Element) -> str:
     """Return the name of a variable, with its time slice where it has one."""
     time = element.attributes.get("timeslice", "")
     return element.attribute("name") + (f" [{time}]" if time else "")
+
+
+def _finding(element: Element) -> str:
+    return element.attributes.get("variable", "")
 
 
 def _variable(element: Element) -> DraftVariable:

@@ -174,6 +174,19 @@ def shortened(text: str) -> str:
     return flat if len(flat) <= 60 else flat[:57] + "..."
 
 
+def is_finding(property: str) -> bool:
+    """Return whether a property of a variable is JavaBayes' `observed STATE`."""
+    words = property.strip().strip('"').split(maxsplit=1)
+    return len(words) == 2 and words[0].lower() == "observed"
+
+
+def note_findings(names: Sequence[str], reading: Reading | None) -> None:
+    """Note the variables with findings that a file stores, which are no evidence of whoever reads its network."""
+    if names and reading is not None:
+        listed = shortened(", ".join(dict.fromkeys(names)))
+        reading.notes.append(f"findings that are stored in the file are no evidence here: {listed}")
+
+
 def hinted(name: str, known: Iterable[str]) -> str:
     """Return `nearest(name, known)` for the first 100 characters only: the search is quadratic in the length."""
     return nearest(name[:100], known)

@@ -13,6 +13,7 @@ from junctor.formats.files import title_of
 from junctor.formats.noisy import NoisyMax, tables_of
 from junctor.formats.numbers import shown
 from junctor.formats.smile import noisy_max, table_of_results
+from junctor.formats.text import note_findings
 from junctor.formats.writing import identifier, parents_first, refuse_markov
 from junctor.formats.xml import Element, parse_xml
 from junctor.model.errors import ModelError, nearest
@@ -55,6 +56,9 @@ def read(data: bytes, file: str | None = None, reading: Reading | None = None) -
     variables = [_variable(node) for node in nodes]
     families = ((node.attribute("id"), _scope(node)[:-1]) for node in nodes)
     leave_out([_decision(node) for node in listed if node.tag in _DECISIONS], families, reading)
+    cases = [case for listed in root.all("cases") for case in listed.all("case")]
+    findings = [finding.attributes.get("node", "") for case in cases for finding in case.all("evidence")]
+    note_findings(findings, reading)
     # Of two variables of one name the first counts here; build_network refuses the second.
     states = {variable.name: variable.states for variable in reversed(variables)}
     _refuse_huge_expansions(nodes, states)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.files import title_of
+from junctor.formats.text import is_finding, note_findings
 from junctor.formats.writing import refuse_markov
 from junctor.formats.xml import Element, escaped, parse_xml, safe_title
 from junctor.formats.xmlbif_unbbayes import read_unbbayes
@@ -43,6 +44,8 @@ def read(data: bytes, file: str | None = None, reading: Reading | None = None) -
             (element.only("for").text, [given.text for given in element.all("given")]) for element in definitions
         )
         leave_out(decisions, families, reading)
+    observed = [element for element in listed if any(is_finding(each.text) for each in element.all("property"))]
+    note_findings([element.only("name").text for element in observed], reading)
     # Sizes alone: names are checked by `build_network`.
     sizes = {variable.name: len(variable.states) for variable in variables}
     # The parser reports no DTD, so the bytes are searched.
