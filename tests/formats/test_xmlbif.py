@@ -169,6 +169,47 @@ def test_encodings(encoding: str, declared: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoding", "word"),
+    [
+        ("GB2312", "很多"),
+        ("gb18030", "很多"),
+        ("Shift_JIS", "たくさん"),
+        ("EUC-KR", "많이"),
+        ("KOI8-R", "много"),
+        ("macintosh", "été"),
+        ("iso-8859-5", "много"),
+    ],
+)
+def test_declared_encodings(encoding: str, word: str) -> None:
+    text = XMLBIF.replace('version="1.0"', f'version="1.0" encoding="{encoding}"').replace("much", word)
+    assert xmlbif.read(text.encode(encoding), "f.xml").variables[0].states[2] == word
+    # As tools leave them that save everything as UTF-8.
+    if encoding in ("GB2312", "EUC-KR"):
+        assert xmlbif.read(text.encode(), "f.xml").variables[0].states[2] == word
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32", "cp500", "US-ASCII"])
+def test_declarations_that_cannot_be_true_do_not_count(encoding: str) -> None:
+    text = XMLBIF.replace('version="1.0"', f'version="1.0" encoding="{encoding}"').replace("much", "много")
+    assert xmlbif.read(text.encode(), "f.xml").variables[0].states[2] == "много"
+
+
+@pytest.mark.parametrize("encoding", ["x-nonsense", "rot13", "hex", "punycode", "idna", "unicode_escape", "a\0b"])
+def test_unknown_encodings_are_refused(encoding: str) -> None:
+    text = XMLBIF.replace('version="1.0"', f'version="1.0" encoding="{encoding}"')
+    message = f"f.xml:1:1: the file declares the encoding {encoding!r}, which is not read: save it as UTF-8"
+    assert error_of(lambda: read(text)) == message
+
+
+def test_bytes_that_are_not_in_the_declared_encoding_are_refused() -> None:
+    text = XMLBIF.replace('version="1.0"', 'version="1.0" encoding="Shift_JIS"').replace("much", "mÿch")
+    at = text[: text.index("ÿ")]
+    message = error_of(lambda: xmlbif.read(text.encode("latin-1"), "f.xml"))
+    assert message.startswith(f"f.xml:{at.count(chr(10)) + 1}:")
+    assert "the file declares the encoding 'Shift_JIS', which its bytes are not in: save it as UTF-8" in message
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("<BIF VERSION", "<bof VERSION", "f.xml:27:3: found 'BIF>', expected well-formed XML (mismatched tag)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import os
@@ -16,11 +17,10 @@ from junctor.runtime.remote import AnyPath, RemotePath
 
 GZIP_MAGIC = b"\x1f\x8b"
 
-# Encodings that an XML declaration may name. Python knows more, but some of those take quadratic time or are no
-# encodings of text at all.
-_DECLARED = re.compile(
-    rb"""\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']((?:iso-?8859-|windows-125|cp125)\d{1,2})["']""", re.I
-)
+# The encoding that an XML declaration names.
+_DECLARED = re.compile(rb"""\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([^"'<>]{1,100})["']""", re.I)
+# Codecs of Python that no file of text has: escapes of other languages, and one that takes quadratic time.
+_NO_ENCODINGS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7")
 
 
 def read_bytes(path: AnyPath, limit: int = MAX_BYTES) -> bytes:
@@ -62,13 +62,39 @@ def decode(data: bytes, file: str | None = None) -> str:
     return text
 
 
-def decode_xml(data: bytes) -> str:
-    """Return XML as text: in the encoding that its declaration names, else UTF-8, else Latin-1."""
+def decode_xml(data: bytes, file: str | None = None) -> str:
+    """Return XML as text: in the encoding that its declaration names, else as `decode` does.
+
+    Raises ModelError, with the place, for an encoding that is not known, or that the bytes are not in.
+    """
     declared = _DECLARED.match(data[:1000])
-    if declared:
-        with contextlib.suppress(UnicodeDecodeError, LookupError):
-            return data.decode(declared[1].decode())
-    return _decoded(data)
+    if declared is None:
+        return _decoded(data)
+    name = declared[1].decode("latin-1").strip()
+    what = f"the file declares the encoding {name!r}"
+    try:
+        known = codecs.lookup(name).name
+        if known in _NO_ENCODINGS:
+            raise LookupError
+        is_so = declared[0].decode(known, "replace") == declared[0].decode("latin-1")
+    except (LookupError, ValueError):
+        # ValueError: a name with a NUL character.
+        raise ModelError(f"{what}, which is not read: save it as UTF-8", _place_in(data, 0, file)) from None
+    # A declaration in ASCII that says UTF-16 is wrong. And some say ASCII of whatever they have.
+    if not is_so or known in ("ascii", "utf-8"):
+        return _decoded(data)
+    try:
+        return data.decode(known)
+    except UnicodeDecodeError as error:
+        # Saved as UTF-8 by a tool that left the declaration as it was.
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode()
+        place = _place_in(data, error.start, file)
+        raise ModelError(f"{what}, which its bytes are not in: save it as UTF-8", place) from None
+
+
+def _place_in(data: bytes, offset: int, file: str | None) -> Place:
+    return place_at(data.decode("latin-1"), offset, file)
 
 
 def _decoded(data: bytes) -> str:

@@ -95,7 +95,7 @@ def parse_xml(data: bytes, file: str | None) -> Element:
 
     An inline DTD is skipped; entity definitions and external references are refused.
     """
-    text = _mended(decode_xml(data))
+    text = _mended(decode_xml(data, file))
     builder = _Builder(file)
     parser = DefusedXMLParser(target=builder, forbid_dtd=False, forbid_entities=True, forbid_external=True)
     builder.expat = parser.parser
