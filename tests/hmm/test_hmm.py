@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +202,23 @@ def test_other_networks_are_refused(more: dict[Any, Any], message: str) -> None:
     tables = {scope: table for scope, table in (RAIN | more).items() if table is not None}
     with pytest.raises(ModelError, match=message):
         from_slices(network(tables))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Rain_1", "not a two-slice network: the states of 'Rain_0' and 'Rain_1' differ in their order "),
+        (
+            "Umbrella_0",
+            "'Umbrella_0' depends on 'Rain_0'; the states of 'Umbrella_0' and 'Umbrella_1' differ in their ",
+        ),
+    ],
+)
+def test_states_in_another_order_are_told_as_the_cause(name: str, message: str) -> None:
+    made = network(RAIN | {("Rain_0", "Umbrella_0"): [0.9, 0.1, 0.2, 0.8]})
+    variables = [replace(v, states=v.states[::-1]) if v.name == name else v for v in made.variables]
+    with pytest.raises(ModelError, match=message):
+        from_slices(replace(made, variables=tuple(variables)))
 
 
 def test_a_network_file_is_read_as_a_model(tmp_path: Path) -> None:

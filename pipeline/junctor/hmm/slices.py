@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor.formats.text import shortened
 from junctor.hmm.model import HiddenMarkovModel, build_model
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import Network, table_size
@@ -35,11 +36,11 @@ def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovMod
     later = _pairs(network)
     firsts = [v for v in later if any(v in network.factors[w].scope[:-1] for w in later.values())]
     if not firsts:
-        raise ModelError(
-            "not a two-slice network: expected variables with the same name but for a 0 and a 1 at the end, and an "
-            "arrow from one slice to the next",
-            place,
+        cause = _other_states(network, range(len(network.variables))) or (
+            "expected variables with the same name but for a 0 and a 1 at the end, and an arrow from one slice to the "
+            "next"
         )
+        raise ModelError(f"not a two-slice network: {cause}", place)
     seconds = [later[v] for v in firsts]
     doubled = [v for v in later if v not in firsts]
     observed = [v for v in range(len(network.variables)) if v not in (*firsts, *seconds, *doubled)]
@@ -59,13 +60,28 @@ def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovMod
 
 def _pairs(network: Network) -> dict[int, int]:
     """Return first variable -> second variable, for those of both slices."""
-    pairs = {}
-    for name, v in network.index.items():
-        other = name[:-1] + "1" if name.endswith("0") else name + "'"
-        w = network.index.get(other)
-        if w is not None and network.variables[v].states == network.variables[w].states:
-            pairs[v] = w
-    return pairs
+    states = [variable.states for variable in network.variables]
+    return {v: w for v, w in _named_pairs(network).items() if states[v] == states[w]}
+
+
+def _named_pairs(network: Network) -> dict[int, int]:
+    """Return first variable -> second variable by their names alone."""
+    others = {v: name[:-1] + "1" if name.endswith("0") else name + "'" for name, v in network.index.items()}
+    return {v: network.index[other] for v, other in others.items() if other in network.index}
+
+
+def _other_states(network: Network, variables: Collection[int]) -> str:
+    """Return, for errors, that one of some variables has other states than its namesake; empty if none has."""
+    for pair in _named_pairs(network).items():
+        one, other = (network.variables[v] for v in pair)
+        if one.states != other.states and not set(variables).isdisjoint(pair):
+            is_order = sorted(one.states) == sorted(other.states)
+            listed = " and ".join(shortened(", ".join(variable.states)) for variable in (one, other))
+            return (
+                f"the states of {one.name!r} and {other.name!r} differ{' in their order' if is_order else ''} "
+                f"({listed}), expected the same in the same order"
+            )
+    return ""
 
 
 def _refuse_other_parents(
@@ -75,7 +91,9 @@ def _refuse_other_parents(
         for parent in network.factors[child].scope[:-1]:
             if parent not in parents:
                 names = network.variables[child].name, network.variables[parent].name
-                raise ModelError(f"no hidden Markov model: {names[0]!r} depends on {names[1]!r}", place)
+                cause = _other_states(network, (child, parent))
+                depends = f"{names[0]!r} depends on {names[1]!r}" + (f"; {cause}" if cause else "")
+                raise ModelError(f"no hidden Markov model: {depends}", place)
 
 
 def _refuse_other_emission(network: Network, v: int, later: dict[int, int], place: Place | None) -> None:
