@@ -192,6 +192,32 @@ def test_the_first_bad_number_is_found(word: str, monkeypatch: pytest.MonkeyPatc
         assert (caught.value.word, caught.value.offset) == (word, 13)
 
 
+@pytest.mark.parametrize("block", [2**20, 3])
+def test_numbers_that_are_too_small_are_told(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("junctor.formats.numbers.BLOCK", block)
+    zeros = ["0", "-0.0", "0e5", "0E-400", ".0", "+0"]
+    long = f"0.{'0' * 330}1"
+    for text, expected in [
+        (" ".join(["1e-300", "5e-324", "0.5", *zeros]), []),
+        ("1e-400 0.5 2E-999 0 -1e-324", ["1e-400", "2E-999", "-1e-324"]),
+        (f"1 {long} 0", [long]),
+    ]:
+        lost: list[str] = []
+        parse_numbers(text, lost)
+        assert lost == expected
+
+
+@pytest.mark.parametrize("format", [name for name in EXTENSIONS if name != "parquet"])
+def test_numbers_that_are_too_small_are_noted(tmp_path: Path, format: str, caplog: pytest.LogCaptureFixture) -> None:
+    text = CONTENT[format].decode()
+    old, new = next((old, new) for old, new in (("0.1, 0.9", "1e-400, 1"), ("0.1 0.9", "1e-400 1")) if old in text)
+    path, text = tmp_path / f"n{EXTENSIONS[format][0]}", text.replace(old, new)
+    path.write_text(text)
+    assert read_network(path).factors[1].table.tolist() == [[0.0, 1.0], [0.8, 0.2]]
+    place = place_at(text, text.index("1e-400"), str(path))
+    assert caplog.messages == [f"{place}: numbers such as '1e-400' are too small for a double: taken as 0"]
+
+
 def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "n.uai"
     path.write_text("before")

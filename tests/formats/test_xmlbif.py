@@ -255,7 +255,7 @@ def test_errors_say_what_and_where(old: str, new: str, message: str) -> None:
         (_unbbayes("0.6").replace("DiscreteProb", "ContinuousProb", 1), "'A' is of type 'ContinuousProbabilistic'"),
         (_unbbayes("0.6").replace('index="3"', 'index="4"'), "found index '4' of <dependentparentindex>, expected 3"),
         (_unbbayes("0.6").replace(">0.1<", ">0.1 2<"), "found '0.1 2' in <dependentparentindex>, expected one number"),
-        (_unbbayes("0").replace("<m:DPI>0.1<", "<m:DPI>x<"), "found 'x' in <dpi>, expected one number"),
+        (_unbbayes("0").replace("<m:DPI>0.1<", "<m:DPI>x<"), "found 'x' in <dpi>, expected a number"),
         (_unbbayes("0").replace("m:VAR ", "m:DECISION ", 1).replace("</m:VAR>", "</m:DECISION>", 1), "type 'decision'"),
         (_unbbayes("0").replace('NAME="A"><', "><", 1), "<var> has no name, expected name="),
     ],

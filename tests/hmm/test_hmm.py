@@ -210,7 +210,7 @@ def test_other_networks_are_refused(more: dict[Any, Any], message: str) -> None:
         ("Rain_1", "not a two-slice network: the states of 'Rain_0' and 'Rain_1' differ in their order "),
         (
             "Umbrella_0",
-            "'Umbrella_0' depends on 'Rain_0'; the states of 'Umbrella_0' and 'Umbrella_1' differ in their ",
+            "'Umbrella_0' depends on 'Rain_0'; the states of 'Umbrella_0' and 'Umbrella_1' differ",
         ),
     ],
 )

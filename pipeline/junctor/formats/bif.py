@@ -144,7 +144,7 @@ _UNWRITABLE = re.compile(r'["\x00-\x1f\x7f-\x9f\ud800-\udfff]')
 def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Read a Bayesian network from the text of a BIF file; raises ModelError with line and column."""
     unclosed = {'"': "quote", "/*": "comment"}
-    source = without_comments(text, file, r"//[^\n]*+|/\*.*?\*/", r'"[^"]*+"', unclosed)
+    source = without_comments(text, file, r"//[^\n]*+|/\*.*?\*/", r'"[^"]*+"', unclosed, reading)
     network = _scanned(source.text) or parse(_GRAMMAR, source, _WORDS)
     titles = [unquoted(token) for block in network.all("network") for token in block.tokens]
     listed = network.all("variable")

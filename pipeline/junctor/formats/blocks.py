@@ -28,6 +28,7 @@ from junctor.formats.text import (
     without_comments,
 )
 from junctor.model.errors import ModelError, Place
+from junctor.model.network import Reading
 
 # The head of a block is one token, `node a`; a value goes to the semicolon, or to the braces of its own attributes.
 _GRAMMAR = r"""
@@ -203,9 +204,14 @@ def _plain(element: str) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[:1] == '"' else text
 
 
-def parse_blocks(text: str, file: str, kind: str) -> Block:
-    """Return the first block of a kind; raises ModelError with line and column where a text holds none."""
-    source = without_comments(text, file, _COMMENT, _STRING, {'"': "quote", "/*": "comment"})
+def parse_blocks(text: str, file: str, kind: str, reading: Reading | None = None) -> Block:
+    """Return the first block of a kind; raises ModelError with line and column where a text holds none.
+
+    text, file: content and name of the file.
+    kind: of the block.
+    reading: takes up notes of numbers.
+    """
+    source = without_comments(text, file, _COMMENT, _STRING, {'"': "quote", "/*": "comment"}, reading)
     parsed = parse(_GRAMMAR, source, _WORDS)
     blocks = [Block(source, block) for block in parsed.all("block")]
     for block in blocks:

@@ -32,7 +32,7 @@ _DECISIONS = {
 
 def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Return the network of a DSL file; raises ModelError, with line and column, for whatever is wrong with it."""
-    net = parse_blocks(text, file, "net")
+    net = parse_blocks(text, file, "net", reading)
     listed = net.blocks("node", "submodel")
     nodes = [node for node in listed if _type(node) not in _DECISIONS]
     variables = [_variable(node) for node in nodes]

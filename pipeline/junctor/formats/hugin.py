@@ -91,7 +91,7 @@ _STRING = r'"(?:[^"\\]++|\\.)*+"'
 
 def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Read a Bayesian network from the text of a NET file; raises ModelError with line and column."""
-    source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"})
+    source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"}, reading)
     blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
     # Files have the title in `net`, or none at all.
     titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]

@@ -48,7 +48,7 @@ def read(data: bytes, file: str, reading: Reading | None = None) -> Network:
             "this is a binary file of Netica, which only Netica reads: save it there as text (File, Save as, *.dne)",
             Place(file),
         )
-    net = parse_blocks(decode(data, file), file, "bnet")
+    net = parse_blocks(decode(data, file), file, "bnet", reading)
     # Constants are titles and comments on the canvas, or parameters of equations.
     listed = [node for node in net.blocks("node") if _kind(node) != "constant"]
     nodes = [node for node in listed if _kind(node) not in ("decision", "utility")]

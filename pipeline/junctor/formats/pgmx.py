@@ -29,7 +29,7 @@ _NETWORKS = ("bayesiannetwork", "influencediagram", "decisionanalysisnetwork")
 
 def read(data: bytes, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of a PGMX file; raises ModelError, with line and column, for whatever is wrong with it."""
-    root = parse_xml(data, file)
+    root = parse_xml(data, file, reading)
     if root.tag != "probmodelxml":
         raise ModelError(f"found <{root.tag}>, expected <ProbModelXML>: is this an OpenMarkov file?", root.place)
     net = root.only("probnet")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats.numbers import BadNumber, parse_numbers, shown
+from junctor.formats.numbers import BadNumber, note_lost, parse_numbers, shown
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network, table_size
 
@@ -46,10 +46,15 @@ class Token(str):
 
 @dataclass(frozen=True)
 class SourceText:
-    """The text of a file with its comments blanked out, so that offsets stay those of the file, and the file's name."""
+    """The text of a file with its comments blanked out, so that offsets stay those of the file.
+
+    text, file: content and name of the file.
+    reading: takes up notes of numbers.
+    """
 
     text: str
     file: str
+    reading: Reading | None = None
 
     @cached_property
     def _newlines(self) -> list[int]:
@@ -70,12 +75,15 @@ class SourceText:
         return self.place(token.start_pos)
 
 
-def without_comments(text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str]) -> SourceText:
+def without_comments(
+    text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str], reading: Reading | None = None
+) -> SourceText:
     """Return the text with all comments outside of strings turned into spaces.
 
     text, file: content and name of the file.
     comment, string: regular expressions of a comment and of a quoted string.
     unclosed: opening mark -> its name in errors; raises ModelError where one is never closed.
+    reading: takes up notes of numbers.
     """
     marks = "|".join(map(re.escape, unclosed))
     pattern = re.compile(f"(?P<string>{string})|(?P<comment>{comment})|(?P<open>{marks})", re.DOTALL)
@@ -94,7 +102,7 @@ def without_comments(text: str, file: str, comment: str, string: str, unclosed: 
             over_lines.append(match.start())
         return match[0]
 
-    return SourceText(pattern.sub(blank, text), file)
+    return SourceText(pattern.sub(blank, text), file, reading)
 
 
 class TextBlock:
@@ -318,8 +326,9 @@ class Shapes:
 
 def numbers_in(source: SourceText, *tokens: Token) -> npt.NDArray[np.float64]:
     """Return the numbers in tokens, separated by spaces, commas and brackets; raises ModelError for anything else."""
+    lost: list[str] = []
     try:
-        return parse_numbers(_spaced(" ".join(tokens)))
+        numbers = parse_numbers(_spaced(" ".join(tokens)), lost)
     except BadNumber:
         # Only now one by one: joined text has no offsets in the file.
         for token in tokens:
@@ -330,6 +339,10 @@ def numbers_in(source: SourceText, *tokens: Token) -> npt.NDArray[np.float64]:
                     f"found {shown(bad.word)}, expected a number", source.place_in(token, bad.offset)
                 ) from None
         raise  # pragma: no cover - one of them is the bad one
+    if lost:
+        token = next(token for token in tokens if lost[0] in token)
+        note_lost(lost, source.place_in(token, token.index(lost[0])), source.reading)
+    return numbers
 
 
 # By character: whether it is part of an entry of a table: neither bracket nor comma, nor space as `str.split` takes it.

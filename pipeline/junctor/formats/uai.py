@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.formats.files import place_at, title_of
-from junctor.formats.numbers import BadNumber, parse_numbers, shown
+from junctor.formats.numbers import BadNumber, note_lost, parse_numbers, shown
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import (
     MAX_TABLE_ENTRIES,
@@ -48,7 +48,7 @@ _IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f\x1c\x1d\x1e\x1f"])
 
 def read(text: str, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of a UAI file; raises ModelError, with line and column, for whatever is wrong with it."""
-    kind, words = _opened(text, file)
+    kind, words = _opened(text, file, reading)
     variables, sizes = _variables(words)
     scopes = [_scope(words, len(variables)) for _ in range(words.count("the number of tables"))]
     firsts, entries = [], []
@@ -87,18 +87,21 @@ class _Words:
     Words are separated by any white space; comments (`#`) are blanked out before.
     """
 
-    def __init__(self, text: str, start: int, file: str | None) -> None:
+    def __init__(self, text: str, start: int, file: str | None, reading: Reading | None) -> None:
         self._text = text
         self._file = file
         foreign = re.search(r"[^\x00-\x7f]", text)
         if foreign:
             place = place_at(text, foreign.start(), file)
             raise ModelError(f"found the character {foreign[0]!r}, expected numbers", place)
+        lost: list[str] = []
         try:
-            self._values = parse_numbers(text[start:])
+            self._values = parse_numbers(text[start:], lost)
         except BadNumber as bad:
             place = place_at(text, start + bad.offset, file)
             raise ModelError(f"found {shown(bad.word)}, expected a number", place) from None
+        if lost:
+            note_lost(lost, place_at(text, text.index(lost[0], start), file), reading)
         # Offsets of words and line ends, found once: all of thousands of tables need their places.
         characters = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
         space = _IS_SPACE[characters[start:]]
@@ -169,7 +172,7 @@ class _Words:
         return shown(self._text[start : start + 100].split()[0])
 
 
-def _opened(text: str, file: str | None) -> tuple[Kind, _Words]:
+def _opened(text: str, file: str | None, reading: Reading | None) -> tuple[Kind, _Words]:
     plain = re.sub(r"#[^\n]*", lambda comment: " " * len(comment[0]), text) if "#" in text else text
     first = re.search(r"\S+", plain)
     if first is None:
@@ -177,7 +180,7 @@ def _opened(text: str, file: str | None) -> tuple[Kind, _Words]:
     kind = _KINDS.get(first[0].upper())
     if kind is None:
         raise ModelError(f"found {shown(first[0])}, expected BAYES or MARKOV", place_at(plain, first.start(), file))
-    return kind, _Words(plain, first.end(), file)
+    return kind, _Words(plain, first.end(), file, reading)
 
 
 def _variables(words: _Words) -> tuple[list[DraftVariable], list[int]]:

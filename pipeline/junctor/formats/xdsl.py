@@ -43,7 +43,7 @@ _UNREAD = {
 
 def read(data: bytes, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of an XDSL file; raises ModelError, with line and column, for whatever is wrong with it."""
-    root = parse_xml(data, file)
+    root = parse_xml(data, file, reading)
     if root.tag != "smile":
         raise ModelError(f"found <{root.tag}>, expected <smile>: is this a GeNIe file?", root.place)
     dynamic = root.optional("dynamic")

@@ -18,8 +18,9 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import DefusedXMLParser
 
 from junctor.formats.files import decode_xml
-from junctor.formats.numbers import BadNumber, parse_numbers, shown
+from junctor.formats.numbers import BadNumber, note_lost, parse_numbers, shown
 from junctor.model.errors import ModelError, Place
+from junctor.model.network import Reading
 
 # Network files nest four or five elements deep; a limit keeps damaged or hostile files from deep recursion.
 MAX_DEPTH = 100
@@ -39,6 +40,8 @@ class Element:
     children: list[Element] = field(default_factory=list)
     # Pieces of text with line and column, as expat reports them; the text of children is not among them.
     pieces: list[tuple[str, int, int]] = field(default_factory=list)
+    # Takes up notes of numbers.
+    reading: Reading | None = None
 
     @property
     def text(self) -> str:
@@ -73,13 +76,17 @@ class Element:
     def numbers(self) -> npt.NDArray[np.float64]:
         """Return the numbers in the text; raises ModelError at the first word that is not one."""
         text = "".join(piece for piece, _, _ in self.pieces)
+        lost: list[str] = []
         try:
-            return parse_numbers(text)
+            numbers = parse_numbers(text, lost)
         except BadNumber as bad:
             hint = ", with a decimal point and spaces between numbers" if "," in bad.word else ""
             raise ModelError(
                 f"found {shown(bad.word)} in <{self.tag}>, expected a number{hint}", self._place_of(bad.offset)
             ) from None
+        if lost:
+            note_lost(lost, self._place_of(text.index(lost[0])), self.reading)
+        return numbers
 
     def _place_of(self, offset: int) -> Place:
         starts = [0]
@@ -90,13 +97,14 @@ class Element:
         return Place(self.place.file, line, column + offset - starts[i])
 
 
-def parse_xml(data: bytes, file: str | None) -> Element:
+def parse_xml(data: bytes, file: str | None, reading: Reading | None = None) -> Element:
     """Return the root element; raises ModelError, with the place, for anything that is not plain, well-formed XML.
 
-    An inline DTD is skipped; entity definitions and external references are refused.
+    An inline DTD is skipped; entity definitions and external references are refused. Elements take notes of their
+    numbers into `reading`.
     """
     text = _mended(decode_xml(data, file))
-    builder = _Builder(file)
+    builder = _Builder(file, reading)
     parser = DefusedXMLParser(target=builder, forbid_dtd=False, forbid_entities=True, forbid_external=True)
     builder.expat = parser.parser
     # Buffered text would come with the place of its end.
@@ -165,8 +173,9 @@ def _not_well_formed(text: str, error: ParseError, file: str | None) -> ModelErr
 class _Builder:
     """Target of the XML parser: builds the tree of elements from its events."""
 
-    def __init__(self, file: str | None) -> None:
+    def __init__(self, file: str | None, reading: Reading | None) -> None:
         self.file = file
+        self.reading = reading
         self.expat: object = None
         self.root: Element | None = None
         self._open: list[Element] = []
@@ -179,7 +188,7 @@ class _Builder:
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         plain = {_plain(name): value for name, value in attributes.items()}
-        element = Element(_plain(tag), plain, self.here())
+        element = Element(_plain(tag), plain, self.here(), reading=self.reading)
         if len(self._open) >= MAX_DEPTH:
             raise ModelError(f"elements are nested deeper than {MAX_DEPTH}, expected a network", element.place)
         if self._open:

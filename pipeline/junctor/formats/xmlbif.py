@@ -25,7 +25,7 @@ _CHANCE = ("", "nature", "discrete", "chance", "probabilistic")
 
 def read(data: bytes, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of an XMLBIF file; raises ModelError, with line and column, for whatever is wrong with it."""
-    root = parse_xml(data, file)
+    root = parse_xml(data, file, reading)
     if root.tag not in ("bif", "xmlbif"):
         hint = "; this is a GeNIe file, format xdsl" if root.tag == "smile" else ""
         raise ModelError(f"found <{root.tag}>, expected <BIF>{hint}", root.place)

@@ -5,7 +5,7 @@ Main function: `read_unbbayes`, called by `junctor.formats.xmlbif`.
 
 from __future__ import annotations
 
-from junctor.formats.numbers import BadNumber, parse_numbers, shown
+from junctor.formats.numbers import shown
 from junctor.formats.xml import Element
 from junctor.model.errors import ModelError
 from junctor.model.network import DraftTable, DraftVariable, Network, Reading, build_network
@@ -77,8 +77,8 @@ def _entries(table: Element, tag: str) -> list[float]:
     values = []
     for entry in table.all(tag):
         try:
-            (value,) = parse_numbers(entry.text)
-        except (BadNumber, ValueError):
+            (value,) = entry.numbers()
+        except ValueError:
             raise ModelError(f"found {shown(entry.text)} in <{tag}>, expected one number", entry.place) from None
         values.append(float(value))
     return values
