@@ -355,12 +355,48 @@ def test_demo_without_prefect() -> None:
     assert parquet.read_table("demo-run/answers/posteriors").num_rows == 300
 
 
+# By Click, by Rich, and line by line.
+PRINTING = [["--version"], ["run", "--help"], ["inspect", ASIA], ["joint", ASIA, "lung", "smoke"]]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["inspect", str(ASIA)]])
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (6, "error: No space left on device\n")
+    told = done.stderr.removeprefix("by messages\n")
+    assert (done.returncode, told) == (6, "error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_output_that_nobody_reads_ends_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr.removeprefix("by messages\n")) == (141, "")
+
+
+def test_without_an_output_nothing_is_lost() -> None:
+    done = subprocess.run(
+        [*COMMAND, "joint", ASIA, "lung", "smoke"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.close(1),
+    )
+    assert (done.returncode, done.stderr) == (0, "by messages\n")
+
+
+def test_errors_keep_their_codes_where_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert subprocess.run([*COMMAND, "inspect", "no.bif"], stdout=writer, check=False).returncode == 3
+    finally:
+        os.close(writer)
 
 
 def test_version_and_help() -> None:

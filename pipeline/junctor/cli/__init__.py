@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from junctor.cli.failures import Commands
-from junctor.cli.lines import drop_lost_lines
+from junctor.cli.failures import Commands, flushed
+from junctor.cli.lines import drop_lost_lines, end_on_lost_output
 from junctor.cli.signals import end_on_sigterm
 
 # Objects between two searches for garbage: more than the start of a run makes. Hardly any of them is garbage that waits
@@ -68,6 +68,7 @@ def main() -> None:
     # Modules, the network and plans stay; to look for garbage among them every 700 objects takes a tenth of a second.
     gc.set_threshold(COLLECTED_OBJECTS)
     drop_lost_lines()
+    end_on_lost_output()
     end_on_sigterm()
     try:
         app_for(sys.argv[1] if len(sys.argv) > 1 else "")()
@@ -82,11 +83,11 @@ def _leave(code: int) -> None:
     # The order of Python: threads, then whatever asked to be called at the end.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    # Where nobody reads any more, Python ends as it does, and says so.
+    code = flushed(code)
+    # Lost lines are no reason not to end.
     with suppress(OSError, ValueError):
-        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+    os._exit(code)
 
 
 def app_for(word: str = "") -> typer.Typer:

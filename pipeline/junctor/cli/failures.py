@@ -8,14 +8,17 @@
 | 3    | network, evidence or settings cannot be used             |
 | 4    | done, but all rows are invalid                           |
 | 5    | the work does not fit the memory or disk that is allowed |
-| 6    | no run directory, scheduler or worker can be used        |
+| 6    | no run directory, scheduler or worker can be used, or    |
+|      | standard output cannot be written                        |
 | 7    | done, but a threshold of --fail-if is crossed            |
 | 130  | interrupted (Ctrl-C)                                     |
+| 141  | whoever read standard output has closed it (| head)      |
 | 143  | terminated (SIGTERM)                                     |
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +26,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from junctor.cli.lines import is_json, say
+from junctor.cli.lines import CLOSED, is_json, say
 from junctor.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from junctor.model.errors import InputError, JunctorError, RunError
 
@@ -57,11 +60,20 @@ def _in_one_line() -> Iterator[None]:
         # What checks a choice says which type of exception it raised.
         error.message = error.message.removeprefix("Value error, ")
         raise
-    except BrokenPipeError:
-        raise  # whoever read our output has seen enough; Typer ends quietly
     except OSError as error:
         ours = of_system(error)
         raise _exit(str(ours), ours.exit_code) from error
+
+
+def flushed(code: int) -> int:
+    """Flush standard output and return the exit code: that of what cannot be written if `code` is 0."""
+    try:
+        sys.stdout.flush()
+    except SystemExit:
+        return code or CLOSED
+    except JunctorError as error:
+        return code or _exit(str(error), error.exit_code).exit_code
+    return code
 
 
 def all_invalid(rows: int, why: str | None = None) -> typer.Exit:

@@ -1,10 +1,14 @@
-"""Lines on stderr: text for people, or a JSON document each for programs (`--log-format json`)."""
+"""Lines on stderr: text for people, or a JSON document each for programs (`--log-format json`). And what becomes of
+lines that cannot be written, there and on stdout.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import os
+import signal
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -12,7 +16,12 @@ from typing import Any, Literal
 
 import typer
 
+from junctor.model.errors import RunError
+
 LogFormat = Literal["text", "json"]
+
+# As shells have it where a tool is ended by SIGPIPE.
+CLOSED = 128 + signal.SIGPIPE
 
 _format: ContextVar[LogFormat] = ContextVar("log format", default="text")
 
@@ -63,6 +72,31 @@ def drop_lost_lines() -> None:
         return
     dropping = io.BufferedWriter(_Dropping(sys.stderr.fileno(), "w", closefd=False))
     sys.stderr = io.TextIOWrapper(dropping, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
+class _Output(io.FileIO):
+    """Standard output, which ends the command where it cannot be written."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or raise what ends the command."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            # Whoever read it has seen enough. Not an OSError: Rich and Click would end with 1, as of a fault.
+            raise SystemExit(CLOSED) from None
+        except OSError as error:
+            raise RunError(f"standard output: {error.strerror or error}") from None
+
+
+def end_on_lost_output() -> None:
+    """Replace stdout by one that ends the command where it cannot be written: quietly if its reader has gone."""
+    if sys.stdout is None:
+        # Closed before the start: nobody asks for it, and what writes there has a file all the same.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        return
+    output = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))
+    is_terminal = output.isatty()
+    sys.stdout = io.TextIOWrapper(output, sys.stdout.encoding, sys.stdout.errors, line_buffering=is_terminal)
 
 
 class LineFormatter(logging.Formatter):
