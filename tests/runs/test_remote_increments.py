@@ -232,6 +232,15 @@ def test_increments_go_on_without_the_right_to_delete(
     assert not bucket.names("out/evidence")
 
 
+def test_keys_that_are_no_paths_are_told_and_the_others_answered(twins: Twins) -> None:
+    twins.write("a.parquet", 0)
+    twins.bucket.put("in//a.parquet", twins.bucket.get("in/a.parquet"))
+    with pytest.raises(EvidenceError, match=r"1 could not be read, 1 answered .*/in//a\.parquet: .* is not read"):
+        run(twins.remote, HERE)
+    run(twins.local, HERE)
+    twins.are_equal()
+
+
 @pytest.mark.slow
 def test_kills_in_a_store_lose_and_double_nothing(twins: Twins) -> None:
     kills, chance = 6, random.Random(1)

@@ -312,6 +312,34 @@ def test_missing_and_denied_inputs_are_told(job: Job, bucket: Bucket) -> None:
     message(denied)
 
 
+@pytest.mark.parametrize(
+    ("key", "source"),
+    [
+        ("rows//a.parquet", "rows"),
+        ("rows/./a.parquet", "rows"),
+        ("rows/x/../a.parquet", "rows"),
+        ("rows/a.parquet/", "rows"),
+        ("rows//a.parquet", "rows/*"),
+        ("rows//a.parquet", "rows/*.parquet"),
+        ("rows/x//a.parquet", "rows/**/*.parquet"),
+    ],
+)
+def test_keys_that_are_no_paths_are_refused_by_name(job: Job, bucket: Bucket, key: str, source: str) -> None:
+    # The twin of a file that is there, which was read twice in its place.
+    bucket.put(key, bucket.get("rows/a.parquet"))
+    with pytest.raises(EvidenceError, match=r"a key with an empty, '\.' or '\.\.' part is not read") as caught:
+        run(replace(job, evidence=bucket.url(source)), HERE)
+    assert message(caught).startswith(f"s3://{bucket.name}/{key}: ")
+
+
+def test_hidden_keys_and_marks_of_folders_are_passed_over(local: Job, job: Job, bucket: Bucket) -> None:
+    run(local, HERE)
+    for key in ("rows/", "rows//", "rows/x//", "rows/_tmp//a.parquet", "rows/.x/../a.parquet"):
+        bucket.put(key, b"" if key.endswith("/") else b"other")
+    run(job, HERE)
+    assert parts_of(local.output) == bucket.objects("out/posteriors")
+
+
 def test_a_store_that_stays_away_is_told_in_one_line(job: Job, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "WAITS", (0.01,))
     bucket.proxy.faults, bucket.proxy.share = ("503",), 1.0

@@ -124,6 +124,12 @@ def test_users_write_local_paths_and_urls() -> None:
         ("file://host/x", "another machine"),
         ("s3://key:sec/ret@bucket/x", "cut: write / as %2F"),
         ("s3://bucket/a#b", "write it as %23"),
+        ("s3://key:word@bucket//a", "^s3://bucket//a: a key with an empty"),
+        ("s3://bucket/a//", "^s3://bucket/a//: a key with an empty"),
+        ("s3://bucket//", "^s3://bucket//: a key with an empty"),
+        ("s3://bucket/a%2F%2Fb", "^s3://bucket/a//b: a key with an empty"),
+        ("s3://bucket/a/./b", "'.' or '..' part is not read or written: leave that part out"),
+        ("gs://bucket/a/../b", "'.' or '..' part is not read or written: leave that part out"),
     ],
 )
 def test_other_urls_are_refused_without_their_secrets(text: Any, words: str) -> None:

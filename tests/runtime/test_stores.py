@@ -42,6 +42,32 @@ def test_objects_are_written_read_listed_and_removed(bucket: Bucket) -> None:
     assert bucket.names() == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**/*.csv", ("in//a.csv", "in/b.csv", "in/b.csv/", "in/d=1/../c.csv", "in/d=1/c.csv", "in/x/./y//z.csv")),
+        ("*.csv", ("in//a.csv", "in/b.csv", "in/b.csv/")),
+        ("d=*/*.csv", ("in/d=1/../c.csv", "in/d=1/c.csv")),
+        ("x/y/*", ("in/x/./y//z.csv",)),
+    ],
+)
+def test_keys_that_are_no_paths_are_listed_and_refused(bucket: Bucket, pattern: str, expected: tuple[str, ...]) -> None:
+    for key in ("in/b.csv", "in/d=1/c.csv", "in//a.csv", "in/b.csv/", "in/d=1/../c.csv", "in/x/./y//z.csv"):
+        bucket.put(key, key.encode())
+    for mark in ("in/", "in//", "in/d=1/", "in/x/./"):
+        bucket.put(mark, b"")
+    found = [path for path in at(bucket, "in").glob(pattern) if path.is_file()]
+    assert [str(path) for path in found] == [f"s3://{bucket.name}/{key}" for key in expected]
+    for path, key in zip(found, expected, strict=True):
+        if key in ("in/b.csv", "in/d=1/c.csv"):
+            assert path.read_bytes() == key.encode()
+            continue
+        for work in (path.read_bytes, path.open, path.exists, path.unlink, lambda: path.write_bytes(b"")):  # noqa: B023
+            with pytest.raises(OSError, match="part is not read or written: copy what is there") as caught:
+                work()
+            assert caught.value.filename == str(path)
+
+
 def test_the_environment_names_the_endpoint(bucket: Bucket) -> None:
     path = location(f"s3://{bucket.name}/x")
     assert isinstance(path, RemotePath)

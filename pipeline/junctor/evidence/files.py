@@ -362,7 +362,8 @@ def _is_loop(path: Path, folder: Path) -> bool:
 
 
 def _is_hidden(names: Sequence[str]) -> bool:
-    return any(name.startswith(("_", ".")) for name in names)
+    # Keys of stores may have parts "." and "..", which are told of where they are read.
+    return any(name.startswith(("_", ".")) and name not in (".", "..") for name in names)
 
 
 def open_bytes(path: AnyPath) -> IO[bytes]:

@@ -14,10 +14,11 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, overload
 from urllib.parse import quote, unquote, urlsplit
@@ -44,6 +45,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Bytes of one request of a file that is read from its start to its end.
 BUFFER_BYTES = 2**23
+# Parts of a key that no path has. Arrow refuses keys with an empty one, and finds none with the others.
+_ODD = frozenset(("", ".", ".."))
+_WITH_ODD = "a key with an empty, '.' or '..' part is not read or written"
 # Stores without folders: a name with slashes is made with its object.
 _FLAT = ("s3", "gcs", "abfs")
 # What stores say where another try is of no use: credentials, rights, and requests that they do not take. Not compiled
@@ -77,45 +81,46 @@ class RemotePath:
     """The name of an object in a store, or of a folder of objects; it may exist or not.
 
     site: scheme, host (bucket, container), credentials and query of the URL.
-    key: what follows, decoded, without a slash in front.
+    names: what follows, decoded, between its slashes. An empty one, "." and ".." come from listings alone: without them
+        it would be another key. All but listings is refused then.
 
     Only what is asked of it touches the store, and requests that fail for a reason that may pass are tried again.
     Errors are those of the operating system, in words for users, and neither they nor `str` have credentials. Pickles
     are of names: another process opens the store itself. Objects are written whole or not at all.
     """
 
-    __slots__ = ("_found", "_key", "_site")
+    __slots__ = ("_found", "_names", "_site")
 
-    def __init__(self, site: str, key: str, found: FileInfo | None = None) -> None:
+    def __init__(self, site: str, names: Iterable[str] = (), found: FileInfo | None = None) -> None:
         self._site = site
-        self._key = "" if key in ("", ".") else str(PurePosixPath(key))
+        self._names = tuple(names)
         # What a listing said about it.
         self._found = found
 
     def __str__(self) -> str:
-        return f"{_shown(self._site)}/{self._key}".rstrip("/")
+        return "/".join((_shown(self._site), *self._names))
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemotePath, (self._site, self._key)
+        return RemotePath, (self._site, self._names)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemotePath) and (self._site, self._key) == (other._site, other._key)
+        return isinstance(other, RemotePath) and (self._site, self._names) == (other._site, other._names)
 
     def __hash__(self) -> int:
-        return hash((self._site, self._key))
+        return hash((self._site, self._names))
 
     def __lt__(self, other: RemotePath) -> bool:
         return (self._site, self.parts) < (other._site, other.parts)
 
     def __truediv__(self, name: str | PurePosixPath) -> RemotePath:
-        return RemotePath(self._site, str(self._pure / name).lstrip("/"))
+        return RemotePath(self._site, (*self._names, *PurePosixPath(name).parts))
 
     @property
     def _pure(self) -> PurePosixPath:
-        return PurePosixPath(self._key)
+        return PurePosixPath(*self._names)
 
     @property
     def name(self) -> str:
@@ -140,17 +145,17 @@ class RemotePath:
     @property
     def parts(self) -> tuple[str, ...]:
         """The store and the parts of the name."""
-        return (_shown(self._site), *self._pure.parts)
+        return (_shown(self._site), *self._names)
 
     @property
     def parent(self) -> RemotePath:
         """The folder; of the topmost one itself."""
-        return RemotePath(self._site, str(self._pure.parent))
+        return RemotePath(self._site, self._names[:-1])
 
     @property
     def url(self) -> str:
         """The URL of it, without credentials and query."""
-        return f"{_shown(self._site)}/{quote(self._key)}".rstrip("/")
+        return "/".join((_shown(self._site), *map(quote, self._names)))
 
     @property
     def has_credentials(self) -> bool:
@@ -159,11 +164,11 @@ class RemotePath:
 
     def with_name(self, name: str) -> RemotePath:
         """Return the path with another last part."""
-        return RemotePath(self._site, str(self._pure.with_name(name)))
+        return RemotePath(self._site, self._pure.with_name(name).parts)
 
     def with_suffix(self, suffix: str) -> RemotePath:
         """Return the path with another last ending."""
-        return RemotePath(self._site, str(self._pure.with_suffix(suffix)))
+        return RemotePath(self._site, self._pure.with_suffix(suffix).parts)
 
     def relative_to(self, other: RemotePath) -> PurePosixPath:
         """Return the name below a folder; raises ValueError where it is not below it."""
@@ -173,7 +178,7 @@ class RemotePath:
 
     def opened_as(self, other: RemotePath) -> RemotePath:
         """Return the path with the credentials and the query of another one in its store."""
-        return RemotePath(other._site, self._key)
+        return RemotePath(other._site, self._names)
 
     def absolute(self) -> RemotePath:
         """Return the path."""
@@ -213,11 +218,20 @@ class RemotePath:
         return None if tag is None else tag.decode(errors="replace").strip('"')
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """Yield what is below and matches, sorted; `**` stands for any folders. No folder here: nothing."""
+        """Yield what is below and matches, sorted; `**` stands for any folders. No folder here: nothing.
+
+        A key with an empty part, "." or ".." also matches as without it: who made `a//b.csv` meant `a/b.csv`, and
+        whoever reads it is told that it is none.
+        """
         patterns = pattern.split("/")
-        for info, key in self._listed(deep=len(patterns) > 1 or "**" in patterns):
-            found = RemotePath(self._site, key, info)
-            if _matches(found.relative_to(self).parts, patterns):
+        deep = len(patterns) > 1 or "**" in patterns
+        listed = self._listed(deep)
+        if not deep and any(not _ODD.isdisjoint(found.parts) for found in listed):
+            # Where a folder without a name is, what it holds may match.
+            listed = self._listed(deep=True)
+        for found in listed:
+            names = found._names[len(self._names) :]
+            if _matches(names, patterns) or _matches([name for name in names if name not in _ODD], patterns):
                 yield found
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
@@ -305,26 +319,35 @@ class RemotePath:
     def _info(self) -> FileInfo:
         return self._retried(lambda filesystem, place: filesystem.get_file_info(place))
 
-    def _listed(self, deep: bool) -> list[tuple[FileInfo, str]]:
-        """Return what is below, with keys, sorted by the parts of names."""
+    def _listed(self, deep: bool) -> list[RemotePath]:
+        """Return what is below, sorted by the parts of names."""
+        # Arrow lists no folder with an odd name, but what is in it with all that is in the folder above.
+        plain = tuple(takewhile(lambda name: name not in _ODD, self._names))
+        recursive = deep or plain != self._names
 
         def ask(filesystem: FileSystem, place: str) -> list[FileInfo]:
             from pyarrow.fs import FileSelector
 
-            return list(filesystem.get_file_info(FileSelector(place, allow_not_found=True, recursive=deep)))
+            return list(filesystem.get_file_info(FileSelector(place, allow_not_found=True, recursive=recursive)))
 
-        infos = self._retried(ask)
-        root = len(self._place()) - len(self._key)
-        found = [(info, info.path[root:].strip("/")) for info in infos]
-        # The mark of the folder itself, which some tools make, is no entry of it.
-        return sorted((each for each in found if each[1] != self._key), key=lambda each: each[1].split("/"))
+        infos = RemotePath(self._site, plain)._retried(ask)
+        found = [RemotePath(self._site, *each) for each in _entries(infos, len(self._bucket()), plain)]
+        some = len(self._names)
+        inside = (each for each in found if len(each._names) > some and each._names[:some] == self._names)
+        return sorted(inside, key=lambda each: each._names)
+
+    def _bucket(self) -> str:
+        """The name of the site in the filesystem."""
+        return _opened(self._site)[1]
 
     def _place(self) -> str:
         """The name in the filesystem: bucket and key."""
-        return "/".join(part for part in (_opened(self._site)[1], self._key) if part)
+        return "/".join(part for part in (self._bucket(), *self._names) if part)
 
     def _retried(self, work: Callable[[FileSystem, str], Result]) -> Result:
         """Return `work(filesystem, name)`; tried again, with waits, unless the reason of a failure stays."""
+        if not _ODD.isdisjoint(self._names):
+            raise OSError(errno.EINVAL, f"{_WITH_ODD}: copy what is there to another key", str(self))
         started, tries = time.monotonic(), 0
         while True:
             failed: Exception | None = None
@@ -505,7 +528,16 @@ def _remote(url: str, scheme: str) -> RemotePath:
         raise InputError(f"{scheme}:// with credentials that are cut: write / as %2F, + as %2B, @ as %40")
     if not host or host.startswith(":"):
         raise InputError(f"{scheme}:// without a name: expected something like {scheme}://bucket/folder")
-    return RemotePath(f"{scheme}://{parts.netloc}?{parts.query}", unquote(parts.path).strip("/"))
+    site, key = f"{scheme}://{parts.netloc}?{parts.query}", unquote(parts.path)
+    names = _names_of(key.removesuffix("/"))
+    if not _ODD.isdisjoint(names):
+        raise InputError(f"{_shown(site)}{key}: {_WITH_ODD}: leave that part out, or copy what is there to another key")
+    return RemotePath(site, names)
+
+
+def _names_of(key: str) -> tuple[str, ...]:
+    """Return what is between the slashes of a key with a slash in front; nothing of an empty one."""
+    return tuple(key.split("/")[1:])
 
 
 def _shown(site: str) -> str:
@@ -553,6 +585,28 @@ def _opened(site: str) -> tuple[FileSystem, str]:
         known = {name: value for name, value in wanted.items() if name in options}
         filesystem = type(filesystem)(**{**options, **known})
     return filesystem, root.rstrip("/")
+
+
+def _entries(
+    infos: Sequence[FileInfo], start: int, folder: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], FileInfo]]:
+    """Yield the names of what a listing found, and what it said of each, without marks of folders.
+
+    start: of the slash after the bucket in a path.
+    folder: names of the one that was listed.
+    """
+    files = {folder}
+    for info in infos:
+        names, is_file = _names_of(info.path[start:]), info.type.name == "File"
+        # Arrow leaves out slashes at the end: what then has the name of the folder, or of another file, is not that.
+        if names == folder or (is_file and names in files):
+            names = (*names, "")
+        # Some tools make an empty object for each folder.
+        if is_file and not info.size and not names[-1]:
+            continue
+        if is_file:
+            files.add(names)
+        yield names, info
 
 
 def _put(filesystem: FileSystem, place: str, data: bytes | pa.Buffer) -> None:
