@@ -93,6 +93,8 @@ class FlakyProxy:
         self.faults: tuple[str, ...] = self.FAULTS
         # Answers 403 where it says so, of a method and a path.
         self.denies: Callable[[str, str], bool] = lambda method, path: False
+        # Makes another answer of the body of each.
+        self.rewrites: Callable[[bytes], bytes] = lambda body: body
         # Called with each request before it is passed on.
         self.watch: Callable[[str, str], None] = lambda method, path: None
         self._random, self._lock = random.Random(seed), threading.Lock()
@@ -171,7 +173,7 @@ def _handler_of(proxy: FlakyProxy) -> type[BaseHTTPRequestHandler]:
                 connection.putheader("Content-Length", str(len(body)))
                 connection.endheaders(body)
                 answer = connection.getresponse()
-                data = answer.read()
+                data = proxy.rewrites(answer.read())
             finally:
                 connection.close()
             if fault == "lose":

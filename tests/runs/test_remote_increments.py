@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
+from junctor.runs import new_inputs
 from junctor.runs import run as steps
 from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
@@ -239,6 +241,42 @@ def test_keys_that_are_no_paths_are_told_and_the_others_answered(twins: Twins) -
         run(twins.remote, HERE)
     run(twins.local, HERE)
     twins.are_equal()
+
+
+def test_listings_may_have_milliseconds(twins: Twins) -> None:
+    # Those of MinIO and Ceph, whose answers about one object have whole seconds.
+    twins.bucket.proxy.rewrites = lambda body: re.sub(rb"(<LastModified>[^<]*)\.000Z", rb"\1.821Z", body)
+    twins.write("a.parquet", 0)
+    time.sleep(2.1)
+    manifest = run(twins.remote, HERE)
+    assert (manifest.rows, manifest.inputs[0].modified) == (ROWS, int(manifest.inputs[0].modified or 0))
+    seen: list[str] = []
+    twins.bucket.proxy.watch = lambda method, path: seen.append(f"{method} {path}")
+    for evidence in ("in", "in/a.parquet"):
+        assert run(replace(twins.remote, evidence=twins.bucket.url(evidence)), HERE).increment is None
+    # Size and time tell that it is the same, whether it was listed or asked for alone.
+    assert not [each for each in seen if each.startswith("GET") and each.endswith("/in/a.parquet")]
+
+
+def test_an_object_that_is_replaced_within_a_second_is_told(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = twins.network.variables[0]
+    first = f"case_id,{variable.name}\n1,{variable.states[0]}\n".encode()
+    twins.bucket.put("in/a.csv", first)
+    monkeypatch.setattr(new_inputs, "stamp_of", lambda path: (len(first), 1.0, 0))
+    seen: list[str] = []
+
+    def replace_it(method: str, path: str) -> None:
+        if method == "GET" and path.endswith("/in/a.csv"):
+            seen.append(path)
+            if len(seen) == 2:
+                # After its digest was made.
+                twins.bucket.put("in/a.csv", first.replace(b"\n1,", b"\n2,"))
+
+    twins.bucket.proxy.watch = replace_it
+    with pytest.raises(EvidenceError, match="was written to while it was read"):
+        run(twins.remote, HERE)
+    assert run(twins.remote, HERE).rows == 1
+    assert cases_of(twins.bucket.get(*twins.bucket.names("out/posteriors"))) == ["2"]
 
 
 @pytest.mark.slow

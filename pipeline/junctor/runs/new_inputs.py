@@ -33,7 +33,7 @@ from junctor.runs.storage import Ingested, RunSpec, spec_record
 from junctor.runtime.files import write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import Progress
-from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
+from junctor.runtime.remote import AnyPath, RemoteFile, RemotePath, location, names_below, shown
 from junctor.runtime.threads import ahead
 
 if TYPE_CHECKING:
@@ -195,6 +195,7 @@ class _Files:
     """Evidence as it was listed.
 
     stamps: of each file, however young, but of the `unreadable` ones, which have the reason instead.
+    tags: ETags of the objects whose digest was made, of those that have one.
     """
 
     found: InputFiles
@@ -203,6 +204,7 @@ class _Files:
     listed: list[Listed]
     stamps: dict[str, Stamp]
     unreadable: dict[str, EvidenceError]
+    tags: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, growth: Growth, root: AnyPath | None) -> _Files:
@@ -229,6 +231,8 @@ class _Files:
             raise self.unreadable[listed.path]
         path = self.paths[listed.path]
         with explained(path), path.open("rb") as file:
+            if isinstance(file.raw, RemoteFile) and (tag := file.raw.etag()) is not None:
+                self.tags[listed.path] = tag
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def is_there(self, name: str) -> bool:
@@ -243,7 +247,15 @@ class _Files:
         """Raise EvidenceError if a file is not as it was listed."""
         path = self.paths[listed.path]
         # Another path of that name: of a store, one that was listed stays as it was.
-        refuse_changes({path: self.stamps[listed.path]}, {path: stamp_of(path.parent / path.name)})
+        now = path.parent / path.name
+        if isinstance(now, RemotePath) and listed.path in self.tags:
+            with explained(path), now.open_raw() as file:
+                is_same = (file.size(), file.etag()) == (listed.bytes, self.tags[listed.path])
+            if not is_same:
+                raise EvidenceError("was written to while it was read", Place(str(path)))
+            return
+        # Of a store without ETags, a change that keeps size and second is missed.
+        refuse_changes({path: self.stamps[listed.path]}, {path: stamp_of(now)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ _told: set[str] = set()
 
 
 class RemoteStat(NamedTuple):
-    """Facts of an object: bytes, and seconds since the epoch of its last change (0.0 where the store has none)."""
+    """Facts of an object: bytes, and whole seconds from the epoch to its last change (0.0 where the store has none)."""
 
     st_size: int
     st_mtime: float
@@ -205,17 +205,14 @@ class RemotePath:
         info = self._found or self._info()
         if info.type.name == "NotFound":
             raise self._missing()
-        return RemoteStat(info.size or 0, info.mtime_ns / 1e9 if info.mtime_ns else 0.0)
+        # Listings of MinIO and Ceph have milliseconds, which what they say of one object has not.
+        return RemoteStat(info.size or 0, float((info.mtime_ns or 0) // 10**9))
 
     def etag(self) -> str | None:
         """Return what changes with the content, as the store has it (ETag); None where it has nothing."""
 
-        def ask(filesystem: FileSystem, place: str) -> dict[str, bytes]:
-            with filesystem.open_input_stream(place) as stream:
-                return dict(stream.metadata())
-
-        tag = {key.lower(): value for key, value in self._retried(ask).items()}.get("etag")
-        return None if tag is None else tag.decode(errors="replace").strip('"')
+        with self.open_raw() as file:
+            return file.etag()
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """Yield what is below and matches, sorted; `**` stands for any folders. No folder here: nothing.
@@ -413,7 +410,7 @@ class RemoteFile(io.RawIOBase):
         self._path = path
         self._at = 0
         self._file: Any = None
-        self._size = int(path._retried(self._open).size())
+        self._size, self._etag = path._retried(lambda *place: _facts(self._open(*place)))
 
     def readable(self) -> bool:
         """Return True."""
@@ -430,6 +427,10 @@ class RemoteFile(io.RawIOBase):
     def size(self) -> int:
         """Return the bytes of the object."""
         return self._size
+
+    def etag(self) -> str | None:
+        """Return what changes with the content, as the object had it when it was opened; None where it has nothing."""
+        return self._etag
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set the place of the next read."""
@@ -607,6 +608,12 @@ def _entries(
         if is_file:
             files.add(names)
         yield names, info
+
+
+def _facts(file: Any) -> tuple[int, str | None]:
+    """Return bytes and ETag of an open object, by no further request."""
+    tag = {name.lower(): value for name, value in file.metadata().items()}.get("etag")
+    return int(file.size()), None if tag is None else tag.decode(errors="replace").strip('"')
 
 
 def _put(filesystem: FileSystem, place: str, data: bytes | pa.Buffer) -> None:
