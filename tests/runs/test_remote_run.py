@@ -295,9 +295,6 @@ def test_missing_and_denied_inputs_are_told(job: Job, bucket: Bucket) -> None:
     with pytest.raises(EvidenceError, match="no such file or folder") as rows:
         run(replace(job, evidence=bucket.url("nothing.parquet")), HERE)
     message(rows)
-    with pytest.raises(RunError, match="no such bucket") as nowhere:
-        run(replace(job, output=job.output.replace(bucket.name, "no-such-bucket")), HERE)
-    assert "s3://no-such-bucket/out" in message(nowhere)
     bucket.proxy.denies = lambda method, path: "rows" in path
     with pytest.raises(EvidenceError, match="access denied") as rows:
         run(job, HERE)
@@ -338,6 +335,30 @@ def test_hidden_keys_and_marks_of_folders_are_passed_over(local: Job, job: Job, 
         bucket.put(key, b"" if key.endswith("/") else b"other")
     run(job, HERE)
     assert parts_of(local.output) == bucket.objects("out/posteriors")
+
+
+def test_a_missing_bucket_is_told_wherever_it_is_read(job: Job, bucket: Bucket) -> None:
+    def elsewhere(url: str) -> str:
+        return url.replace(bucket.name, "no-such-bucket")
+
+    told = r"^s3://no-such-bucket/[^:]*: no such bucket: make it, or mend its name$"
+    for changes in (
+        {"network": elsewhere(job.network)},
+        {"evidence": elsewhere(job.evidence)},
+        {"evidence": elsewhere(bucket.url("rows/*.parquet"))},
+        {"output": elsewhere(job.output)},
+    ):
+        with pytest.raises((InputError, RunError), match=told):
+            run(replace(job, **changes), HERE)  # type: ignore[arg-type]
+    for command in ("status", "verify"):
+        result = junctor_cli(command, elsewhere(job.output))
+        assert (result.exit_code, "no such bucket" in result.stderr) == (6, True)
+    result = junctor_cli("map", job.network, elsewhere(job.evidence))
+    assert (result.exit_code, "no such bucket" in result.stderr) == (3, True)
+    # Rights that do not reach to the bucket say nothing of it.
+    bucket.proxy.denies = lambda method, path: path.strip("/") == bucket.name
+    with pytest.raises(ModelError, match="there is no such file"):
+        run(replace(job, network=bucket.url("nothing.bif")), HERE)
 
 
 def test_a_store_that_stays_away_is_told_in_one_line(job: Job, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

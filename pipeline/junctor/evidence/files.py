@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from junctor.model.errors import EvidenceError, InputError, Place, nearest
 from junctor.runtime.files import special_file
-from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
+from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
 
@@ -270,7 +270,7 @@ def _matching(glob: AnyPath) -> InputFiles:
             if not _is_hidden(_below(path, folder)):
                 found.update(_files_below(path) if path.is_dir() else [path])
     if not found:
-        raise EvidenceError("no file has such a name", Place(str(glob)))
+        raise EvidenceError(lacking(glob, "no file has such a name"), Place(str(glob)))
     return InputFiles(folder, tuple(sorted(found, key=lambda file: file.parts)), pattern)
 
 
@@ -382,7 +382,7 @@ def explained(path: AnyPath) -> Iterator[None]:
     except EvidenceError:
         raise
     except FileNotFoundError as error:
-        raise EvidenceError("no such file or folder", place) from error
+        raise EvidenceError(lacking(path, "no such file or folder"), place) from error
     except (OSError, EOFError, zlib.error) as error:
         said = error.strerror if isinstance(error, OSError) else None
         raise EvidenceError(f"cannot be read: {said or _first_line(error)}", place) from error

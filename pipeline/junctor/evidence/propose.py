@@ -29,6 +29,7 @@ from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import UNKNOWN, StateCells
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network, Variable
+from junctor.runtime.remote import location
 
 # Distinct cells of a column that are looked at, and that are shown.
 MOST_CELLS = 10_000
@@ -121,9 +122,11 @@ def propose(network: Network, evidence: str, *, case_id: str | None = None, form
     """
     format = checked_format(format)
     found = input_files(evidence)
-    if "evid" in (format, *(format_of(path) for path in found.paths if format is None)):
+    with explained(location(evidence)):
+        formats = [format or format_of(path) for path in found.paths]
+    if "evid" in formats:
         raise EvidenceError("UAI evidence has no columns, so none to map", Place(evidence))
-    tables = [open_table(path, format or format_of(path), found.folder) for path in found.paths]
+    tables = [open_table(path, each, found.folder) for path, each in zip(found.paths, formats, strict=True)]
     first = tables[0]
     own = first.schema.names[: len(first.schema) - first.partition]
     targets, how = _match_columns(own, network, "case_id" if case_id is None else case_id)

@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 from junctor.model.errors import ModelError, Place
 from junctor.runtime.files import MAX_BYTES, read_whole, special_file
-from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote import AnyPath, RemotePath, lacking
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -37,9 +37,9 @@ def read_bytes(path: AnyPath, limit: int = MAX_BYTES) -> bytes:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
             data = read_whole(stream, min(limit, MAX_BYTES) if compressed else limit)
     except FileNotFoundError:
-        raise ModelError("there is no such file", place) from None
+        raise ModelError(lacking(path, "there is no such file"), place) from None
     except IsADirectoryError:
-        raise ModelError("found a directory, expected a network file", place) from None
+        raise ModelError(lacking(path, "found a directory, expected a network file"), place) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ModelError(f"the gzip data is cut short or damaged ({error}); copy the file again", place) from None
     except (OSError, ValueError) as error:

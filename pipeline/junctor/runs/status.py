@@ -14,7 +14,7 @@ from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
 from junctor.runs.storage import INPUTS, KINDS, parts_in
 from junctor.runtime.files import read_json
-from junctor.runtime.remote import AnyPath
+from junctor.runtime.remote import AnyPath, lacking
 
 # Beside an unfinished increment the last one stays what it is.
 State = Literal["finished", "unfinished", "finished, with an unfinished increment"]
@@ -86,7 +86,7 @@ def read_status(path: AnyPath) -> RunStatus:
     """Return the state of an output; raises RunError if there is no run, or its records cannot be read."""
     spec = read_json(path / "run.json")
     if spec is None:
-        raise RunError(f"{path}: no run here (run.json is missing)")
+        raise RunError(f"{path}: {lacking(path, 'no run here (run.json is missing)')}")
     manifest = read_json(path / "manifest.json")
     if manifest is None:
         return _unfinished(path, spec)

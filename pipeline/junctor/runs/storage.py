@@ -24,7 +24,7 @@ from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
 from junctor.runtime.files import clear_temporaries, explained, read_json, sync_names, write_json
-from junctor.runtime.remote import AnyPath, RemotePath, location, names_below, shown
+from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
 from junctor.runtime.remote_lock import RemoteLock
 
 #   DIR/run.json                        specification of the run; written first, and compared when the run continues
@@ -234,7 +234,7 @@ class Directory(Generic[Spec]):
         """Return the specification; raises RunError if there is no run or it cannot be read."""
         spec = self._read_spec()
         if spec is None:
-            raise RunError(f"{self.path}: no run here (run.json is missing)")
+            raise RunError(f"{self.path}: {lacking(self.path, 'no run here (run.json is missing)')}")
         return spec
 
     def read_ingested(self) -> Ingested | None:

@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -59,6 +60,7 @@ _DENIED = (
 )
 _REFUSED = r"HTTP status (3\d\d|4(?!08|29)\d\d)"
 _NO_BUCKET = r"(?i)NO_SUCH_BUCKET|specified bucket does not exist|ContainerNotFound"
+_WITHOUT_BUCKET = "no such bucket: make it, or mend its name"
 _MISSING = r"(?i)NO_SUCH_KEY|BlobNotFound|Path does not exist"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(rf"({'|'.join((*SCHEMES, 'file'))}):/(?!/)")
@@ -308,6 +310,12 @@ class RemotePath:
 
         self._retried(remove)
 
+    def has_bucket(self) -> bool:
+        """Return False if not even the bucket is there; True also where the store does not say."""
+        with suppress(OSError):
+            return RemotePath(self._site).exists()
+        return True
+
     def _kind(self, as_found: bool = False) -> str:
         info = self._found if as_found and self._found is not None else self._info()
         name: str = info.type.name
@@ -376,7 +384,7 @@ class RemotePath:
         """Return the error to raise, None if another try may do."""
         reason = self._reason(error)
         if re.search(_NO_BUCKET, reason):
-            return OSError(errno.ENOENT, "no such bucket: make it, or mend its name", str(self))
+            return OSError(errno.ENOENT, _WITHOUT_BUCKET, str(self))
         if re.search(_MISSING, reason):
             return self._missing()
         if isinstance(error, PermissionError) or re.search(_DENIED, reason):
@@ -499,6 +507,14 @@ def location(text: str | os.PathLike[str] | RemotePath) -> AnyPath:
     if scheme not in SCHEMES:
         raise InputError(f"unknown kind of URL {scheme}://, expected s3://, gs://, abfs://, file:// or a local path")
     return _remote(path, scheme)
+
+
+def lacking(path: AnyPath, words: str) -> str:
+    """Return what to say of a path where nothing was found: that its bucket is not there either, else `words`.
+
+    That is a request, so that it is asked only for a message.
+    """
+    return _WITHOUT_BUCKET if isinstance(path, RemotePath) and not path.has_bucket() else words
 
 
 def local_path(text: str | os.PathLike[str] | RemotePath) -> Path:
