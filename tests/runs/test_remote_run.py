@@ -355,6 +355,8 @@ def test_a_missing_bucket_is_told_wherever_it_is_read(job: Job, bucket: Bucket) 
         assert (result.exit_code, "no such bucket" in result.stderr) == (6, True)
     result = junctor_cli("map", job.network, elsewhere(job.evidence))
     assert (result.exit_code, "no such bucket" in result.stderr) == (3, True)
+    with pytest.raises(ModelError, match="no such bucket"):
+        junctor.read_network("s3://no-such-bucket")
     # Rights that do not reach to the bucket say nothing of it.
     bucket.proxy.denies = lambda method, path: path.strip("/") == bucket.name
     with pytest.raises(ModelError, match="there is no such file"):

@@ -347,7 +347,9 @@ def test_the_end_of_patience_is_one_line_with_name_and_advice(
         ("AWS Error INVALID_ACCESS_KEY_ID during PutObject", PermissionError, "credentials"),
         ("AWS Error UNKNOWN (HTTP status 403) during X", PermissionError, "access denied"),
         ("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload operation", OSError, "no such bucket"),
-        ("AWS Error UNKNOWN (HTTP status 400) during X", OSError, "cannot be used"),
+        ("AWS Error UNKNOWN (HTTP status 400) during X", OSError, r"cannot be used: .* during X: 's3:"),
+        ("AWS Error UNKNOWN (HTTP status 400) during HeadObject operation", OSError, "expired or malformed token"),
+        ("Not a regular file: 'bucket/x'", IsADirectoryError, "found a folder, expected an object"),
     ],
 )
 def test_what_stays_is_told_at_once(store: Store, reason: str, kind: type[OSError], words: str) -> None:

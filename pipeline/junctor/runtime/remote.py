@@ -58,9 +58,12 @@ _DENIED = (
     r"authori[sz]ation.?(fail|error)|authentication.?failed|(expired|invalid).?(client.?)?token|invalid.?access.?key|"
     r"signature.?does.?not|incomplete.?signature"
 )
+# Of a request whose answers have no text that would say why.
+_UNTOLD = r"HTTP status 400\) during Head"
 _REFUSED = r"HTTP status (3\d\d|4(?!08|29)\d\d)"
 _NO_BUCKET = r"(?i)NO_SUCH_BUCKET|specified bucket does not exist|ContainerNotFound"
 _WITHOUT_BUCKET = "no such bucket: make it, or mend its name"
+_A_FOLDER = "Not a regular file"
 _MISSING = r"(?i)NO_SUCH_KEY|BlobNotFound|Path does not exist"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(rf"({'|'.join((*SCHEMES, 'file'))}):/(?!/)")
@@ -387,6 +390,11 @@ class RemotePath:
             return OSError(errno.ENOENT, _WITHOUT_BUCKET, str(self))
         if re.search(_MISSING, reason):
             return self._missing()
+        if _A_FOLDER in reason:
+            return OSError(errno.EISDIR, "found a folder, expected an object", str(self))
+        if re.search(_UNTOLD, reason):
+            advice = "often an expired or malformed token: see to the credentials"
+            return OSError(errno.EINVAL, f"cannot be used: {reason}, {advice}", str(self))
         if isinstance(error, PermissionError) or re.search(_DENIED, reason):
             return PermissionError(
                 errno.EACCES, f"access denied ({reason}): see to the credentials, or to what they allow", str(self)
