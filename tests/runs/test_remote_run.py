@@ -23,6 +23,7 @@ import pytest
 from helpers.command_line import junctor_cli
 from helpers.stores import CREDENTIALS, Bucket
 from junctor.generate import evidence_table, random_network, sample
+from junctor.hmm.results import read_sequences
 from junctor.model.errors import EvidenceError, InputError, ModelError, RunError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -31,7 +32,7 @@ from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime import remote, remote_lock
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.remote import RemotePath
+from junctor.runtime.remote import RemotePath, location
 from junctor.runtime.remote_lock import RemoteLock
 from pyarrow import csv, feather, parquet
 
@@ -335,6 +336,37 @@ def test_hidden_keys_and_marks_of_folders_are_passed_over(local: Job, job: Job, 
         bucket.put(key, b"" if key.endswith("/") else b"other")
     run(job, HERE)
     assert parts_of(local.output) == bucket.objects("out/posteriors")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_store_that_fails_on_encoded_evidence_needs_no_new_run(job: Job, bucket: Bucket, lost: bool) -> None:
+    part = "out/evidence/part-00001.arrow"
+
+    def lose(method: str, path: str) -> None:
+        if lost and method == "HEAD" and part in path and "out/evidence/done.json" in bucket.names("out"):
+            bucket.server.request("DELETE", f"/{bucket.name}/{part}")
+
+    bucket.proxy.watch = lose
+    bucket.proxy.denies = lambda method, path: not lost and method == "GET" and part in path
+    said = "no such object: run the same command again" if lost else "access denied .*: see to the credentials"
+    with pytest.raises(RunError, match=said) as caught:
+        run(job, HERE)
+    assert f"s3://{bucket.name}/{part}: " in message(caught)
+    assert "anew" not in message(caught)
+    bucket.proxy.watch = lambda method, path: None
+    bucket.proxy.denies = lambda method, path: False
+    assert run(job, HERE).rows == ROWS
+
+
+def test_a_store_that_fails_on_encoded_sequences_is_told(bucket: Bucket) -> None:
+    bucket.put("part.parquet", bytes(100_000))
+    path = location(bucket.url("part.parquet"))
+    with pytest.raises(RunError, match=r"cannot be read as encoded sequences .*: start the run anew"):
+        read_sequences(path)
+    bucket.proxy.denies = lambda method, path: method == "GET"
+    with pytest.raises(RunError, match=r"part\.parquet: access denied") as caught:
+        read_sequences(path)
+    assert "anew" not in message(caught)
 
 
 def test_a_missing_bucket_is_told_wherever_it_is_read(job: Job, bucket: Bucket) -> None:

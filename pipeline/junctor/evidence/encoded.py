@@ -24,7 +24,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
-from junctor.runtime.files import Checksum, aside, checksum_of, refused
+from junctor.runtime.files import Checksum, aside, checksum_of, encoded
 from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 2
@@ -70,8 +70,9 @@ def read_partition(
     kept: whether the kept columns are read as well.
     cardinalities: of all variables; states beyond them are refused. None for no such check.
     """
-    with refused(lambda said: RunError(f"{path}: cannot be read as encoded evidence ({said}): start the run anew")):
-        with _opened(location(path)) as file:
+    path = location(path)
+    with encoded(path, "evidence"):
+        with _opened(path) as file:
             if file.read(6) != b"ARROW1":
                 return _read_parquet(path)
             file.seek(0)
@@ -113,9 +114,7 @@ def _opened(path: AnyPath) -> pa.NativeFile:
     return pa.BufferReader(path.read_bytes()) if isinstance(path, RemotePath) else arrow_file(path)
 
 
-def _read_arrow(
-    file: pa.NativeFile, path: str | os.PathLike[str] | RemotePath, kept: bool
-) -> tuple[dict[str, Any], pa.Table]:
+def _read_arrow(file: pa.NativeFile, path: AnyPath, kept: bool) -> tuple[dict[str, Any], pa.Table]:
     # Workers read partitions concurrently; threads in each of them would only compete.
     options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.ipc.open_file(file, options=options) as reader:
@@ -128,11 +127,11 @@ def _read_arrow(
         return metadata, reader.read_all()
 
 
-def _read_parquet(path: str | os.PathLike[str] | RemotePath) -> EncodedPartition:
+def _read_parquet(path: AnyPath) -> EncodedPartition:
     """Read the encoded evidence of an earlier version: `s7` has the states of variable 7, null where unobserved."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(parquet_source(location(path))) as file:
+    with pq.ParquetFile(parquet_source(path)) as file:
         metadata = _metadata(file.schema_arrow, path, _PARQUET_VERSION)
         table = file.read(use_threads=False)
     table.validate(full=True)
@@ -149,7 +148,7 @@ def _read_parquet(path: str | os.PathLike[str] | RemotePath) -> EncodedPartition
     )
 
 
-def _metadata(schema: pa.Schema, path: str | os.PathLike[str] | RemotePath, expected: int) -> dict[str, Any]:
+def _metadata(schema: pa.Schema, path: AnyPath, expected: int) -> dict[str, Any]:
     metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
     if (version := metadata.get("format_version")) != expected:
         raise RunError(

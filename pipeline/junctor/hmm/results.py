@@ -20,7 +20,6 @@ from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import SequenceBatch
 from junctor.hmm.sequences import EncodedSequences
 from junctor.model.answers import OK, STATUS_NAMES
-from junctor.model.errors import RunError
 from junctor.runs.results import METADATA_KEY, part_metadata, status_array
 from junctor.runtime.arrow import (
     in_one_piece,
@@ -31,7 +30,7 @@ from junctor.runtime.arrow import (
     reason_array,
     string_array,
 )
-from junctor.runtime.files import Checksum, aside, checksum_of, refused
+from junctor.runtime.files import Checksum, aside, checksum_of, encoded
 from junctor.runtime.remote import AnyPath, parquet_source
 
 # Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
@@ -94,7 +93,7 @@ def write_sequences(part: EncodedSequences, path: AnyPath) -> Checksum:
 
 def read_sequences(path: AnyPath) -> EncodedSequences:
     """Read a file of `write_sequences`; raises RunError for anything else."""
-    with refused(lambda said: RunError(f"{path}: cannot be read as encoded sequences ({said}): start the run anew")):
+    with encoded(path, "sequences"):
         table = parquet.read_table(parquet_source(path), use_threads=False)
         # Damaged files may have offsets out of range, which crash the process.
         table.validate(full=True)

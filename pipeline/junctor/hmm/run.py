@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -28,7 +27,7 @@ from junctor.runs.partition import Answered, PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.files import refused
+from junctor.runtime.files import encoded
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
@@ -269,7 +268,7 @@ def _rows_of(path: AnyPath) -> int:
     """Return the sequences of an encoded partition."""
     from pyarrow import parquet
 
-    with _encoded(path), parquet.ParquetFile(parquet_source(path)) as file:
+    with encoded(path, "sequences"), parquet.ParquetFile(parquet_source(path)) as file:
         rows: int = file.metadata.num_rows
         return rows
 
@@ -278,14 +277,10 @@ def _steps_of(path: AnyPath, states: int) -> int:
     """Return the steps of an encoded partition, from the metadata of its columns."""
     from pyarrow import parquet
 
-    with _encoded(path), parquet.ParquetFile(parquet_source(path)) as file:
+    with encoded(path, "sequences"), parquet.ParquetFile(parquet_source(path)) as file:
         columns = [file.metadata.row_group(g).column(1) for g in range(file.metadata.num_row_groups)]
         values: int = sum(column.num_values for column in columns)
         return values // states if "likelihoods" in file.schema_arrow.names else values
-
-
-def _encoded(path: AnyPath) -> AbstractContextManager[None]:
-    return refused(lambda said: RunError(f"{path}: cannot be read as encoded sequences ({said}): start the run anew"))
 
 
 def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:

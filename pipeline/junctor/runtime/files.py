@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from junctor.model.errors import JunctorError, RunError
-from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote import AnyPath, RemotePath, lacking
 
 # Errors of a full disk, and of a user's quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -190,6 +190,25 @@ def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
     except Exception as error:
         said = error.strerror if isinstance(error, OSError) else None
         raise error_of(" ".join((said or str(error)).split())[:200] or type(error).__name__) from error
+
+
+@contextmanager
+def encoded(path: AnyPath, what: str) -> Iterator[None]:
+    """Context manager: RunError for encoded inputs that are damaged, which takes a new run, or that a store refuses.
+
+    what: the inputs, in a word.
+    """
+    with refused(lambda said: RunError(f"{path}: cannot be read as encoded {what} ({said}): start the run anew")):
+        try:
+            yield
+        except OSError as error:
+            # Errors of damage name no object.
+            if not isinstance(path, RemotePath) or error.filename != str(path):
+                raise
+            said = error.strerror
+            if isinstance(error, FileNotFoundError):
+                said = lacking(path, "no such object: run the same command again, which makes it again")
+            raise RunError(f"{path}: {said}") from error
 
 
 def read_json(path: AnyPath) -> dict[str, Any] | None:
