@@ -95,8 +95,9 @@ def end_on_lost_output() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
         return
     output = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))
-    is_terminal = output.isatty()
-    sys.stdout = io.TextIOWrapper(output, sys.stdout.encoding, sys.stdout.errors, line_buffering=is_terminal)
+    # Each line at once for a terminal, and for whoever asks Python for that.
+    by_line = output.isatty() or getattr(sys.stdout, "write_through", False)
+    sys.stdout = io.TextIOWrapper(output, sys.stdout.encoding, sys.stdout.errors, line_buffering=by_line)
 
 
 class LineFormatter(logging.Formatter):
