@@ -215,11 +215,17 @@ def test_groups_are_chosen_while_an_earlier_partition_is_answered(job: Job, monk
 
 
 def test_what_does_not_fit_is_refused_when_it_is_answered(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = Engine.prepare, list[EvidenceBatch]()
+
     def prepare(self: Engine, batch: EvidenceBatch) -> None:
-        raise BudgetError("too large")
+        if not any(batch is each for each in refused):
+            refused.append(batch)
+            raise BudgetError("too large")
+        real(self, batch)
 
     monkeypatch.setattr(Engine, "prepare", prepare)
     assert len(list(propagate_here(tasks_of(job), MEMORY))) == PARTS
+    assert len(refused) == PARTS
 
 
 def test_stages_add_up() -> None:
