@@ -253,6 +253,20 @@ def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, ca
     message(caught)
 
 
+def test_a_part_that_a_store_refuses_is_no_damage(job: Job, bucket: Bucket) -> None:
+    run(job, HERE)
+    part = "out/posteriors/part-00001.parquet"
+    whole = bucket.get(part)
+    bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
+    bucket.proxy.denies = lambda method, path: method == "GET" and part in path
+    with pytest.raises(RunError, match="access denied") as denied:
+        run(job, HERE)
+    assert f"s3://{bucket.name}/{part}" in message(denied)
+    bucket.proxy.denies = lambda method, path: False
+    assert bucket.get(part) == whole
+    assert run(job, HERE).reused_parts == 3
+
+
 def test_damage_that_may_not_be_removed_is_told(job: Job, bucket: Bucket) -> None:
     run(job, HERE)
     bucket.proxy.denies = lambda method, path: method == "DELETE"

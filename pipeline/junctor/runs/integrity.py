@@ -17,7 +17,7 @@ from junctor.runs.partition import read_part
 from junctor.runs.storage import STATISTICS, AnySpec, Directory
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
 from junctor.runtime.machine import usable_cores
-from junctor.runtime.remote import AnyPath
+from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import in_threads
 
 logger = logging.getLogger("junctor")
@@ -173,7 +173,11 @@ def _check_part(
             # Renamed when it was whole: only what happened to the disk since can have damaged it.
             read_part(directory, path, spec)
         except RunError as error:
-            _discard(path, str(error.__cause__ or error))
+            cause = error.__cause__
+            # What a store refuses is no damage; errors of damage name no object.
+            if isinstance(path, RemotePath) and isinstance(cause, OSError) and cause.filename is not None:
+                raise
+            _discard(path, str(cause or error))
 
 
 def _check_size(path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> None:
