@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_lines_that_cannot_be_written_end_no_work(tmp_path: Path, format: str) -
         # Nor does an error lose its code.
         for option, code in (("--strict", 6), ("--targets=lungs", 3), ("--nonsense", 2)):
             assert subprocess.run([*COMMAND, "run", *words, option], stderr=full).returncode == code
+
+
+@pytest.mark.parametrize(("network", "code"), [(ASIA, 0), ("nosuch.bif", 3)])
+def test_commands_without_stderr_keep_their_codes(network: object, code: int) -> None:
+    command = "from junctor.cli import main; main()"
+    line = 'exec "$0" -c "$1" validate "$2" 2>&-'
+    ended = subprocess.run(["sh", "-c", line, sys.executable, command, str(network)], capture_output=True, check=False)
+    assert ended.returncode == code
 
 
 def test_a_page_without_a_home_adds_no_lines(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class _Dropping(io.FileIO):
 def drop_lost_lines() -> None:
     """Replace stderr by one that drops lines that cannot be written: a full disk or a closed pipe ends no work."""
     if sys.stderr is None:
+        # Closed before the start.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
         return
     dropping = io.BufferedWriter(_Dropping(sys.stderr.fileno(), "w", closefd=False))
     sys.stderr = io.TextIOWrapper(dropping, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
