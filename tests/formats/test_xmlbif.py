@@ -196,9 +196,16 @@ def test_declarations_that_cannot_be_true_do_not_count(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["x-nonsense", "rot13", "hex", "punycode", "idna", "unicode_escape", "a\0b"])
 def test_unknown_encodings_are_refused(encoding: str) -> None:
-    text = XMLBIF.replace('version="1.0"', f'version="1.0" encoding="{encoding}"')
+    text = XMLBIF.replace('version="1.0"', f'version="1.0" encoding="{encoding}"').replace("much", "m\u00fcch")
     message = f"f.xml:1:1: the file declares the encoding {encoding!r}, which is not read: save it as UTF-8"
     assert error_of(lambda: read(text)) == message
+
+
+@pytest.mark.parametrize("encoding", ["x-sjis", "windows-31j"])
+def test_ascii_is_ascii_in_any_encoding(encoding: str) -> None:
+    text = XMLBIF.replace('version="1.0"', f'version="1.0" encoding="{encoding}"')
+    assert text.isascii()
+    assert read(text).variables == read(XMLBIF).variables
 
 
 def test_bytes_that_are_not_in_the_declared_encoding_are_refused() -> None:

@@ -72,14 +72,21 @@ def decode_xml(data: bytes, file: str | None = None) -> str:
         return _decoded(data)
     name = declared[1].decode("latin-1").strip()
     what = f"the file declares the encoding {name!r}"
+    unread = ModelError(f"{what}, which is not read: save it as UTF-8", _place_in(data, 0, file))
     try:
         known = codecs.lookup(name).name
-        if known in _NO_ENCODINGS:
-            raise LookupError
-        is_so = declared[0].decode(known, "replace") == declared[0].decode("latin-1")
     except (LookupError, ValueError):
         # ValueError: a name with a NUL character.
-        raise ModelError(f"{what}, which is not read: save it as UTF-8", _place_in(data, 0, file)) from None
+        if data.isascii():
+            # Whatever its name, the encodings of files have ASCII in them.
+            return data.decode()
+        raise unread from None
+    try:
+        is_so = declared[0].decode(known, "replace") == declared[0].decode("latin-1")
+    except (LookupError, ValueError):
+        raise unread from None
+    if known in _NO_ENCODINGS:
+        raise unread
     # A declaration in ASCII that says UTF-16 is wrong. And some say ASCII of whatever they have.
     if not is_so or known in ("ascii", "utf-8"):
         return _decoded(data)
