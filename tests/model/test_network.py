@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor.generate import random_network
 from junctor.model import network as networks
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, Reading, build_network
@@ -120,6 +124,17 @@ def test_normalized_rows_are_shares_of_their_sums(rows: list[list[int]]) -> None
     for shares, row in zip(table.tolist(), rows, strict=True):
         # A row that sums to 1 is taken as written.
         assert shares == [n / sum(row) for n in row]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_tables_of_copies_cannot_be_written(copied: Callable[[Network], Network]) -> None:
+    network = random_network(3, seed=1)
+    digest, other = network.digest, copied(network)
+    assert other.digest == digest
+    for one, factor in zip(network.factors, other.factors, strict=True):
+        assert (factor.scope, factor.table.tolist()) == (one.scope, one.table.tolist())
+        with pytest.raises(ValueError, match="read-only"):
+            factor.table[...] = 0.5
 
 
 def test_a_notebook_shows_a_network_with_all_texts_escaped() -> None:

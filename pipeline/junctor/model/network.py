@@ -64,6 +64,13 @@ class Factor:
     scope: tuple[int, ...]
     table: npt.NDArray[np.float64]
 
+    def __setstate__(self, state: tuple[tuple[int, ...], npt.NDArray[np.float64]]) -> None:
+        # Tables of copies could be written otherwise, while digest and plans stay those of the original.
+        scope, table = state
+        table.setflags(write=False)
+        object.__setattr__(self, "scope", scope)
+        object.__setattr__(self, "table", table)
+
 
 @dataclass(frozen=True, eq=False)
 class Network:
