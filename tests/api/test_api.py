@@ -81,6 +81,36 @@ def test_a_long_table_is_taken_in_pieces(asia: junctor.Network, monkeypatch: pyt
         assert pieces[name].to_pylist() == whole[name].to_pylist()
 
 
+@pytest.mark.parametrize("rows", [3, 200])
+@pytest.mark.parametrize("make", [dict, pd.DataFrame])
+def test_answers_stay_what_they_are_when_their_evidence_changes(asia: junctor.Network, make: Any, rows: int) -> None:
+    ids, weight = np.arange(rows), np.arange(rows, dtype=np.float64)
+    evidence = make({"case_id": ids, "weight": weight, "smoke": ["yes"] * rows})
+    for answers in (
+        junctor.posteriors(asia, evidence, ["lung"], keep=["weight"]),
+        junctor.posteriors(asia, evidence, ["lung"], ignore_extra=True),
+    ):
+        before = answers.to_pydict()
+        for name in ("case_id", "weight"):
+            if isinstance(evidence, dict):
+                evidence[name] += 1
+            else:
+                evidence.loc[:, name] += 1
+        assert answers.to_pydict() == before
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_halves_of_characters_are_no_states(asia: junctor.Network, rows: int) -> None:
+    # As `json.loads` returns them.
+    evidence = {"case_id": ["\ud800"] * rows + ["b"], "smoke": ["\ud800"] * rows + ["yes"]}
+    answers = junctor.posteriors(asia, evidence, ["lung"])
+    assert answers["status"].to_pylist() == ["invalid"] * rows + ["ok"]
+    assert "unknown state" in answers["reason"][0].as_py()
+    assert answers["case_id"].to_pylist()[-1] == "b"
+    (alone,) = junctor.posteriors(asia, [{"smoke": "\ud800"}], ["lung"])["status"].to_pylist()
+    assert alone == "invalid"
+
+
 def test_no_rows_have_the_columns(asia: junctor.Network) -> None:
     table = junctor.posteriors(asia, [])
     assert table.num_rows == 0

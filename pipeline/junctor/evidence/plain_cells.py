@@ -100,7 +100,7 @@ def _ids(cells: Sequence[Any]) -> pa.Array | None:
     """Return case ids that are all texts or all integers of 64 bits, as Arrow would take them."""
     kinds = set(map(type, cells))
     if kinds == {str}:
-        return string_array(cells)
+        return string_array(cells, escaping=True)
     if kinds == {int} and all(-(2**63) <= cell < 2**63 for cell in cells):
         return number_array(np.array(cells, dtype=np.int64))
     return None

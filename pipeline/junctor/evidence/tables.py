@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError
-from junctor.runtime.arrow import with_plain_words
+from junctor.runtime.arrow import string_array, with_plain_words
 
 _EXPECTED = (
     "expected an Arrow table or record batch, a pandas or polars data frame, a mapping of columns "
@@ -72,8 +72,8 @@ def _from_rows(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:
 
 
 def _from_columns(columns: Sequence[tuple[Any, Any]], rows: int = 0) -> pa.Table:
-    lengths = {str(name): len(cells) for name, cells in columns}
-    if len(set(lengths.values())) > 1:
+    if len({len(cells) for _, cells in columns}) > 1:
+        lengths = ", ".join(f"{str(name)!r}: {len(cells):,}" for name, cells in columns)
         raise EvidenceError(f"evidence: columns of different lengths: {lengths}")
     if not columns:
         # Arrow takes the number of rows from a column only.
@@ -90,14 +90,17 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
     if getattr(cells, "ndim", 1) == 2:
         cells = list(cells)  # a matrix of likelihoods, one row a case
     try:
-        return pa.array(cells, from_pandas=True)
+        found = pa.array(cells, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if all(_is_null(cell) or isinstance(cell, list | tuple | np.ndarray) for cell in cells):
             raise EvidenceError(
                 f"evidence: column {str(name)!r}: found lists of other than numbers of 64 bits ({error}), expected "
                 "likelihoods such as [0.2, 0.8]"
             ) from error
-        return pa.array([_as_text(name, cell) for cell in cells], pa.large_string())
+        return string_array([_as_text(name, cell) for cell in cells], escaping=True).cast(pa.large_string())
+    # Numbers of NumPy lie in the caller's memory, which may change: answers have case ids and kept columns of it.
+    is_borrowed = hasattr(cells, "__array__") and pa.types.is_primitive(found.type) and isinstance(found, pa.Array)
+    return found.copy_to(pa.default_cpu_memory_manager()) if is_borrowed else found
 
 
 def _as_text(name: Any, cell: Any) -> str | None:

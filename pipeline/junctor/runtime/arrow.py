@@ -50,9 +50,13 @@ def columns_of_lists(lists: pa.Array) -> list[pa.Array]:
     return [pa.Array.from_buffers(number, rows, [validity, piece]) for piece in pieces]
 
 
-def string_array(values: Sequence[str | None]) -> pa.Array:
-    """Return a column of strings, null for None."""
-    encoded = [b"" if value is None else value.encode() for value in values]
+def string_array(values: Sequence[str | None], escaping: bool = False) -> pa.Array:
+    """Return a column of strings, null for None.
+
+    escaping: whether halves of characters, which JSON may have, become escapes; they raise UnicodeEncodeError if not.
+    """
+    errors = "backslashreplace" if escaping else "strict"
+    encoded = [b"" if value is None else value.encode(errors=errors) for value in values]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
     null = np.array([value is None for value in values], dtype=np.bool_)
@@ -79,7 +83,9 @@ def ragged_array(values: pa.Array, lengths: npt.NDArray[Any], null: npt.NDArray[
 def reason_array(reasons: Mapping[int, str], rows: int) -> pa.Array:
     """Return a column of the reason of each row, null where there is none."""
     # Most batches have none, and 65,536 rows of None take longer than the answers of small networks.
-    return string_array([reasons.get(row) for row in range(rows)]) if reasons else pa.nulls(rows, pa.string())
+    if not reasons:
+        return pa.nulls(rows, pa.string())
+    return string_array([reasons.get(row) for row in range(rows)], escaping=True)
 
 
 def table_of(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.Table:
