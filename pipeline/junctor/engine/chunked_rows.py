@@ -6,7 +6,7 @@ Main class: ChunkedRows, made by the engine for a batch with such rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +40,16 @@ class ChunkedRows:
     """Answers rows in chunks; all memory beside answers is theirs.
 
     router: of the engine.
-    device: the GPU that answers rows, if one does.
+    device, gpu: the GPU that answers rows, if one does, and what it has room for.
     free: bytes beside the answers.
+    answer_impossible: answers the impossible ones among rows in doubt, and returns the others.
     """
 
     router: Router
     device: BlockDevice | None
+    gpu: GpuRoom | None
     free: int
+    answer_impossible: Callable[[Rows, EvidenceBatch, Answers, int], Rows]
 
     def answer(self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers) -> None:
         """Write the posteriors of rows."""
@@ -64,7 +67,7 @@ class ChunkedRows:
                 doubtful.append(answer_case_by_case(programs, chunks.chunks.plan, batch, part, answers))
                 # Their memory goes first.
                 programs.clear()
-            rows = self._without_impossible(np.concatenate(doubtful), batch, answers)
+            rows = self.answer_impossible(np.concatenate(doubtful), batch, answers, self.free)
             if not rows.size:
                 return
             chunks = None
@@ -98,7 +101,7 @@ class ChunkedRows:
                 whole = as_outcome(*explained)
                 write_tables(whole, block, part, answers)
                 write(whole, part, answers)
-            rows = self._without_impossible(left, batch, answers)
+            rows = self.answer_impossible(left, batch, answers, self.free)
             if not rows.size:
                 return
 
@@ -111,9 +114,8 @@ class ChunkedRows:
 
     def _chunks_in(self, algebra: Algebra, route: Route) -> ChunkRoute:
         """Return how rows of a route go through in an algebra."""
-        gpu = None if self.device is None else GpuRoom.of(self.device)
         with self.router.store.lock:
-            return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, self.free, gpu)
+            return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, self.free, self.gpu)
 
     def _in_rounds(
         self, chunks: ChunkRoute, algebra: Algebra, rows: Rows
@@ -132,12 +134,3 @@ class ChunkedRows:
             all_gpus = options.all_gpus and (chunks.side is None or chunks.side.gpus > 1)
             others = open_other_gpus(options.device_memory) if all_gpus else ()
             yield from rounds_of(chunks, router.network, algebra, (self.device, *others), rows)
-
-    def _without_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers) -> Rows:
-        """Answer the impossible ones among rows in doubt, and return the others."""
-        if not rows.size:
-            return rows
-        # Imported where rows are in doubt: with it comes compiled code.
-        from junctor.backends.impossibility import answer_impossible
-
-        return answer_impossible(self.router.network, batch, rows, answers, self.free, self.router.threads)

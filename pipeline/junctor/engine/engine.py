@@ -480,7 +480,7 @@ class Engine:
         # Imported where rows go in chunks: few do, and it loads much.
         from junctor.engine.chunked_rows import ChunkedRows
 
-        return ChunkedRows(self.router, resources.device, budget.free)
+        return ChunkedRows(self.router, resources.device, resources.gpu, budget.free, self._answer_impossible)
 
     def _chunk_explainer(self, chunked: ChunkedRows, budget: Budget, resources: _Resources) -> ChunkExplainer:
         """Return what finds explanations of rows in chunks."""
