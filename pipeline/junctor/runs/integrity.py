@@ -15,9 +15,9 @@ from junctor.model.errors import RunError
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import read_part
 from junctor.runs.storage import STATISTICS, AnySpec, Directory
-from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, is_refusal, read_json, write_json
 from junctor.runtime.machine import usable_cores
-from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote import AnyPath
 from junctor.runtime.threads import in_threads
 
 logger = logging.getLogger("junctor")
@@ -155,9 +155,17 @@ def _fault_of(
             return f"{directory.name_of(statistics)} is missing"
         why = _other_size(statistics, counted)
         return None if why is None else f"{directory.name_of(statistics)}: {why}"
+    return _damage_of(directory, path, spec)
+
+
+def _damage_of(directory: Directory[Any], path: AnyPath, spec: AnySpec) -> str | None:
+    """Return why a part has no readable metadata, or is of another run, None for others; raises what a store says."""
     try:
+        # Renamed when it was whole: only what happened to the disk since can have damaged it.
         read_part(directory, path, spec)
     except RunError as error:
+        if is_refusal(path, error.__cause__):
+            raise
         return str(error.__cause__ or error)
     return None
 
@@ -168,16 +176,8 @@ def _check_part(
     """Remove a part of another size than recorded; where nothing is, without readable metadata or of another run."""
     if recorded is not None:
         _check_size(path, recorded)
-    elif path.exists():
-        try:
-            # Renamed when it was whole: only what happened to the disk since can have damaged it.
-            read_part(directory, path, spec)
-        except RunError as error:
-            cause = error.__cause__
-            # What a store refuses is no damage; errors of damage name no object.
-            if isinstance(path, RemotePath) and isinstance(cause, OSError) and cause.filename is not None:
-                raise
-            _discard(path, str(cause or error))
+    elif path.exists() and (why := _damage_of(directory, path, spec)) is not None:
+        _discard(path, why)
 
 
 def _check_size(path: AnyPath, recorded: tuple[int, Checksum | None] | None) -> None:

@@ -192,6 +192,11 @@ def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
         raise error_of(" ".join((said or str(error)).split())[:200] or type(error).__name__) from error
 
 
+def is_refusal(path: AnyPath, error: BaseException | None) -> bool:
+    """Return True for what a store says of an object, below a path or at it; errors of damage name none."""
+    return isinstance(path, RemotePath) and isinstance(error, OSError) and error.filename is not None
+
+
 @contextmanager
 def encoded(path: AnyPath, what: str) -> Iterator[None]:
     """Context manager: RunError for encoded inputs that are damaged, which takes a new run, or that a store refuses.
@@ -202,8 +207,7 @@ def encoded(path: AnyPath, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            # Errors of damage name no object.
-            if not isinstance(path, RemotePath) or error.filename != str(path):
+            if not is_refusal(path, error):
                 raise
             said = error.strerror
             if isinstance(error, FileNotFoundError):
