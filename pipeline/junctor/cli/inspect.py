@@ -200,11 +200,11 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
     from junctor.runtime.machine import peak_memory
 
     router = engine.router
-    serving = engine.serving(batch).router
-    routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
+    serving = engine.serving(batch)
+    routes = forecast(serving, batch, bound=MOST_BOUND_OPERATIONS)
     seconds = sum(route.seconds for route in routes)
     # Rows in chunks may be left to the CPU where workers with GPUs were asked about.
-    on_gpu = any(serving.takes_gpu if route.chunks is None else route.on_gpu for route in routes)
+    on_gpu = any(serving.router.takes_gpu if route.chunks is None else route.on_gpu for route in routes)
     refusals = [str(route.refused) for route in routes if route.refused is not None]
     return {
         "rows": batch.rows,
@@ -221,7 +221,7 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
         "fits": not refusals,
         "refused": refusals[0] if refusals else None,
         "plans": [_plan_facts(route, engine.network) for route in routes[:SHOWN]],
-        "savings": _savings(serving, routes),
+        "savings": _savings(serving.router, routes),
         "choices": choices(router, routes, stored),
     }
 

@@ -12,7 +12,7 @@ import signal
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import typer
 
@@ -66,11 +66,15 @@ class _Dropping(io.FileIO):
             return len(data)
 
 
+def _nowhere() -> TextIO:
+    """Return what stands for a stream that was closed before the start: what writes there has a file all the same."""
+    return open(os.devnull, "w")
+
+
 def drop_lost_lines() -> None:
     """Replace stderr by one that drops lines that cannot be written: a full disk or a closed pipe ends no work."""
     if sys.stderr is None:
-        # Closed before the start.
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        sys.stderr = _nowhere()
         return
     dropping = io.BufferedWriter(_Dropping(sys.stderr.fileno(), "w", closefd=False))
     sys.stderr = io.TextIOWrapper(dropping, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
@@ -93,8 +97,7 @@ class _Output(io.FileIO):
 def end_on_lost_output() -> None:
     """Replace stdout by one that ends the command where it cannot be written: quietly if its reader has gone."""
     if sys.stdout is None:
-        # Closed before the start: nobody asks for it, and what writes there has a file all the same.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        sys.stdout = _nowhere()
         return
     output = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))
     # Each line at once for a terminal, and for whoever asks Python for that.

@@ -101,7 +101,7 @@ def decode_xml(data: bytes, file: str | None = None) -> str:
 
 
 def _place_in(data: bytes, offset: int, file: str | None) -> Place:
-    return place_at(data.decode("latin-1"), offset, file)
+    return place_at(data[:offset].decode("latin-1"), offset, file)
 
 
 def _decoded(data: bytes) -> str:
