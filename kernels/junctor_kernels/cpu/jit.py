@@ -283,17 +283,13 @@ class _PartCompiler(_Compiler):
         return super().compile_extra(function)
 
 
-# Untyped: these names are not public.
-_errors: Any = errors
+# Its colours, where Colorama is installed.
+_colours: Any = getattr(errors, "HighlightColorScheme", None)
 
 
-class _Plain(_errors._DummyColorScheme):  # type: ignore[misc]
-    """Texts of errors as they are."""
-
-    def _same(self, text: Any) -> Any:
-        return text
-
-    code = errmsg = filename = indicate = highlight = reset = _same
+def _plain(_scheme: Any, text: Any, *_style: Any) -> Any:
+    """Return the text of an error as it is."""
+    return text
 
 
 def _ended(compiler: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any]:
@@ -304,11 +300,14 @@ def _ended(compiler: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any
         with global_compiler_lock:
             # To infer types, Numba makes thousands of errors that nobody sees; bold type takes a tenth of all its time,
             # and wraps standard output meanwhile.
-            scheme, _errors._termcolor_inst = _errors._termcolor_inst, _Plain()
+            bold = None if _colours is None else _colours._markup
+            if _colours is not None:
+                _colours._markup = _plain
             try:
                 return compiler(signature)
             finally:
-                _errors._termcolor_inst = scheme
+                if _colours is not None:
+                    _colours._markup = bold
                 cache.end()
 
     return compile_and_end

@@ -206,7 +206,7 @@ def plan_relevant(factors: Any, soft: Any, wanted: Any, rows: int, tree: Any) ->
         else:
             jitter = JITTER
         tree.random[0] = np.uint64(tried)
-        fits = _plan(factors, soft, wanted, again, rows, tree, jitter)
+        fits = plan_by(factors, soft, wanted, again, rows, tree, jitter)
         operations = tree.nodes.work[MEAN_OPERATIONS] if fits else np.inf
         tried += 1
         last = operations
@@ -218,7 +218,7 @@ def plan_relevant(factors: Any, soft: Any, wanted: Any, rows: int, tree: Any) ->
             break
     if last > best:
         tree.random[0] = seed
-        _plan(factors, soft, wanted, criterion, rows, tree, noise)
+        plan_by(factors, soft, wanted, criterion, rows, tree, noise)
     return best < np.inf
 
 
@@ -237,12 +237,15 @@ def plan_row(
     tree: written.
     """
     find_relevant(factors, states, soft, wanted, tree)
-    return bool(_plan(factors, soft, wanted, criterion, rows, tree, noise))
+    return bool(plan_by(factors, soft, wanted, criterion, rows, tree, noise))
 
 
-@part
-def _plan(factors: Any, soft: Any, wanted: Any, criterion: int, rows: int, tree: Any, noise: float) -> bool:
-    """Plan the tree of relevant variables by one order; return False if its tables are too large."""
+@loops
+def plan_by(factors: Any, soft: Any, wanted: Any, criterion: int, rows: int, tree: Any, noise: float) -> bool:
+    """Plan the tree of relevant variables by one order; return False if its tables are too large.
+
+    Arguments as for `plan_row`. Kept on disk by itself: all that answers rows plans them, and would compile it anew.
+    """
     nodes, position = tree.nodes, tree.position
     _order(factors, criterion, tree, noise)
     nodes.counts[TABLES] = nodes.counts[SCOPES] = 0
