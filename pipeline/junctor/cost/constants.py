@@ -110,6 +110,9 @@ class CpuConstants(DeviceConstants):
     exact_row: float = 60.0
     # Seconds of work that are worth one more process: starting and planning take some of them. Estimate; 2026-11-21.
     process: float = 5.0
+    # Exponent of the cores of a machine, by which a run from files gains on one: 8 times with 16, 23 with 64. munin2
+    # and others, where 16 gain 6.5 to 12 and 64 gain 9 to 26; 2026-11-28.
+    cores: float = 0.75
 
     # Chunks, disks and workers.
     # Seconds a step, to cut a plan for a memory split and to count its work. Estimate; 2026-11-21.
@@ -194,6 +197,9 @@ class GpuConstants(DeviceConstants):
     # Choice of the device.
     # Seconds until a GPU is ready: CUDA, CuPy, a process. Estimate; 2026-11-21.
     start: float = 4.0
+    # Seconds that a run is longer because of a GPU, beside those of its rows: while it is opened, evidence is read and
+    # plans are made, as without. munin2, scores, 30,000 to 300,000 rows, H100 and the 16 cores beside it; 2026-11-28.
+    ready: float = 1.0
     # Seconds of a GPU and of what goes with it that are worth one more process. 1,600,000 rows of munin2 with scores, 9
     # of them by forecast, took 8.7 s with one of four H200, 11 with a process for each of two and of four; 2026-11-26.
     process: float = 5.0

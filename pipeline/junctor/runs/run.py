@@ -395,7 +395,8 @@ def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
         return device
     # A GPU without measurements counts as far faster than a core.
     there = estimate.gpu_seconds or 0.0
-    return "gpu" if there + GPU.start < estimate.seconds / usable_cores() and has_gpu() else "cpu"
+    here = estimate.seconds / usable_cores() ** CPU.cores
+    return "gpu" if there + GPU.ready < here and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:
