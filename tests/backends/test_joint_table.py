@@ -13,7 +13,7 @@ from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network
 from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.errors import Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.query import Query
 
 
@@ -135,3 +135,13 @@ def test_few_answers_stay() -> None:
         batch = EvidenceBatch(1, {v: np.array([state], np.int32) for v, state in enumerate(states)})
         table.answer(batch, np.arange(1), blank(network, batch, (0,)))
     assert table._known.cache_info().currsize == KEPT_ROWS < 8**3
+
+
+def test_a_factor_of_zeros_makes_every_row_impossible() -> None:
+    zeros = np.zeros(2)
+    zeros.setflags(write=False)
+    network = Network("zeros", (Variable("a", ("x", "y")),), (Factor((0,), zeros),), "markov")
+    batch = EvidenceBatch(1, {})
+    answers = blank(network, batch, (0,))
+    assert not JointTable(network, (0,)).answer(batch, np.arange(1), answers).size
+    assert answers.log_value[0] == -np.inf

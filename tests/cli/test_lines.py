@@ -95,3 +95,20 @@ def test_records_of_the_log_are_documents() -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     assert junctor_cli("run", ASIA, "rows.csv", "-o", "out", "--log-format", "xml").exit_code == 2
+
+
+def test_names_that_standard_output_cannot_hold_are_named(tmp_path: Path) -> None:
+    (tmp_path / "net.bif").write_text(
+        'network x {}\nvariable "caf\u00e9" { type discrete [ 2 ] { a, b }; }\n'
+        'probability ( "caf\u00e9" ) { table 0.3, 0.7; }\n',
+        encoding="utf-8",
+    )
+    words = [*COMMAND, "joint", str(tmp_path / "net.bif"), "caf\u00e9"]
+    for encoding, code, out, err in (
+        ("ascii", 6, "", r"error: standard output: '\xe9' cannot be written in ascii: set PYTHONIOENCODING=utf-8"),
+        ("ascii:backslashreplace", 0, "caf\\xe9,probability\na,0.3\nb,0.7\n", ""),
+    ):
+        environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        assert (done.returncode, done.stdout) == (code, out)
+        assert err in done.stderr

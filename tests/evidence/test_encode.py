@@ -495,3 +495,13 @@ def test_tables_with_an_arrow_stream(rows: int) -> None:
     grades = pa.array(["low", "high"] * rows).dictionary_encode().cast(pa.dictionary(pa.uint32(), pa.string()))
     table = pa.table({"smoke": pa.array(["yes", None] * rows, pa.string_view()), "grade": grades})
     assert_same(encode(Stream(table)), encode(table.cast(pa.schema([("smoke", pa.string()), ("grade", pa.string())]))))
+
+
+@pytest.mark.parametrize("tz", [None, "Europe/Berlin"])
+def test_times_of_pandas_in_lists_keep_their_nanoseconds(tz: str | None) -> None:
+    times = [pd.Timestamp("2026-01-01 00:00:00.123456789", tz=tz), None, pd.Timestamp("2026-01-02", tz=tz)]
+    for cells in (times, pd.Series(times, dtype=object)):
+        column = as_arrow({"time": cells})["time"]
+        assert column.type == pa.timestamp("ns", tz)
+        assert column.to_pylist() == [times[0], None, times[2]]
+    assert as_arrow({"time": [datetime.datetime(2026, 1, 1)]})["time"].type == pa.timestamp("us")

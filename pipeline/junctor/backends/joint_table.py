@@ -186,5 +186,6 @@ def _bits_of(network: Network) -> float:
     bits = 0.0
     for factor in network.factors:
         logs = np.abs(np.log2(factor.table[factor.table > 0]))
-        bits += float(logs.max())
+        # A factor of zeros alone: every row is impossible.
+        bits += float(logs.max(initial=0.0))
     return bits

@@ -94,6 +94,21 @@ class _Output(io.FileIO):
             raise RunError(f"standard output: {error.strerror or error}") from None
 
 
+class _OutputText(io.TextIOWrapper):
+    """Text of standard output, which ends the command at a character that its encoding does not have."""
+
+    def write(self, text: str) -> int:
+        """Write text, or raise what ends the command."""
+        try:
+            return super().write(text)
+        except UnicodeEncodeError as error:
+            found = ascii(text[error.start : error.end])
+            raise RunError(
+                f"standard output: {found} cannot be written in {self.encoding}: set PYTHONIOENCODING=utf-8, or =ascii:"
+                "backslashreplace to see it as here"
+            ) from None
+
+
 def end_on_lost_output() -> None:
     """Replace stdout by one that ends the command where it cannot be written: quietly if its reader has gone."""
     if sys.stdout is None:
@@ -102,7 +117,7 @@ def end_on_lost_output() -> None:
     output = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))
     # Each line at once for a terminal, and for whoever asks Python for that.
     by_line = output.isatty() or getattr(sys.stdout, "write_through", False)
-    sys.stdout = io.TextIOWrapper(output, sys.stdout.encoding, sys.stdout.errors, line_buffering=by_line)
+    sys.stdout = _OutputText(output, sys.stdout.encoding, sys.stdout.errors, line_buffering=by_line)
 
 
 class LineFormatter(logging.Formatter):

@@ -98,6 +98,10 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
                 "likelihoods such as [0.2, 0.8]"
             ) from error
         return string_array([_as_text(name, cell) for cell in cells], escaping=True).cast(pa.large_string())
+    are_objects = getattr(getattr(cells, "dtype", None), "kind", "O") == "O"
+    if are_objects and pa.types.is_timestamp(found.type) and any(getattr(cell, "nanosecond", 0) for cell in cells):
+        # Arrow takes those of pandas for those of Python, and leaves out what is below a microsecond.
+        found = pa.array(cells, pa.timestamp("ns", found.type.tz), from_pandas=True)
     # Numbers of NumPy lie in the caller's memory, which may change: answers have case ids and kept columns of it.
     is_borrowed = hasattr(cells, "__array__") and pa.types.is_primitive(found.type) and isinstance(found, pa.Array)
     return found.copy_to(pa.default_cpu_memory_manager()) if is_borrowed else found
