@@ -46,8 +46,8 @@ def open_device(dtype: npt.DTypeLike) -> Any:
 def too_large(needed: int, allowed: int) -> BudgetError:
     """Return the error for a model of `needed` bytes on a GPU of which `allowed` may be used."""
     return BudgetError(
-        f"the model needs {format_bytes(needed)} of the GPU, allowed are {format_bytes(allowed)}: raise "
-        "--device-memory, or use --device cpu"
+        f"the model needs {format_bytes(needed)} ({needed:,} bytes) of the GPU, allowed are {format_bytes(allowed)} "
+        f"({allowed:,} bytes): raise --device-memory, or use --device cpu"
     )
 
 
