@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
@@ -13,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from junctor.learning.em import Fit, FitState, Iteration
-from junctor.model.errors import RunError
-from junctor.runtime.files import aside, refused
+from junctor.model.errors import RefusedError, RunError
+from junctor.runtime.files import aside, explained, refused
 from junctor.runtime.remote import AnyPath
+
+logger = logging.getLogger("junctor")
 
 FORMAT_VERSION = 1
 # Files are synced: not more often than that, or small fits would take most of their time for it.
@@ -77,6 +80,8 @@ class Checkpoint:
         self._written = 0.0
         try:
             self.state = self._read()
+        except RefusedError:
+            raise
         except RunError:
             if not overwrite:
                 raise
@@ -92,14 +97,18 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def remove(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file; without the right to delete it stays, with a warning: the fit is written."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except PermissionError as error:
+            logger.warning("%s: left there, because the right to delete is missing (%s)", self.path, error.strerror)
 
     def _read(self) -> LearnState | None:
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return None
+        with explained(self.path):
+            try:
+                data = self.path.read_bytes()
+            except FileNotFoundError:
+                return None
         with refused(lambda said: RunError(f"{self.path}: damaged ({said}): start afresh with --overwrite")):
             identity, state = _unpacked(data)
         if identity != self._identity:

@@ -78,6 +78,10 @@ class RunError(JunctorError):
     exit_code = 6
 
 
+class RefusedError(RunError):
+    """A file that the system or a store does not let be read or written: what is in it is not known."""
+
+
 class ThresholdError(JunctorError):
     """A finished run or fit that crosses a threshold of its user; answers of a run are kept."""
 

@@ -192,8 +192,9 @@ class IncrementDirectory(RunDirectory):
 
     def read_ingested(self) -> Ingested | None:
         """Return the amount of evidence of the increment, None while it is not encoded."""
-        if not self.ingested.exists():
-            return None
+        with explained(self.path):
+            if not self.ingested.exists():
+                return None
         rows = [rows for each in self.pending.inputs for rows in each.rows]
         return Ingested(sum(rows), len(rows))
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from junctor.model.errors import RunError
+from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import read_part
 from junctor.runs.storage import STATISTICS, AnySpec, Directory
-from junctor.runtime.files import Checksum, checksum_of, explained, is_refusal, read_json, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
 from junctor.runtime.threads import in_threads
@@ -78,6 +78,11 @@ def discard_damaged(directory: Directory[Any]) -> None:
 
     Looks at names, sizes and the metadata of parts; at the content of the others if one part is missing or damaged.
     """
+    with explained(directory.path):
+        _discard_damaged(directory)
+
+
+def _discard_damaged(directory: Directory[Any]) -> None:
     recorded = _recorded_or_discarded(directory)
     _check_size(directory.network, recorded.get(directory.model_file))
     if not directory.ingested.exists():
@@ -87,6 +92,8 @@ def discard_damaged(directory: Directory[Any]) -> None:
             return
         spec = directory.read_spec()
         parts, inputs = directory.expected_parts(spec), read_checksums(directory)
+    except RefusedError:
+        raise
     except (RunError, TypeError) as error:
         _discard(directory.ingested, str(error))
         return
@@ -159,13 +166,13 @@ def _fault_of(
 
 
 def _damage_of(directory: Directory[Any], path: AnyPath, spec: AnySpec) -> str | None:
-    """Return why a part has no readable metadata, or is of another run, None for others; raises what a store says."""
+    """Return why a part has no readable metadata, or is of another run, None for others; raises RefusedError."""
     try:
         # Renamed when it was whole: only what happened to the disk since can have damaged it.
         read_part(directory, path, spec)
+    except RefusedError:
+        raise
     except RunError as error:
-        if is_refusal(path, error.__cause__):
-            raise
         return str(error.__cause__ or error)
     return None
 
@@ -205,11 +212,22 @@ def _check_content(
 
 
 def _recorded_or_discarded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None]]:
-    """Return the same as `_recorded`, without a manifest nothing; one that is damaged is removed."""
+    """Return the same as `_recorded`, without a manifest nothing; one that is damaged is removed.
+
+    Raises RunError for a damaged one of increments: nothing else knows the inputs that were answered.
+    """
     if directory.manifest.exists():
         try:
             return _recorded(directory)
+        except RefusedError:
+            raise
         except (RunError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(directory, IncrementDirectory):
+                raise RunError(
+                    f"{directory.manifest}: damaged ({error}), and only it knows which inputs were answered: restore "
+                    "it from a copy, or delete it: then all inputs that are there are answered anew, and answers of "
+                    "others go"
+                ) from error
             _discard(directory.manifest, f"not a manifest ({error})")
     return {}
 
@@ -249,9 +267,13 @@ def verify(directory: Directory[Any]) -> Verified:
     is_listed = directory.manifest.exists()
     try:
         expected.update({name: checksum for name, (_, checksum) in _recorded(directory).items()})
+    except RefusedError:
+        raise
     except (RunError, KeyError, TypeError, AttributeError):
         if is_listed:
             is_listed, remade = False, "the same command again makes a new one"
+            if isinstance(directory, IncrementDirectory):
+                remade = "restore it from a copy"
             faults.append(Fault(directory.manifest.name, "damaged", f"not a manifest: {remade}"))
         else:
             faults.append(Fault(directory.manifest.name, "missing", "not finished: run the same command again"))
@@ -271,10 +293,9 @@ def verify(directory: Directory[Any]) -> Verified:
         if wanted is not None and checksum != wanted:
             faults.append(Fault(name, "damaged", _difference(checksum, wanted)))
         elif wanted is None and name.startswith(f"{spec.folder}/"):
-            try:
-                read_part(directory, directory.path / name, spec)
-            except RunError as error:
-                faults.append(Fault(name, "damaged", str(error.__cause__ or error)))
+            why = _damage_of(directory, directory.path / name, spec)
+            if why is not None:
+                faults.append(Fault(name, "damaged", why))
     strangers = _strangers(directory, spec.folder, set(expected))
     # Without a manifest the parts of increments, or of evidence that is gone, are not known.
     are_known = is_listed or (directory.ingested.exists() and not isinstance(directory, IncrementDirectory))
@@ -290,6 +311,8 @@ def _of_inputs(directory: Directory[Any], faults: list[Fault]) -> Iterator[tuple
         return
     try:
         checksums, counts = read_checksums(directory), directory.counts()
+    except RefusedError:
+        raise
     except (RunError, TypeError) as error:
         faults.append(Fault(directory.name_of(directory.ingested), "damaged", str(error)))
         return

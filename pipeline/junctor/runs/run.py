@@ -304,7 +304,9 @@ def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tupl
     number, part = numbered
     path = directory.evidence_part(number)
     # Written by an interrupted call: equal specs give equal partitions.
-    if path.exists():
+    with explained(path):
+        is_there = path.exists()
+    if is_there:
         return path.name, part.rows, checksum_of(path)
     directory.make_folder_of(path)
     return path.name, part.rows, part.write(path)

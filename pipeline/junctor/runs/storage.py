@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
 
-from junctor.model.errors import BudgetError, DeviceError, InputError, RunError
+from junctor.model.errors import BudgetError, DeviceError, InputError, RefusedError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
@@ -279,7 +279,8 @@ class Directory(Generic[Spec]):
         """Return the numbers of the partitions without answers."""
         parts = self.expected_parts(spec)
         # One listing of each folder: a store would take a request for each part.
-        there = {path for folder in {part.parent for part in parts} for path in folder.glob("*")}
+        with explained(self.path):
+            there = {path for folder in {part.parent for part in parts} for path in folder.glob("*")}
         return [i for i, part in enumerate(parts) if part not in there]
 
     def expected_parts(self, spec: AnySpec) -> list[AnyPath]:
@@ -484,6 +485,8 @@ class Directory(Generic[Spec]):
             there = self._read_spec()
             is_other = there is None or not self._is_continued_by(there, spec)
             return is_other and (overwrite or not self._has_answers())
+        except RefusedError:
+            raise
         except RunError:
             return overwrite
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from junctor.model.errors import JunctorError, RunError
+from junctor.model.errors import JunctorError, RefusedError, RunError
 from junctor.runtime.remote import AnyPath, RemotePath, lacking
 
 # Errors of a full disk, and of a user's quota.
@@ -127,20 +127,24 @@ def clear_temporaries() -> None:
 
 @contextmanager
 def explained(path: AnyPath) -> Iterator[None]:
-    """Context manager: errors of the file system at `path` become RunError with the next move."""
+    """Context manager: errors of the file system at `path` become RefusedError with the next move.
+
+    RunError of what only readers of Arrow say: damage.
+    """
     try:
         yield
     except OSError as error:
+        kind = RefusedError if is_refusal(path, error) else RunError
         if isinstance(path, RemotePath):
             # What was asked of the store has the next move in it; other files are on their way there.
             if error.filename == str(path) or str(error.filename).startswith(f"{path}/"):
-                raise RunError(f"{error.filename}: {error.strerror}") from error
+                raise kind(f"{error.filename}: {error.strerror}") from error
             path = Path(tempfile.gettempdir())
         if error.errno in _FULL:
-            raise RunError(
+            raise kind(
                 f"{path}: no space left: free some and run the same command again, finished parts are kept"
             ) from error
-        raise RunError(f"{path}: {error.strerror or error}: mend that, or name another --output") from error
+        raise kind(f"{path}: {error.strerror or error}: mend that, or name another --output") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +197,10 @@ def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
 
 
 def is_refusal(path: AnyPath, error: BaseException | None) -> bool:
-    """Return True for what a store says of an object, below a path or at it; errors of damage name none."""
-    return isinstance(path, RemotePath) and isinstance(error, OSError) and error.filename is not None
+    """Return True for what a store or the system says of a file at or below a path; damage is told by Arrow alone."""
+    if not isinstance(error, OSError):
+        return False
+    return (error.filename if isinstance(path, RemotePath) else error.errno) is not None
 
 
 @contextmanager
@@ -212,7 +218,7 @@ def encoded(path: AnyPath, what: str) -> Iterator[None]:
             said = error.strerror
             if isinstance(error, FileNotFoundError):
                 said = lacking(path, "no such object: run the same command again, which makes it again")
-            raise RunError(f"{path}: {said}") from error
+            raise RefusedError(f"{path}: {said}") from error
 
 
 def read_json(path: AnyPath) -> dict[str, Any] | None:

@@ -44,6 +44,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"connect_timeout": 10.0, "request_timeout": 30.0, "allow_delayed_open": True},
     "gcs": {"retry_time_limit": timedelta(seconds=30)},
 }
+# Bytes of objects that may go in several requests, of which the first one opens the upload. Were that delayed until
+# there is something to send, a refusal would leave an empty object under the name.
+PARTS_BYTES = 5 * 2**20
 # Bytes of one request of a file that is read from its start to its end.
 BUFFER_BYTES = 2**23
 # Parts of a key that no path has. Arrow refuses keys with an empty one, and finds none with the others.
@@ -267,7 +270,8 @@ class RemotePath:
     def write_bytes(self, data: bytes | pa.Buffer) -> int:
         """Write the object, whole or not at all; an older one is replaced. Returns the number of bytes."""
         # In a thread, which no signal interrupts: a stream that is dropped before its end becomes an object too.
-        _in_thread(lambda: self._retried(lambda filesystem, place: _put(filesystem, place, data)))
+        in_parts = len(data) >= PARTS_BYTES
+        _in_thread(lambda: self._retried(lambda filesystem, place: _put(filesystem, place, data), in_parts))
         return len(data)
 
     def write_text(self, text: str, encoding: str = "utf-8") -> int:
@@ -352,15 +356,18 @@ class RemotePath:
         """The name in the filesystem: bucket and key."""
         return "/".join(part for part in (self._bucket(), *self._names) if part)
 
-    def _retried(self, work: Callable[[FileSystem, str], Result]) -> Result:
-        """Return `work(filesystem, name)`; tried again, with waits, unless the reason of a failure stays."""
+    def _retried(self, work: Callable[[FileSystem, str], Result], in_parts: bool = False) -> Result:
+        """Return `work(filesystem, name)`; tried again, with waits, unless the reason of a failure stays.
+
+        in_parts: whether it writes an object of `PARTS_BYTES` or more.
+        """
         if not _ODD.isdisjoint(self._names):
             raise OSError(errno.EINVAL, f"{_WITH_ODD}: copy what is there to another key", str(self))
         started, tries = time.monotonic(), 0
         while True:
             failed: Exception | None = None
             try:
-                return work(_opened(self._site)[0], self._place())
+                return work(_opened(self._site, in_parts)[0], self._place())
             except FileNotFoundError:
                 failed = self._missing()
             except (OSError, ValueError, NotImplementedError, ImportError) as error:
@@ -587,8 +594,11 @@ def _secrets(site: str) -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def _opened(site: str) -> tuple[FileSystem, str]:
-    """Return the filesystem of a site, and the name of the site in it."""
+def _opened(site: str, in_parts: bool = False) -> tuple[FileSystem, str]:
+    """Return the filesystem of a site, and the name of the site in it.
+
+    in_parts: for objects of `PARTS_BYTES` or more that are written; for all else otherwise.
+    """
     import pyarrow as pa
     from pyarrow import fs
 
@@ -608,6 +618,8 @@ def _opened(site: str) -> tuple[FileSystem, str]:
         # As a pickle would open it again, with other times.
         options = filesystem.__reduce__()[1][0]
         known = {name: value for name, value in wanted.items() if name in options}
+        if "allow_delayed_open" in known:
+            known["allow_delayed_open"] = not in_parts
         filesystem = type(filesystem)(**{**options, **known})
     return filesystem, root.rstrip("/")
 

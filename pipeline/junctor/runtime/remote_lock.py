@@ -42,10 +42,14 @@ class RemoteLock:
         """Take it; raises RunError while another one has it."""
         self._refuse_others()
         started = time.monotonic()
-        self._write()
-        # Two that found nobody at once: the last writer has it. Whoever is slower than this wait is not seen.
-        time.sleep(SETTLING + 2 * (time.monotonic() - started))
-        self._refuse_others()
+        try:
+            self._write()
+            # Two that found nobody at once: the last writer has it. Whoever is slower than this wait is not seen.
+            time.sleep(SETTLING + 2 * (time.monotonic() - started))
+            self._refuse_others()
+        except BaseException:
+            self._empty()
+            raise
         self._renewing = threading.Thread(target=self._renew, name="junctor-lock", daemon=True)
         self._renewing.start()
         _held[self._path.parent] = self
@@ -55,9 +59,13 @@ class RemoteLock:
         _held.pop(self._path.parent, None)
         self._ended.set()
         self._renewing.join()
+        if self._lost_to is None:
+            self._empty()
+
+    def _empty(self) -> None:
         # Emptied, not removed; it would expire anyway.
         with suppress(OSError):
-            if self._lost_to is None and self._is_ours(self._read()):
+            if self._is_ours(self._read()):
                 self._path.write_bytes(b"")
 
     def check(self) -> None:

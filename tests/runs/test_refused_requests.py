@@ -1,0 +1,197 @@
+"""Requests that a store refuses, files that a disk does not give: nothing is lost, and nothing is called damaged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import junctor
+import pyarrow as pa
+import pytest
+from click.testing import Result
+from helpers.command_line import junctor_cli
+from helpers.stores import Bucket
+from junctor.generate import evidence_table, random_network, sample
+from junctor.runtime import remote_lock
+from junctor.runtime.remote import location
+from junctor.runtime.remote_lock import RemoteLock
+from pyarrow import parquet
+
+COMMON = ("--case-id", "case_id", "--workers", "0", "--no-prefect", "--device", "cpu", "--quiet")
+
+
+def fill(folder: Path, rows: int = 30, note: int = 0) -> None:
+    """Write a network and two inputs; note: bytes of a column that is no variable."""
+    network = random_network(8, seed=3, zeros=0.2)
+    evidence = evidence_table(network, sample(network, rows, seed=1), observed=0.5, pattern="random", seed=2)
+    if note:
+        evidence = evidence.append_column("note", pa.array([os.urandom(note).hex() for _ in range(rows)]))
+    junctor.write_network(network, folder / "net.bif")
+    (folder / "rows").mkdir()
+    for name, part in (("a", evidence.slice(0, rows // 2)), ("b", evidence.slice(rows // 2))):
+        parquet.write_table(part, folder / "rows" / f"{name}.parquet")
+
+
+def filled(bucket: Bucket, folder: Path, rows: int = 30, note: int = 0) -> None:
+    fill(folder, rows, note)
+    for name in ("net.bif", "rows/a.parquet", "rows/b.parquet"):
+        bucket.put(name, (folder / name).read_bytes())
+
+
+def refuse_once(bucket: Bucket, matches: Callable[[str, str], bool], nth: int = 1) -> None:
+    seen: list[str] = []
+
+    def denies(method: str, path: str) -> bool:
+        if not matches(
+            method, path.partition("?")[0] if method in ("GET", "HEAD") and "list-type" not in path else path
+        ):
+            return False
+        seen.append(path)
+        return len(seen) == nth
+
+    bucket.proxy.denies = denies
+
+
+def run(bucket: Bucket, *more: str) -> Result:
+    return junctor_cli("run", bucket.url("net.bif"), bucket.url("rows"), "--output", bucket.url("out"), *COMMON, *more)
+
+
+def manifest_of(method: str, path: str) -> bool:
+    return method == "GET" and path.endswith("/out/manifest.json")
+
+
+def test_a_manifest_of_increments_outlives_a_refused_read(bucket: Bucket, tmp_path: Path) -> None:
+    filled(bucket, tmp_path)
+    assert run(bucket, "--incremental").exit_code == 0
+    bucket.server.request("DELETE", f"/{bucket.name}/rows/b.parquet")
+    assert run(bucket, "--incremental").exit_code == 0
+    before = bucket.get("out/manifest.json")
+    refuse_once(bucket, manifest_of)
+    refused = run(bucket, "--incremental")
+    assert (refused.exit_code, "damaged" in refused.stderr) == (6, False)
+    assert bucket.get("out/manifest.json") == before
+    assert run(bucket, "--incremental").exit_code == 0
+    assert json.loads(bucket.get("out/manifest.json"))["rows"] == 30
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_manifest_that_a_disk_does_not_give_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incremental: bool
+) -> None:
+    fill(tmp_path)
+    words = [str(tmp_path / "net.bif"), str(tmp_path / "rows"), "--output", str(tmp_path / "out"), *COMMON]
+    words += ["--incremental"] if incremental else []
+    assert junctor_cli("run", *words).exit_code == 0
+    manifest = tmp_path / "out" / "manifest.json"
+    before, read = manifest.read_bytes(), Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == manifest:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", failing)
+        refused = junctor_cli("run", *words)
+    assert (refused.exit_code, "Input/output error" in refused.stderr) == (6, True)
+    assert manifest.read_bytes() == before
+
+
+def test_a_damaged_manifest_of_increments_is_never_made_again(tmp_path: Path) -> None:
+    fill(tmp_path)
+    words = [str(tmp_path / "net.bif"), str(tmp_path / "rows"), "--output", str(tmp_path / "out"), *COMMON]
+    assert junctor_cli("run", *words, "--incremental").exit_code == 0
+    manifest = tmp_path / "out" / "manifest.json"
+    manifest.write_text(manifest.read_text()[:-20])
+    refused = junctor_cli("run", *words, "--incremental")
+    assert (refused.exit_code, "restore it from a copy" in refused.stderr) == (6, True), refused.stderr
+    assert manifest.exists()
+    assert "restore it from a copy" in junctor_cli("verify", str(tmp_path / "out")).output
+    manifest.unlink()
+    assert junctor_cli("run", *words, "--incremental").exit_code == 0
+    assert json.loads(manifest.read_text())["rows"] == 30
+
+
+def test_nothing_is_left_of_an_upload_that_cannot_begin(bucket: Bucket) -> None:
+    path = location(bucket.url("x"))
+    path.write_bytes(b"old")
+    refuse_once(bucket, lambda _, path: "?uploads" in path)
+    with pytest.raises(PermissionError):
+        path.write_bytes(bytes(11 << 20))
+    assert bucket.get("x") == b"old"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [(("--csv", "--ignore-extra"), "posteriors.csv"), (("--keep", "note"), "/evidence/part-")]
+)
+def test_a_run_goes_on_after_an_upload_that_could_not_begin(
+    bucket: Bucket, tmp_path: Path, options: tuple[str, ...], name: str
+) -> None:
+    filled(bucket, tmp_path, 60_000, 150)
+    refuse_once(bucket, lambda _, path: "?uploads" in path and name in path)
+    assert [run(bucket, *options).exit_code for _ in range(2)] == [6, 0]
+    if "--csv" in options:
+        assert bucket.get("out/posteriors.csv").count(b"\n") == 60_001
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_overwrite_removes_nothing_of_its_own_run_for_a_refused_read(bucket: Bucket, tmp_path: Path, nth: int) -> None:
+    filled(bucket, tmp_path)
+    assert run(bucket).exit_code == 0
+    deleted: list[str] = []
+    bucket.proxy.watch = lambda method, path: deleted.append(path) if method == "DELETE" else None
+    refuse_once(bucket, lambda method, path: method == "GET" and path.endswith("/out/run.json"), nth)
+    run(bucket, "--overwrite")
+    assert not deleted
+
+
+@pytest.mark.parametrize("name", ["/evidence/checksums.json", "/out/manifest.json"])
+def test_a_refused_read_is_no_damage_for_verify(bucket: Bucket, tmp_path: Path, name: str) -> None:
+    filled(bucket, tmp_path)
+    assert run(bucket).exit_code == 0
+    refuse_once(bucket, lambda method, path: method == "GET" and path.endswith(name))
+    refused = junctor_cli("verify", bucket.url("out"))
+    assert refused.exit_code == 6
+    assert "foreign" not in refused.output
+    assert "damaged" not in refused.output
+    assert junctor_cli("verify", bucket.url("out")).exit_code == 0
+
+
+def test_a_refused_listing_of_the_output_has_the_code_of_the_output(bucket: Bucket, tmp_path: Path) -> None:
+    filled(bucket, tmp_path)
+    refuse_once(bucket, lambda method, path: method == "GET" and "max-keys=1000" in path and "posteriors" in path)
+    assert run(bucket).exit_code == 6
+    assert run(bucket).exit_code == 0
+
+
+def test_a_lock_that_could_not_be_read_again_is_let_go(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_lock, "SETTLING", 0.0)
+    path = location(bucket.url("out/.lock"))
+    put: list[str] = []
+    bucket.proxy.watch = lambda method, path: put.append(path) if method == "PUT" else None
+    refuse_once(bucket, lambda method, _: bool(put) and method == "GET")
+    with pytest.raises(PermissionError):
+        RemoteLock(path).acquire()
+    lock = RemoteLock(path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_fit_without_the_right_to_delete_is_told(bucket: Bucket, tmp_path: Path) -> None:
+    filled(bucket, tmp_path)
+    bucket.proxy.denies = lambda method, _: method == "DELETE"
+    fit = (
+        "learn",
+        bucket.url("net.bif"),
+        bucket.url("rows"),
+        "--output",
+        bucket.url("fit.bif"),
+        "--case-id",
+        "case_id",
+    )
+    done = junctor_cli(*fit)
+    assert (done.exit_code, "the right to delete is missing" in done.stderr) == (0, True), done.stderr
+    assert bucket.get("fit.bif")
