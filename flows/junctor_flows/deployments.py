@@ -40,6 +40,10 @@ FLOWS: dict[str, Flow[..., Any]] = {
 }
 
 
+# Seconds in which the process of a run that has its last state may end.
+ENDING = 30.0
+
+
 @dataclass(frozen=True, slots=True)
 class DeploymentOptions:
     """When and where a deployment runs.
@@ -175,6 +179,21 @@ class _Server(Runner):  # type: ignore[misc]
         # Prefect's own ends before they know, and their page shows them as running.
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(self._begin_to_stop)
+
+    async def cancel_all(self) -> None:
+        """Cancel what is under way. A run that has its last state keeps it: its process is about to end."""
+        ended = []
+        for id in self._process_manager.flow_run_ids():
+            try:
+                run = await self._client.read_flow_run(id)
+                if run.state is not None and run.state.is_final():
+                    ended.append(id)
+                else:
+                    await self._cancellation_manager.cancel(run, state_msg="`junctor serve` has been ended.")
+            except Exception:
+                self._logger.exception("run %s could not be cancelled", id)
+        for id in ended:
+            await self._process_manager.wait_for_exit(id, grace_seconds=ENDING)
 
     def _begin_to_stop(self) -> None:
         # Kept: a loop holds its tasks weakly.

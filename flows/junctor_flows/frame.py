@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from junctor.cli.deployed import conclusion, deployed
 from junctor.cli.failures import of_system
-from junctor.cli.parameters import Parameter, arguments, parameters_of, seconds_of
+from junctor.cli.parameters import Parameter, arguments, parameters_of, refuse_unattended, seconds_of
 from junctor.model.errors import EvidenceError, RunError
 from prefect import State, runtime
 from prefect.client.orchestration import get_client
@@ -81,7 +81,10 @@ def run_command(command: Callable[..., Any], given: Mapping[str, Any]) -> State[
     try:
         _set_retries(context.flow_run, given["retries"], seconds_of(given["retry_delay"]))
         with _time_limit(given["timeout"]):
-            command(**arguments(command, given))
+            told = arguments(command, given)
+            # Asked for by a form, not by `junctor deploy`; the standard input that Prefect gives never ends.
+            refuse_unattended(command, told)
+            command(**told)
     except TimeoutError:
         raise
     except OSError as error:

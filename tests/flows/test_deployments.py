@@ -205,6 +205,20 @@ def test_standard_input_is_not_deployed() -> None:
         assert "found standard input" in done.stderr
 
 
+def test_a_run_has_what_it_can_have_and_keeps_its_last_state(server: PrefectServer, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", 7)
+    deployed(server, tmp_path, ASIA, "rows.csv", "-o", "answers", "--name", "formed")
+    with server.serve(tmp_path, "formed"):
+        # The form on the page has more than `junctor deploy` takes.
+        for parameters, words in (({"evidence": "-"}, "standard input"), ({"part": "1/2"}, "array job")):
+            run = server.ended(server.begin("formed", **parameters))
+            assert (run["state"]["type"], words in run["state"]["message"]) == ("FAILED", True), run["state"]
+        last = server.begin("formed")
+        server.until(lambda: server.run(last)["state"]["type"] == "COMPLETED", 120)
+        # Its process has not ended yet.
+    assert server.run(last)["state"]["type"] == "COMPLETED"
+
+
 def test_fits_and_sequences_are_deployed(
     server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from junctor.cli.deployed import checking
 from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain
-from junctor.cli.parameters import Parameter, parameters_of, seconds_of, values
+from junctor.cli.parameters import inputs_of, parameters_of, refuse_unattended, seconds_of, values
 from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
 
@@ -76,20 +76,9 @@ def _deploy(
     **given: Any,
 ) -> None:
     from junctor.cli.prefect_server import configured_server
-    from junctor.evidence.pipes import STDIN
 
     function, _ = _COMMANDS[command]
-    for each in _inputs(function):
-        if given[each.argument] in STDIN:
-            raise typer.BadParameter(
-                "found standard input, which a run on a schedule has not: name a file or folder",
-                param_hint=each.name.upper(),
-            )
-    if given.get("part") is not None:
-        raise typer.BadParameter(
-            "the parts of an array job are started by its scheduler, not by a deployment: leave it out",
-            param_hint="--part",
-        )
+    refuse_unattended(function, given)
     if timezone is not None and cron is None:
         raise typer.BadParameter("it belongs to --cron: give both, or leave it out", param_hint="--timezone")
     if timezone == "":
@@ -118,13 +107,8 @@ def _deploy(
     typer.echo(f"  runs it:   {worker}")
 
 
-def _inputs(function: Callable[..., None]) -> tuple[Parameter, ...]:
-    """Return the parameters of a command that are its model and its rows."""
-    return parameters_of(function)[:2]
-
-
 def _name(command: str, parameters: dict[str, Any]) -> str:
-    inputs = [each.name for each in _inputs(_COMMANDS[command][0])]
+    inputs = [each.name for each in inputs_of(_COMMANDS[command][0])]
     stems = [_REFUSED.sub("", PurePath(parameters[key]).stem) or key for key in inputs]
     return "-".join(stems if command == "run" else [*stems, command])
 

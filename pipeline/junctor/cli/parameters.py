@@ -1,6 +1,6 @@
 """The parameters of a command, read from its signature: deployed flows have the same ones under the same names.
 
-Main function: `parameters_of`, for `junctor deploy` and the flows.
+Main functions: `parameters_of` and `refuse_unattended`, for `junctor deploy` and the flows.
 """
 
 from __future__ import annotations
@@ -73,6 +73,31 @@ def arguments(command: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
     given: values by the names of the command line.
     """
     return {each.argument: given[each.name] for each in parameters_of(command) if each.name in given}
+
+
+def inputs_of(command: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Return the parameters of a command that are its model and its rows."""
+    return parameters_of(command)[:2]
+
+
+def refuse_unattended(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise BadParameter for what a run on a schedule cannot have: standard input, and a share of an array job.
+
+    given: arguments of the command.
+    """
+    from junctor.evidence.pipes import STDIN
+
+    for each in inputs_of(command):
+        if given[each.argument] in STDIN:
+            raise typer.BadParameter(
+                "found standard input, which a run on a schedule has not: name a file or folder",
+                param_hint=each.name.upper(),
+            )
+    if given.get("part") is not None:
+        raise typer.BadParameter(
+            "the parts of an array job are started by its scheduler, not by a deployment: leave it out",
+            param_hint="--part",
+        )
 
 
 def values(command: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
