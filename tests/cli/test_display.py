@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import ASIA
-from junctor.cli.display import LineProgress, Rate, _bars, _clock, time_left
+from junctor.cli.display import LineProgress, Rate, _BarProgress, _bars, _clock, time_left
 from junctor_kernels.cpu.compilation import compilation
 
 
@@ -145,3 +145,15 @@ def test_the_clock_of_rates_stands_still_while_something_compiles() -> None:
         assert _clock() - before < 0.1
     finally:
         compilation.end()
+
+
+def test_the_last_bar_ends_full() -> None:
+    with _bars() as bars:
+        progress = _BarProgress(bars)
+        progress.stage("propagating", 3)
+        progress.advance(3)
+        progress.stage("finishing")
+        assert not bars.finished
+        progress.end()
+        assert [task.total for task in bars.tasks] == [3, 1]
+        assert bars.finished

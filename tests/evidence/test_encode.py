@@ -505,3 +505,13 @@ def test_times_of_pandas_in_lists_keep_their_nanoseconds(tz: str | None) -> None
         assert column.type == pa.timestamp("ns", tz)
         assert column.to_pylist() == [times[0], None, times[2]]
     assert as_arrow({"time": [datetime.datetime(2026, 1, 1)]})["time"].type == pa.timestamp("us")
+
+
+def test_masked_likelihoods_are_as_masked_cells() -> None:
+    numbers = [[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]
+    masked = np.ma.array(numbers, mask=[[False, False], [True, True], [False, True]])
+    for cells in (masked, list(masked), masked.astype(np.float32)):
+        encoded = encode({"smoke": cells})
+        assert encoded.batch.likelihoods[NETWORK.index["smoke"]].rows.tolist() == [0]
+        assert encoded.batch.invalid.keys() == {2}
+    assert states(encode({"grade": [1, np.ma.masked]}), "grade") == [1, UNOBSERVED]

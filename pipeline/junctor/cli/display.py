@@ -47,7 +47,10 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
     # Bars overwrite themselves, which makes a mess of a log file.
     elif sys.stderr.isatty() and not is_json():
         with _bars() as bars:
-            yield _BarProgress(bars)
+            progress = _BarProgress(bars)
+            yield progress
+            # What failed stays as it was.
+            progress.end()
     else:
         lines = LineProgress()
         with _ticking(lines):
@@ -179,13 +182,17 @@ class _BarProgress:
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Finish the last bar and begin one."""
+        self.end()
+        self.name = name
+        self.rate = Rate(_clock, done)
+        self.current = self.bars.add_task(name, total=rows, completed=done, rate=self.rate)
+
+    def end(self) -> None:
+        """Finish the last bar."""
         if self.current is not None:
             # A stage without a known number of rows ends full, not pulsing.
             finished = self.bars.tasks[self.current].completed
             self.bars.update(self.current, description=self.name, total=finished or 1, completed=finished or 1)
-        self.name = name
-        self.rate = Rate(_clock, done)
-        self.current = self.bars.add_task(name, total=rows, completed=done, rate=self.rate)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError
@@ -89,6 +91,10 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
         cells = cells.astype(f"{cells.dtype.kind}{min(8, cells.dtype.itemsize)}", copy=False)
     if getattr(cells, "ndim", 1) == 2:
         cells = list(cells)  # a matrix of likelihoods, one row a case
+    are_objects = getattr(getattr(cells, "dtype", None), "kind", "O") == "O"
+    # Nobody has masked cells who has not imported them.
+    if are_objects and "numpy.ma" in sys.modules and any(issubclass(each, np.ma.MaskedArray) for each in _types(cells)):
+        cells = [_without_mask(cell) if isinstance(cell, np.ma.MaskedArray) else cell for cell in cells]
     try:
         found = pa.array(cells, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -98,13 +104,24 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
                 "likelihoods such as [0.2, 0.8]"
             ) from error
         return string_array([_as_text(name, cell) for cell in cells], escaping=True).cast(pa.large_string())
-    are_objects = getattr(getattr(cells, "dtype", None), "kind", "O") == "O"
     if are_objects and pa.types.is_timestamp(found.type) and any(getattr(cell, "nanosecond", 0) for cell in cells):
         # Arrow takes those of pandas for those of Python, and leaves out what is below a microsecond.
         found = pa.array(cells, pa.timestamp("ns", found.type.tz), from_pandas=True)
     # Numbers of NumPy lie in the caller's memory, which may change: answers have case ids and kept columns of it.
     is_borrowed = hasattr(cells, "__array__") and pa.types.is_primitive(found.type) and isinstance(found, pa.Array)
     return found.copy_to(pa.default_cpu_memory_manager()) if is_borrowed else found
+
+
+def _types(cells: Iterable[Any]) -> set[type]:
+    return set(map(type, cells))
+
+
+def _without_mask(cell: np.ma.MaskedArray[Any, Any]) -> npt.NDArray[Any] | None:
+    """Return None for a cell all of which is masked; NaN for masked numbers among others, which no likelihood has."""
+    masked = np.ma.getmaskarray(cell)
+    if masked.all():
+        return None
+    return cell.astype(np.float64).filled(np.nan) if masked.any() else np.asarray(cell)
 
 
 def _as_text(name: Any, cell: Any) -> str | None:
