@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pyarrow as pa
 import pytest
 from click.testing import Result
 from helpers.command_line import junctor_cli
+from helpers.signals import COMMAND
 from helpers.stores import Bucket
 from junctor.generate import evidence_table, random_network, sample
 from junctor.runtime import remote_lock
@@ -195,3 +199,27 @@ def test_a_fit_without_the_right_to_delete_is_told(bucket: Bucket, tmp_path: Pat
     done = junctor_cli(*fit)
     assert (done.exit_code, "the right to delete is missing" in done.stderr) == (0, True), done.stderr
     assert bucket.get("fit.bif")
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_does_not_wait_for_a_store_that_is_away(
+    bucket: Bucket, tmp_path: Path, sign: signal.Signals, code: int
+) -> None:
+    filled(bucket, tmp_path)
+    away = threading.Event()
+
+    def watch(method: str, path: str) -> None:
+        if method == "PUT" and "/posteriors/" in path:
+            bucket.proxy.faults, bucket.proxy.share = ("503",), 1.0
+            away.set()
+
+    bucket.proxy.watch = watch
+    words = [bucket.url("net.bif"), bucket.url("rows"), "--output", bucket.url("out"), *COMMON]
+    with subprocess.Popen([*COMMAND, "run", *words], stderr=subprocess.PIPE, text=True) as process:
+        assert away.wait(60)
+        process.send_signal(sign)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    bucket.proxy.watch, bucket.proxy.share = lambda method, path: None, 0.0
+    assert run(bucket).exit_code == 0

@@ -39,6 +39,15 @@ def end_on_sigterm() -> None:
         timer.daemon = True
         timer.start()
 
+    def try_no_more() -> None:
+        # Imported by whoever asks a store; without, there is none to wait for.
+        if (remote := sys.modules.get("junctor.runtime.remote")) is not None:
+            remote.ending.set()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        try_no_more()
+        signal.default_int_handler(number, frame)
+
     def terminate(number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
             # An exception between two steps of the import system leaves its lock locked, and other threads wait for it.
@@ -47,6 +56,7 @@ def end_on_sigterm() -> None:
         # Once: another one must not stop what is being cleared away.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(tell, bytes([number]))
+        try_no_more()
         raise Terminated
 
     usual = sys.unraisablehook
@@ -64,6 +74,9 @@ def end_on_sigterm() -> None:
         again(number)
 
     signal.signal(signal.SIGTERM, terminate)
+    # Of a command in the background a shell lets it be ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = tell_again
     # The handler waits for compiled code of the main thread; the descriptor tells at once.
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)

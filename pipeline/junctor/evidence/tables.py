@@ -116,12 +116,12 @@ def _types(cells: Iterable[Any]) -> set[type]:
     return set(map(type, cells))
 
 
-def _without_mask(cell: np.ma.MaskedArray[Any, Any]) -> npt.NDArray[Any] | None:
+def _without_mask(cell: Any) -> npt.NDArray[Any] | None:
     """Return None for a cell all of which is masked; NaN for masked numbers among others, which no likelihood has."""
     masked = np.ma.getmaskarray(cell)
     if masked.all():
         return None
-    return cell.astype(np.float64).filled(np.nan) if masked.any() else np.asarray(cell)
+    return np.ma.filled(cell.astype(np.float64), np.nan)
 
 
 def _as_text(name: Any, cell: Any) -> str | None:

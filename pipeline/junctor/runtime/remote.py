@@ -76,6 +76,8 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger("junctor")
 _told: set[str] = set()
+# Set when the user ends the command: what is asked of a store then is tried once.
+ending = threading.Event()
 
 
 class RemoteStat(NamedTuple):
@@ -374,7 +376,7 @@ class RemotePath:
                 failed = self._lasting(error)
                 reason = self._reason(error)
             tries, seconds = tries + 1, time.monotonic() - started
-            if failed is None and (tries > len(WAITS) or seconds > LONGEST):
+            if failed is None and (tries > len(WAITS) or seconds > LONGEST or ending.is_set()):
                 advice = "run the same command again when the store can be reached"
                 failed = OSError(
                     errno.EIO, f"no success in {tries} tries and {seconds:.0f} s ({reason}): {advice}", str(self)
@@ -385,7 +387,7 @@ class RemotePath:
             if tries == TOLD_AT and self._site not in _told:
                 _told.add(self._site)
                 logger.warning("%s: trying again after %d failures (%s)", self, tries, reason)
-            time.sleep(WAITS[tries - 1] * random.uniform(1.0, 2.0))
+            ending.wait(WAITS[tries - 1] * random.uniform(1.0, 2.0))
 
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "no such object", str(self))
