@@ -369,7 +369,8 @@ class RemotePath:
         while True:
             failed: Exception | None = None
             try:
-                return work(_opened(self._site, in_parts)[0], self._place())
+                filesystem = _for_parts(self._site) if in_parts else _opened(self._site)[0]
+                return work(filesystem, self._place())
             except FileNotFoundError:
                 failed = self._missing()
             except (OSError, ValueError, NotImplementedError, ImportError) as error:
@@ -596,11 +597,8 @@ def _secrets(site: str) -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def _opened(site: str, in_parts: bool = False) -> tuple[FileSystem, str]:
-    """Return the filesystem of a site, and the name of the site in it.
-
-    in_parts: for objects of `PARTS_BYTES` or more that are written; for all else otherwise.
-    """
+def _opened(site: str) -> tuple[FileSystem, str]:
+    """Return the filesystem of a site, and the name of the site in it."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -618,12 +616,21 @@ def _opened(site: str, in_parts: bool = False) -> tuple[FileSystem, str]:
     wanted = _OPTIONS.get(filesystem.type_name)
     if wanted is not None:
         # As a pickle would open it again, with other times.
-        options = filesystem.__reduce__()[1][0]
-        known = {name: value for name, value in wanted.items() if name in options}
-        if "allow_delayed_open" in known:
-            known["allow_delayed_open"] = not in_parts
-        filesystem = type(filesystem)(**{**options, **known})
+        filesystem = _with_options(filesystem, wanted)
     return filesystem, root.rstrip("/")
+
+
+@lru_cache(maxsize=16)
+def _for_parts(site: str) -> FileSystem:
+    """Return the filesystem of a site for objects of `PARTS_BYTES` or more that are written."""
+    filesystem = _opened(site)[0]
+    return _with_options(filesystem, {"allow_delayed_open": False}) if filesystem.type_name == "s3" else filesystem
+
+
+def _with_options(filesystem: FileSystem, wanted: dict[str, Any]) -> FileSystem:
+    options = filesystem.__reduce__()[1][0]
+    known = {name: value for name, value in wanted.items() if name in options}
+    return type(filesystem)(**{**options, **known})
 
 
 def _entries(
