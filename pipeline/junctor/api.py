@@ -23,7 +23,8 @@ import pyarrow as pa
 from junctor.backends.joint_table import has_joint_table
 from junctor.engine.few_rows import FewRows, are_few, load_trees
 from junctor.evidence.plain_cells import PlainCells
-from junctor.model.errors import EvidenceError
+from junctor.model.arguments import real, text, texts, whole
+from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import AnswerFiles, ComputeOptions, DeviceChoice
 from junctor.model.query import (
@@ -130,7 +131,7 @@ def posteriors(
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
     return _prepared(network).answer(
-        question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+        question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
     )
 
 
@@ -162,7 +163,7 @@ def most_probable(
     resources = memory, threads, device, device_memory, spill, disk
     question = _question("mpe", targets, precision, resources)
     return _prepared(network).answer(
-        question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+        question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
     )
 
 
@@ -222,7 +223,7 @@ class Model:
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
         return self._prepared.answer(
-            question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+            question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
         )
 
     def most_probable(
@@ -248,7 +249,7 @@ class Model:
         resources = memory, threads, device, device_memory, spill, disk
         question = _question("mpe", targets, precision, resources)
         return self._prepared.answer(
-            question, _Evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
+            question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
         )
 
 
@@ -261,13 +262,26 @@ def _question(
     scores: tuple[AnswerKind, int | None, Sequence[str]] = ("posteriors", None, ()),
 ) -> _Question:
     answers, top, probabilities = scores
-    named = None if targets is None else _several(targets)
-    asked = kind, named, precision, resources, sampling, (answers, top, _several(probabilities))
+    named = None if targets is None else texts("targets", targets)
+    shown = answers, None if top is None else whole("top", top), texts("probabilities", probabilities)
+    # Of one type each: 3.0 and True are equal to good values, and questions are found by what they are equal to.
+    asked = kind, named, precision, _resources(*resources), _sampling(*sampling) if sampling else (), shown
     try:
         return _checked(*asked)
     except TypeError:
         # What has no hash is no good value either, and the checks say why.
         return _checked.__wrapped__(*asked)
+
+
+def _resources(memory: Any, threads: Any, device: Any, device_memory: Any, spill: Any, disk: Any) -> tuple[Any, ...]:
+    sizes = [None if size is None else str(size) for size in (memory, device_memory, disk)]
+    cores = None if threads is None else whole("threads", threads, BudgetError)
+    return sizes[0], cores, device, sizes[1], spill, sizes[2]
+
+
+def _sampling(method: Any, sampler: Any, samples: Any, error: Any, seed: Any, stages: Any) -> tuple[Any, ...]:
+    count = None if samples is None else whole("samples", samples)
+    return method, sampler, count, None if error is None else real("error", error), whole("seed", seed), stages
 
 
 @lru_cache(maxsize=KEPT_QUESTIONS)
@@ -298,14 +312,22 @@ class _Evidence(NamedTuple):
     case_id: str | None
     ignore_extra: bool
     strict: bool
-    keep: Sequence[str]
+    keep: tuple[str, ...]
     mapping: MappingSource | None
-    missing: Sequence[str]
+    missing: tuple[str, ...]
 
 
-def _several(names: Sequence[str]) -> tuple[str, ...]:
-    # A name alone would otherwise pass for a sequence of letters.
-    return (names,) if isinstance(names, str) else tuple(names)
+def _evidence(
+    table: Any,
+    case_id: Any,
+    ignore_extra: bool,
+    strict: bool,
+    keep: Any,
+    mapping: MappingSource | None,
+    missing: Any,
+) -> _Evidence:
+    keep, missing = texts("keep", keep), texts("missing", missing, numbers=True)
+    return _Evidence(table, text("case_id", case_id), ignore_extra, strict, keep, mapping, missing)
 
 
 class _Prepared:
@@ -371,7 +393,7 @@ class _Answerer:
 
     def answer(self, evidence: _Evidence) -> pa.Table:
         """Return the answers to a table of evidence."""
-        missing, keep = _several(evidence.missing), _several(evidence.keep)
+        missing, keep = evidence.missing, evidence.keep
         if keep:
             from junctor.runs.answer_files import refuse_taken_names
 

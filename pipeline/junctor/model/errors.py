@@ -88,8 +88,10 @@ class ThresholdError(JunctorError):
     exit_code = 7
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """Return ", did you mean 'x' or 'y'?" for the known names nearest to `name`, or an empty string."""
+    # Names that users give may be numbers.
+    name = str(name)
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if not close:
         # `Yes` for `YES` shares too few characters; only a second search without case finds it.

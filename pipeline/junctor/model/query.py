@@ -195,5 +195,6 @@ def as_posteriors(network: Network, query: Query) -> Query:
 def one_of(what: str, found: str, allowed: Any) -> None:
     """Raise EvidenceError unless `found` is a name of the literal type `allowed`."""
     names = get_args(allowed)
-    if found not in names:
+    # What is no text may not even be compared.
+    if not isinstance(found, str) or found not in names:
         raise EvidenceError(f"found {what} {found!r}, expected {' or '.join(map(repr, names))}")
