@@ -19,12 +19,23 @@ if TYPE_CHECKING:
     from junctor.formats import read_network, write_network
     from junctor.learning.counts import expected_counts
     from junctor.learning.learn import learn
-    from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
+    from junctor.model.errors import (
+        BudgetError,
+        DeviceError,
+        DiskError,
+        EvidenceError,
+        InputError,
+        JunctorError,
+        ModelError,
+        RunError,
+    )
     from junctor.model.network import Network
     from junctor.runs.answers import answer_batches, named_columns, read_answers
 
 __all__ = [
     "BudgetError",
+    "DeviceError",
+    "DiskError",
     "EvidenceError",
     "InputError",
     "JunctorError",

@@ -112,7 +112,7 @@ def posteriors(
     case_id, ignore_extra, strict: as for evidence files.
     keep: names of columns of the evidence that are carried through, after `case_id`.
     mapping: what columns and cells mean: a mapping file, or a dictionary of the same content.
-    missing: texts that stand for no observation in any case, beside empty, `-`, `?`, `NA`, `N/A`, `None`, `null` ....
+    missing: texts or integers for no observation, in any case, beside empty, `-`, `?`, `NA`, `N/A`, `None`, `null` ....
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
@@ -124,7 +124,7 @@ def posteriors(
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
     `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
-    DeviceError.
+    DeviceError, and InputError for a network, mapping or spill that is no path.
     """
     resources = memory, threads, device, device_memory, spill, disk
     sampling = method, sampler, samples, error, seed, stages
@@ -173,7 +173,7 @@ class Model:
     network: a Network, or the path of a network file. What was prepared is that of the Network: the functions and other
         models of it use it too, and it goes with it.
 
-    Loads compiled code where rows of the network will need it. Raises ModelError.
+    Loads compiled code where rows of the network will need it. Raises ModelError, and InputError for what is no path.
     """
 
     def __init__(self, network: Network | str | os.PathLike[str]) -> None:

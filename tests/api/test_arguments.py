@@ -124,3 +124,61 @@ def test_numbers_that_are_missing(asia: junctor.Model, missing: Any) -> None:
 def test_nearest_takes_any_name() -> None:
     assert nearest(3, ["30", "x"]) == ", did you mean '30'?"
     assert nearest(None, ["x"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: junctor.Model(None), junctor.InputError, "found None as network, expected text or a pathlib.Path"),
+        (lambda: junctor.read_network(5), junctor.InputError, "found 5 as network"),
+        (lambda: junctor.posteriors("a\0", ROW), junctor.InputError, "found 'a\\\\x00' as network"),
+        (lambda: junctor.posteriors(ASIA, ROW, mapping=5), junctor.InputError, "found 5 as mapping"),
+        (lambda: junctor.posteriors(ASIA, ROW, mapping=[]), junctor.InputError, "found \\[\\] as mapping"),
+        (lambda: junctor.posteriors(ASIA, ROW, mapping="\0"), junctor.InputError, "found '\\\\x00' as mapping"),
+        (lambda: junctor.posteriors(ASIA, ROW, mapping={1: 2}), junctor.EvidenceError, "1: found an unknown key"),
+        (lambda: junctor.posteriors(ASIA, ROW, spill=3), junctor.InputError, "found 3 as spill"),
+        (lambda: junctor.read_answers(3), junctor.InputError, "found 3 as a path"),
+        (lambda: junctor.joint_posteriors(ASIA, [[3]]), junctor.EvidenceError, "found 3 in question"),
+        (lambda: junctor.joint_posteriors(ASIA, 3), junctor.EvidenceError, "found questions 3"),
+        (lambda: junctor.joint_posteriors(ASIA, "lung"), junctor.EvidenceError, "found questions 'lung'"),
+        (lambda: junctor.joint_posteriors(ASIA, [3]), junctor.EvidenceError, "found question 3"),
+        (lambda: junctor.joint_posteriors(ASIA, [["lung"]], {3: "yes"}), junctor.ModelError, "no variable named 3"),
+        (lambda: junctor.joint_posteriors(ASIA, [["lung"]], 3), junctor.EvidenceError, "found evidence 3"),
+        (lambda: junctor.joint_posteriors(ASIA, [["lung"]], "smoke=yes"), junctor.EvidenceError, "found evidence 'smo"),
+        (
+            lambda: junctor.joint_posteriors(ASIA, [["lung"]], [{}]),
+            junctor.EvidenceError,
+            "found evidence \\[\\{\\}\\]",
+        ),
+        (lambda: junctor.learn(ASIA, ROW, prior=5), junctor.InputError, "found the prior 5"),
+        (lambda: junctor.learn(ASIA, ROW, threads="2"), junctor.BudgetError, "found threads '2'"),
+        (lambda: junctor.learn(ASIA, ROW, seed="2"), junctor.InputError, "found seed '2'"),
+        (lambda: junctor.learn(ASIA, ROW, restarts="2"), junctor.InputError, "found restarts '2'"),
+        (lambda: junctor.learn(ASIA, ROW, tolerance="2"), junctor.InputError, "found tolerance '2'"),
+        (lambda: junctor.learn(ASIA, ROW, max_iterations=2.0), junctor.InputError, "found max_iterations 2.0"),
+        (lambda: junctor.learn(ASIA, ROW, fix=[3]), junctor.EvidenceError, "found 3 in fix"),
+        (lambda: junctor.learn(ASIA, ROW, tie=3), junctor.EvidenceError, "found tie 3"),
+        (lambda: junctor.learn(ASIA, ROW, weight=3), junctor.EvidenceError, "found weight 3"),
+        (lambda: junctor.learn(ASIA, ROW, report=3), junctor.InputError, "found 3 as report"),
+        (lambda: junctor.expected_counts(ASIA, ROW, missing=3), junctor.EvidenceError, "found missing 3"),
+        (lambda: junctor.expected_counts(ASIA, ROW, case_id=3), junctor.EvidenceError, "found case_id 3"),
+    ],
+)
+def test_other_functions_refuse_in_words(call: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_a_missing_text_alone_is_one() -> None:
+    cells = {"smoke": ["yes", "unknown"]}
+    found = junctor.expected_counts(ASIA, cells, missing="unknown")
+    assert found.equals(junctor.expected_counts(ASIA, cells, missing=["unknown"]))
+
+
+def test_errors_that_docstrings_name_are_exported(asia: junctor.Model) -> None:
+    for name in ("BudgetError", "DeviceError", "DiskError", "EvidenceError", "InputError", "ModelError"):
+        assert name in (junctor.posteriors.__doc__ or "")
+        assert issubclass(getattr(junctor, name), junctor.JunctorError)
+    for options in ({"mapping": b"x"}, {"spill": ""}):
+        with pytest.raises(junctor.InputError, match="path"):
+            asia.posteriors(ROW, **options)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -29,6 +29,7 @@ from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS
 from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
+from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -90,14 +91,17 @@ def joint_posteriors(
         to take less time.
     memory: bytes (or "4GiB") that either may take, None for a share of what is free.
 
-    Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible) and BudgetError.
+    Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible), BudgetError, and
+    InputError for a path that is none.
     """
     # Checked here as well: callers of the library are not held to the type.
     if architecture not in get_args(Architecture):
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
     if not isinstance(network, Network):
         network = read_network(network)
-    asked = JointQuestions(network, questions, given or {}, precision, compute_options(memory, device="cpu"))
+    asked = JointQuestions(
+        network, questions, {} if given is None else given, precision, compute_options(memory, device="cpu")
+    )
     chosen = asked.forecast().chosen if architecture == "auto" else architecture
     return asked.by_messages() if chosen == "messages" else asked.from_tables()
 
@@ -118,11 +122,14 @@ class JointQuestions:
         self.given = given
         self._options = options
         self._likelihoods = likelihoods_of(network, given)
+        if isinstance(questions, str | bytes) or not isinstance(questions, Iterable):
+            raise EvidenceError(f"found questions {questions!r}, expected lists of names, such as [['lung', 'smoke']]")
+        questions = list(questions)
         for names in questions:
             # A name alone would pass for a sequence of letters.
             if isinstance(names, str):
                 raise EvidenceError(f"found {names!r} as a question, expected a list of names, such as [{names!r}]")
-        self._questions = [tuple(network.find(name) for name in names) for names in questions]
+        self._questions = [tuple(map(network.find, texts("question", names))) for names in questions]
         if not self._questions:
             raise EvidenceError("found no question, expected at least one")
         for question in self._questions:

@@ -225,6 +225,9 @@ class StoredTree:
 
 def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:
     """Return the likelihood of every state of each variable with evidence; raises ModelError and EvidenceError."""
+    # What is like a mapping, such as a series of pandas, will do.
+    if not hasattr(evidence, "items"):
+        raise EvidenceError(f"found evidence {evidence!r}, expected a mapping of names, such as {{'smoke': 'yes'}}")
     found = {}
     for name, said in evidence.items():
         variable = network.find(name)

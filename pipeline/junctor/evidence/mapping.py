@@ -210,13 +210,14 @@ def read_mapping(source: MappingSource | None, network: Network) -> EvidenceMapp
 
     source: path, URL or dictionary.
     network: that its names refer to.
-    Raises EvidenceError, with file and key, for a file that cannot be read and for all that does not fit.
+    Raises EvidenceError, with file and key, for a file that cannot be read and for all that does not fit;
+    InputError for what is no path.
     """
     if source is None:
         return None
     if isinstance(source, Mapping):
         return _Reader(network, Place("mapping")).read(source)
-    path = location(source)
+    path = location(source, "mapping")
     place = Place(str(path))
     try:
         content = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
@@ -396,8 +397,10 @@ def _number_in(cell: Cell) -> float | None:
     return None if cell is None or isinstance(cell, bool) or cell != cell else float(cell)
 
 
-def toml_key(name: str) -> str:
+def toml_key(name: object) -> str:
     """Return a key as TOML writes it, in quotes where it needs them."""
+    # Keys of dictionaries may be anything.
+    name = str(name)
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 

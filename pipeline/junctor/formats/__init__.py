@@ -58,9 +58,9 @@ def read_network(
     normalize: divide every row of a conditional table by its sum, as in tables of counts or percentages.
     ignore_decisions: leave out decisions and utilities of an influence diagram where no chance node depends on them.
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
-    holds no valid network.
+    holds no valid network; InputError for what is no path.
     """
-    path = location(path)
+    path = location(path, "network")
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen == "parquet":
         from junctor.formats import store

@@ -16,7 +16,7 @@ from junctor.formats import read_network
 from junctor.learning.expectation import Floats
 from junctor.learning.observations import values_of
 from junctor.learning.pieces import read_rows
-from junctor.learning.rows import RowOptions, open_rows
+from junctor.learning.rows import RowOptions, open_rows, row_options
 from junctor.model.network import Network
 from junctor.model.options import DeviceChoice
 from junctor.runtime.dask_cluster import Resources
@@ -64,10 +64,11 @@ def expected_counts(
     device_memory: bytes of the GPU.
 
     The columns are `variable`, `parents` (a list of records with the `variable` and the `state` of each parent),
-    `state` and `count` (float64). Raises ModelError, EvidenceError, DeviceError.
+    `state` and `count` (float64). Raises ModelError, EvidenceError, BudgetError, DeviceError, and
+    InputError for a path that is none.
     """
     network = network if isinstance(network, Network) else read_network(network)
-    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing), mapping)
+    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping)
     resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
     counts, _, _ = count_rows(network, table, rows, resources)
     return counts_table(network, counts)

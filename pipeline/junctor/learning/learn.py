@@ -24,7 +24,6 @@ from junctor.learning.choices import (
     Start,
     check_choices,
     refuse_impossible,
-    several,
 )
 from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.errors import parameter_errors, refuse_errors
@@ -40,8 +39,9 @@ from junctor.learning.pieces import HeldOut, RowReading, read_rows
 from junctor.learning.priors import prior_file, pseudo_counts
 from junctor.learning.report.page import write_fit_page
 from junctor.learning.restarts import best_of_starts
-from junctor.learning.rows import RowOptions, open_rows, with_new_states
-from junctor.model.errors import EvidenceError
+from junctor.learning.rows import RowOptions, open_rows, row_options, with_new_states
+from junctor.model.arguments import real, texts, whole
+from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
@@ -144,19 +144,24 @@ def learn(
     Raises ModelError, EvidenceError, InputError and DeviceError, and BudgetError for standard errors of too many
     parameters. What is returned does not depend on threads; counts of a GPU differ from those of a CPU by rounding.
     """
+    if not isinstance(prior, str):
+        raise InputError(f"found the prior {prior!r}, expected none, bdeu:N or dirichlet:FILE")
     options = LearnOptions(
         prior,
-        several(fix),
-        several(tie),
+        texts("fix", fix),
+        texts("tie", tie),
         start,
-        restarts,
-        seed,
+        whole("restarts", restarts, InputError),
+        whole("seed", seed, InputError),
         holdout,
         impossible,
         new_states,
-        FitOptions(tolerance, max_iterations, acceleration),
+        FitOptions(
+            real("tolerance", tolerance, InputError), whole("max_iterations", max_iterations, InputError), acceleration
+        ),
     )
-    rows = RowOptions(weight, case_id, ignore_extra, strict, several(missing), mapping)
+    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping)
+    report = None if report is None else location(report, "report")
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
     resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))

@@ -19,6 +19,7 @@ from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
 from junctor.evidence.read import EvidenceSource, TableSource, open_evidence
 from junctor.learning.pieces import read_new_states
+from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
 from junctor.runtime.dask_cluster import Resources
@@ -41,6 +42,14 @@ class RowOptions:
     missing: tuple[str, ...] = ()
     mapping: MappingSource | None = None
     format: str | None = None
+
+
+def row_options(
+    weight: Any, case_id: Any, ignore_extra: bool, strict: bool, missing: Any, mapping: MappingSource | None
+) -> RowOptions:
+    """Return the record of what users gave; raises EvidenceError for other types."""
+    more = texts("missing", missing, numbers=True)
+    return RowOptions(text("weight", weight), text("case_id", case_id), ignore_extra, strict, more, mapping)
 
 
 def open_rows(table: Any, network: Network, options: RowOptions, resources: Resources) -> EvidenceSource:

@@ -13,6 +13,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from junctor.model.arguments import whole
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
@@ -81,8 +82,10 @@ def compute_options(
     memory, threads, device, device_memory: as in the record.
     spill: `spill_dir` of the record.
     disk: `spill_bytes` of the record.
-    Raises BudgetError for texts that are no sizes, and for fewer threads than one.
+    Raises BudgetError for texts that are no sizes, and for threads that are no number of at least one; InputError for
+    what is no path.
     """
+    threads = None if threads is None else whole("threads", threads, BudgetError)
     if threads is not None and threads < 1:
         raise BudgetError(f"found {threads} threads, expected at least one, or None for all usable cores")
     return ComputeOptions(
@@ -90,7 +93,7 @@ def compute_options(
         threads=threads,
         device=device,
         device_memory=_size(device_memory),
-        spill_dir=None if spill is None else local_path(spill),
+        spill_dir=None if spill is None else local_path(spill, "spill"),
         spill_bytes=_size(disk),
     )
 

@@ -504,16 +504,23 @@ class RemoteFile(io.RawIOBase):
         return data
 
 
-def location(text: str | os.PathLike[str] | RemotePath) -> AnyPath:
-    """Return the path that a user means: local, or in a store by its URL; raises InputError for others and none."""
+def location(text: str | os.PathLike[str] | RemotePath, what: str = "a path") -> AnyPath:
+    """Return the path that a user means: local, or in a store by its URL; raises InputError for others and none.
+
+    what: the path is of, for errors.
+    """
     if isinstance(text, RemotePath):
         return text
+    if not isinstance(text, str | bytes | os.PathLike):
+        raise InputError(f"found {text!r} as {what}, expected text or a pathlib.Path")
     path = os.fspath(text)
     if isinstance(path, bytes):
         raise InputError(f"found the path {path!r} as bytes, expected text: os.fsdecode makes it of them")
     if not path:
         # Of a variable of the shell that is not set; as a path it would be the current folder.
         raise InputError("found an empty path, expected the name of a file or folder: '.' is the current one")
+    if "\0" in path:
+        raise InputError(f"found {path!r} as {what}, which has a character that no file system allows")
     if _ONE_SLASH.match(path):
         raise InputError(f"{path}: one slash after the colon, expected a URL with two, as text and not as pathlib.Path")
     match = _URL.match(path)
@@ -535,9 +542,9 @@ def lacking(path: AnyPath, words: str) -> str:
     return _WITHOUT_BUCKET if isinstance(path, RemotePath) and not path.has_bucket() else words
 
 
-def local_path(text: str | os.PathLike[str] | RemotePath) -> Path:
-    """Return a path of this machine; raises InputError for URLs of stores."""
-    path = location(text)
+def local_path(text: str | os.PathLike[str] | RemotePath, what: str = "a path") -> Path:
+    """Return a path of this machine; raises InputError for URLs of stores; what: it is of, for errors."""
+    path = location(text, what)
     if isinstance(path, RemotePath):
         raise InputError(f"{path}: expected a local path here")
     return path
