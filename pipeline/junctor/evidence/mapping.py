@@ -225,6 +225,9 @@ def read_mapping(source: MappingSource | None, network: Network) -> EvidenceMapp
         raise EvidenceError(f"cannot read the mapping: {error.strerror or error}", place) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EvidenceError(f"the mapping is not TOML: {error}", place) from None
+    except ValueError as error:
+        # The path has a NUL character.
+        raise EvidenceError(f"cannot read the mapping: {error}", Place(repr(str(path)))) from None
     return _Reader(network, place).read(content)
 
 

@@ -519,8 +519,6 @@ def location(text: str | os.PathLike[str] | RemotePath, what: str = "a path") ->
     if not path:
         # Of a variable of the shell that is not set; as a path it would be the current folder.
         raise InputError("found an empty path, expected the name of a file or folder: '.' is the current one")
-    if "\0" in path:
-        raise InputError(f"found {path!r} as {what}, which has a character that no file system allows")
     if _ONE_SLASH.match(path):
         raise InputError(f"{path}: one slash after the colon, expected a URL with two, as text and not as pathlib.Path")
     match = _URL.match(path)
