@@ -213,10 +213,12 @@ def encoded(path: AnyPath, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if not is_refusal(path, error):
+            is_missing = isinstance(error, FileNotFoundError)
+            # Objects go and come; a file of a disk that is missing is gone.
+            if not is_refusal(path, error) or (is_missing and not isinstance(path, RemotePath)):
                 raise
             said = error.strerror
-            if isinstance(error, FileNotFoundError):
+            if is_missing:
                 said = lacking(path, "no such object: run the same command again, which makes it again")
             raise RefusedError(f"{path}: {said}") from error
 
