@@ -23,7 +23,7 @@ from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
 from junctor.learning.checkpoint import Checkpoint
-from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible, several
+from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible
 from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.errors import Shared, refuse_free
 from junctor.learning.expectation import A_WEIGHT, Floats, wrong_weights
@@ -31,6 +31,7 @@ from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult, compared, is_held_out
 from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
+from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import one_of
@@ -132,8 +133,8 @@ def learn(
     from junctor.hmm.sequences import encode_sequences
 
     fit = FitOptions(tolerance, max_iterations, acceleration)
-    parts: tuple[Part, ...] = several(fix)  # type: ignore[assignment]
-    options = ChainOptions(dict(prior or {}), parts, several(tie), start, restarts, seed, holdout, impossible, fit)
+    parts: tuple[Part, ...] = texts("fix", fix)  # type: ignore[assignment]
+    options = ChainOptions(dict(prior or {}), parts, texts("tie", tie), start, restarts, seed, holdout, impossible, fit)
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)

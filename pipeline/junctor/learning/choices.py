@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Literal
 
@@ -56,8 +56,3 @@ def refuse_impossible(rows: Sequence[int], choice: Impossible, row: str = "row",
     raise EvidenceError(
         f"{which} impossible{named} by zeros of the {model}: --impossible skip leaves such {row}s out{lift}"
     )
-
-
-def several(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names as a tuple; a name alone would otherwise pass for a sequence of letters."""
-    return (names,) if isinstance(names, str) else tuple(names)
