@@ -283,8 +283,13 @@ class _PartCompiler(_Compiler):
         return super().compile_extra(function)
 
 
-# Its colours, where Colorama is installed.
-_colours: Any = getattr(errors, "HighlightColorScheme", None)
+class _NoColours:
+    """What stands for the colours of errors where Colorama is not installed."""
+
+    _markup: Any = None
+
+
+_colours: Any = getattr(errors, "HighlightColorScheme", _NoColours)
 
 
 def _plain(_scheme: Any, text: Any, *_style: Any) -> Any:
@@ -300,14 +305,11 @@ def _ended(compiler: Callable[[Any], Any], cache: _Cache) -> Callable[[Any], Any
         with global_compiler_lock:
             # To infer types, Numba makes thousands of errors that nobody sees; bold type takes a tenth of all its time,
             # and wraps standard output meanwhile.
-            bold = None if _colours is None else _colours._markup
-            if _colours is not None:
-                _colours._markup = _plain
+            bold, _colours._markup = _colours._markup, _plain
             try:
                 return compiler(signature)
             finally:
-                if _colours is not None:
-                    _colours._markup = bold
+                _colours._markup = bold
                 cache.end()
 
     return compile_and_end

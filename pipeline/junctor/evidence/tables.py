@@ -93,8 +93,8 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
         cells = list(cells)  # a matrix of likelihoods, one row a case
     are_objects = getattr(getattr(cells, "dtype", None), "kind", "O") == "O"
     # Nobody has masked cells who has not imported them.
-    if are_objects and "numpy.ma" in sys.modules and any(issubclass(each, np.ma.MaskedArray) for each in _types(cells)):
-        cells = [_without_mask(cell) if isinstance(cell, np.ma.MaskedArray) else cell for cell in cells]
+    if are_objects and "numpy.ma" in sys.modules and any(map(_can_be_masked, set(map(type, cells)))):
+        cells = [_without_mask(cell) if _can_be_masked(type(cell)) else cell for cell in cells]
     try:
         found = pa.array(cells, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -112,8 +112,8 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
     return found.copy_to(pa.default_cpu_memory_manager()) if is_borrowed else found
 
 
-def _types(cells: Iterable[Any]) -> set[type]:
-    return set(map(type, cells))
+def _can_be_masked(kind: type) -> bool:
+    return issubclass(kind, np.ma.MaskedArray)
 
 
 def _without_mask(cell: Any) -> npt.NDArray[Any] | None:

@@ -78,11 +78,6 @@ def discard_damaged(directory: Directory[Any]) -> None:
 
     Looks at names, sizes and the metadata of parts; at the content of the others if one part is missing or damaged.
     """
-    with explained(directory.path):
-        _discard_damaged(directory)
-
-
-def _discard_damaged(directory: Directory[Any]) -> None:
     recorded = _recorded_or_discarded(directory)
     _check_size(directory.network, recorded.get(directory.model_file))
     if not directory.ingested.exists():

@@ -197,10 +197,11 @@ def refused(error_of: Callable[[str], JunctorError]) -> Iterator[None]:
 
 
 def is_refusal(path: AnyPath, error: BaseException | None) -> bool:
-    """Return True for what a store or the system says of a file at or below a path; damage is told by Arrow alone."""
+    """Return True for what a store says of an object, or the system of a file that is there; Arrow tells damage."""
     if not isinstance(error, OSError):
         return False
-    return (error.filename if isinstance(path, RemotePath) else error.errno) is not None
+    # Objects go and come; a file of a disk that is missing is gone.
+    return error.filename is not None if isinstance(path, RemotePath) else error.errno not in (None, errno.ENOENT)
 
 
 @contextmanager
@@ -213,12 +214,10 @@ def encoded(path: AnyPath, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            is_missing = isinstance(error, FileNotFoundError)
-            # Objects go and come; a file of a disk that is missing is gone.
-            if not is_refusal(path, error) or (is_missing and not isinstance(path, RemotePath)):
+            if not is_refusal(path, error):
                 raise
             said = error.strerror
-            if is_missing:
+            if isinstance(error, FileNotFoundError):
                 said = lacking(path, "no such object: run the same command again, which makes it again")
             raise RefusedError(f"{path}: {said}") from error
 

@@ -271,9 +271,12 @@ class RemotePath:
 
     def write_bytes(self, data: bytes | pa.Buffer) -> int:
         """Write the object, whole or not at all; an older one is replaced. Returns the number of bytes."""
+
+        def put(filesystem: FileSystem, place: str) -> None:
+            _put(filesystem if len(data) < PARTS_BYTES else _for_parts(self._site), place, data)
+
         # In a thread, which no signal interrupts: a stream that is dropped before its end becomes an object too.
-        in_parts = len(data) >= PARTS_BYTES
-        _in_thread(lambda: self._retried(lambda filesystem, place: _put(filesystem, place, data), in_parts))
+        _in_thread(lambda: self._retried(put))
         return len(data)
 
     def write_text(self, text: str, encoding: str = "utf-8") -> int:
@@ -358,19 +361,15 @@ class RemotePath:
         """The name in the filesystem: bucket and key."""
         return "/".join(part for part in (self._bucket(), *self._names) if part)
 
-    def _retried(self, work: Callable[[FileSystem, str], Result], in_parts: bool = False) -> Result:
-        """Return `work(filesystem, name)`; tried again, with waits, unless the reason of a failure stays.
-
-        in_parts: whether it writes an object of `PARTS_BYTES` or more.
-        """
+    def _retried(self, work: Callable[[FileSystem, str], Result]) -> Result:
+        """Return `work(filesystem, name)`; tried again, with waits, unless the reason of a failure stays."""
         if not _ODD.isdisjoint(self._names):
             raise OSError(errno.EINVAL, f"{_WITH_ODD}: copy what is there to another key", str(self))
         started, tries = time.monotonic(), 0
         while True:
             failed: Exception | None = None
             try:
-                filesystem = _for_parts(self._site) if in_parts else _opened(self._site)[0]
-                return work(filesystem, self._place())
+                return work(_opened(self._site)[0], self._place())
             except FileNotFoundError:
                 failed = self._missing()
             except (OSError, ValueError, NotImplementedError, ImportError) as error:
