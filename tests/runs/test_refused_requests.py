@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from click.testing import Result
 from helpers.command_line import junctor_cli
-from helpers.signals import COMMAND
+from helpers.signals import COMMAND, hear_ctrl_c
 from helpers.stores import Bucket
 from junctor.generate import evidence_table, random_network, sample
 from junctor.runtime import remote_lock
@@ -215,7 +215,8 @@ def test_an_interrupted_run_does_not_wait_for_a_store_that_is_away(
 
     bucket.proxy.watch = watch
     words = [bucket.url("net.bif"), bucket.url("rows"), "--output", bucket.url("out"), *COMMON]
-    with subprocess.Popen([*COMMAND, "run", *words], stderr=subprocess.PIPE, text=True) as process:
+    command = [*COMMAND, "run", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c) as process:
         assert away.wait(60)
         process.send_signal(sign)
         _, err = process.communicate(timeout=30)
