@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 from helpers.files import ASIA
 from junctor import api
+from junctor.backends import plan_memory
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.few_rows import FewRows
+from junctor.engine.grouping import Grouping
 from junctor.evidence.encode import as_arrow
 from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.network import Network
@@ -175,6 +178,29 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(api, "KEPT_BYTES", 1)
     assert model.posteriors([{}], precision="log")["status"].to_pylist() == ["ok"]
     assert idle.held == 0
+
+
+def test_plans_stay_where_blocks_of_all_threads_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
+    monkeypatch.setattr(plan_memory, "LOWERING_SECONDS", 0)
+    # No trees: with plans alone the rows of a batch share blocks.
+    monkeypatch.setattr(Grouping, "_has_row_trees", False)
+    network = random_network(30, seed=5)
+    model = junctor.Model(network)
+    rows = evidence_table(network, sample(network, 300), observed=0.2)
+    first = model.posteriors(rows, threads=2)
+    idle = model._prepared._idle[0]
+    assert idle._engine is not None
+    ((key, plan),) = idle._engine.router.store.plans.items()
+    (program,) = idle._engine.programs
+    blocks = sum(each.held for each in program._compiled.values())
+    assert blocks > 0
+    monkeypatch.setattr(api, "KEPT_BYTES", idle.held - blocks // 2)
+    for _ in range(2):
+        assert model.posteriors(rows, threads=2).equals(first)
+        assert idle._engine.router.store.plans == {key: plan}
+        assert idle._engine.programs == (program,)
+        assert idle.held <= api.KEPT_BYTES
 
 
 def test_large_tables_leave_no_memory_behind() -> None:

@@ -22,7 +22,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
 from junctor.model.answers import Answers, unanswered
 from junctor.model.errors import Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
@@ -126,6 +126,35 @@ def test_threads_that_share_blocks_end_where_one_fails(monkeypatch: pytest.Monke
         compiled.share(EvidenceBlock(320, {4: np.zeros(320, np.int64)}, {}), np.arange(320), answers)
     assert begun == [10]
     assert (answers.memory.view(np.uint8) == 0xA5).all()
+
+
+def test_blocks_that_were_dropped_are_made_again() -> None:
+    connected = layered(layers=3, width=3, states=3, seed=1)
+    # Kernels do not write the posterior of a variable that no evidence changes.
+    alone = Factor((9,), np.array([0.2, 0.8]))
+    network = Network("", (*connected.variables, Variable("alone", ("0", "1"))), (*connected.factors, alone))
+    program = Program(compile_plan(shape_of(network), Pattern(frozenset([4]), frozenset()), rows=1), network, DOUBLE)
+    assert [v for v, table in program.plan.marginals if table in program.shared] == [9]
+    compiled, sizes = CompiledProgram(program, 32, threads=3), network.cardinalities
+    block = EvidenceBlock(96, {4: np.arange(96) % 3}, {})
+
+    def found() -> bytes:
+        memory = np.full(96 * sum(sizes), np.nan)
+        answers = Answers(tuple(range(10)), np.zeros(96, np.int8), np.zeros(96), memory=memory)
+        compiled.share(block, np.arange(96), answers)
+        return memory.tobytes()
+
+    assert compiled.held == 0
+    first, held = found(), compiled.held
+    assert held > 0
+    compiled.rest(0)
+    assert compiled.held == held
+    compiled.rest(1)
+    assert compiled.held == held // 3 * 2
+    assert found() == first
+    compiled.rest(2 * held)
+    assert compiled.held == 0
+    assert found() == first
 
 
 def test_calls_are_of_whole_blocks_and_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,13 +77,13 @@ class CompiledProgram:
         self.code = lowering.code if like is None else lowering.numbers.code(lowering.code, program)
         self.itemsize = dtype.itemsize
         self.arena_bytes = max(1, lowering.arena_rows) * cases * dtype.itemsize
-        self._works = [self._work(lowering, dtype) for _ in range(threads)]
-        self._tables = [self._tables_of(work) for work in self._works]
+        # Made when a thread first runs, and again after `rest`.
+        self._works: list[BlockWorkspace | None] = [None] * threads
 
     def cases_at_once(self, rows: int) -> int:
         """Return how many of so many rows go through in one call: whole blocks, on which answers do not depend."""
         blocks = -(-rows // (self.cases * self.threads * PARTS))
-        work = self._works[0]
+        work = self._memory(0)
         most = PART_BYTES // int(work.states.nbytes + work.likelihoods.nbytes)
         return self.cases * max(1, min(blocks, most))
 
@@ -92,12 +92,12 @@ class CompiledProgram:
 
         Where cases are explained, their states instead of posteriors.
         """
-        nothing, work = np.zeros(0, dtype=np.int64), self._works[thread]
+        nothing, work = np.zeros(0, dtype=np.int64), self._memory(thread)
         if self._explains:
             explained = self._run(block, [work], nothing.reshape(0, 1), nothing, np.zeros((0, 0), dtype=np.int32))
             return replace(explained, states={v: work.states[row, : block.cases] for v, row in self._rows.items()})
         outcome = self._run(block, [work], nothing.reshape(0, 4), nothing, np.zeros(0, work.arena.dtype))
-        posteriors = self._tables[thread]
+        posteriors = self._tables_of(work)
         if block.cases < self.cases:
             # The rest of the lanes repeats the last case.
             posteriors = {variable: table[:, : block.cases] for variable, table in posteriors.items()}
@@ -123,11 +123,30 @@ class CompiledProgram:
         answers: of the batch, written here; their posteriors lie in `answers.memory`.
         thread: index of the calling thread.
         """
-        return self._run(block, [self._works[thread]], *self._written(rows, answers))
+        return self._run(block, [self._memory(thread)], *self._written(rows, answers))
 
     def share(self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers) -> BlockOutcome:
         """Do the same in all threads, each of which takes the next block where it has done one."""
-        return self._run(block, self._works, *self._written(rows, answers))
+        blocks = min(self.threads, -(-block.cases // self.cases))
+        return self._run(block, [self._memory(thread) for thread in range(blocks)], *self._written(rows, answers))
+
+    @property
+    def held(self) -> int:
+        """Bytes of the blocks of all threads that are in memory."""
+        return sum(_nbytes(work) for work in self._works if work is not None)
+
+    def rest(self, excess: int) -> None:
+        """Drop blocks of threads until so many bytes less are held, if there are as many; no thread runs one."""
+        for thread, work in reversed([*enumerate(self._works)]):
+            if excess > 0 and work is not None:
+                self._works[thread], excess = None, excess - _nbytes(work)
+
+    def _memory(self, thread: int) -> BlockWorkspace:
+        """Return the memory of a thread."""
+        work = self._works[thread]
+        if work is None:
+            work = self._works[thread] = self._work(self._layout, self._program.algebra.dtype)
+        return work
 
     def _written(
         self, rows: npt.NDArray[np.int64], answers: Answers
@@ -157,7 +176,7 @@ class CompiledProgram:
         places, rows, answers: of `Cases`.
         """
         blocks = -(-block.cases // self.cases)
-        lanes, works = blocks * self.cases, works[:blocks]
+        lanes = blocks * self.cases
         # Rows: log P(e), share of the probability lost at edges, and at results.
         sums = np.empty((3, lanes))
         columns = given = np.zeros(0, dtype=np.int64)
@@ -178,7 +197,7 @@ class CompiledProgram:
         return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 
     def _work(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> BlockWorkspace:
-        """Return the memory of a thread, with the bounds of shared tables filled in."""
+        """Return the memory of a thread, with the bounds and posteriors of shared tables filled in."""
         # Compiled code takes no empty arrays.
         cases, slots = self.cases, max(1, len(lowering.slots))
         lanes = np.zeros((LANES, cases), dtype=dtype)
@@ -198,6 +217,10 @@ class CompiledProgram:
         at, bounds = self._shared_bounds
         work.bounds[:, at] = bounds[:, :, None]
         work.lossless[at] = ~bounds[[LOST, STILL_OPEN]].any(axis=0)
+        tables = self._tables_of(work)
+        for variable, table in self._plan.marginals:
+            if table in self._program.shared:
+                tables[variable][:] = self._program.normalised(self._program.shared[table].table)
         return work
 
     @cached_property
@@ -208,13 +231,14 @@ class CompiledProgram:
         return np.array([*slots.values()], dtype=np.int64), bounds.T
 
     def _tables_of(self, work: BlockWorkspace) -> dict[int, npt.NDArray[Any]]:
-        """Return the posteriors in the memory of a thread, those of shared tables filled in."""
+        """Return the posteriors in the memory of a thread."""
         sizes = self._plan.shape.cardinalities
-        tables = {v: work.posteriors[row : row + sizes[v]] for v, row in self._posteriors.items()}
-        for variable, table in self._plan.marginals:
-            if table in self._program.shared:
-                tables[variable][:] = self._program.normalised(self._program.shared[table].table)
-        return tables
+        return {v: work.posteriors[row : row + sizes[v]] for v, row in self._posteriors.items()}
+
+
+def _nbytes(work: BlockWorkspace) -> int:
+    """Return the bytes of the memory of a thread."""
+    return sum(int(array.nbytes) for array in work)
 
 
 def aligned(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

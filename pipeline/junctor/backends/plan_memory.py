@@ -239,10 +239,14 @@ class PlanMemory:
     @cached_property
     def _most_lanes(self) -> int:
         most = max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
-        sizes = [table.entries for table in self.plan.tables if table.per_case]
-        # Of the table that an entry is in, the mean over all entries.
-        usual = self.itemsize * sum(size * size for size in sizes) // max(1, sum(sizes))
+        usual = self.itemsize * self.usual_entries
         return max(self._lane, min(most, TABLE_BYTES // max(1, usual) // self._lane * self._lane))
+
+    @cached_property
+    def usual_entries(self) -> int:
+        """Entries of the table of a case that an entry is in, the mean over all entries."""
+        sizes = [table.entries for table in self.plan.tables if table.per_case]
+        return sum(size * size for size in sizes) // max(1, sum(sizes))
 
     def _padded(self, cases: int) -> int:
         """Return the number of lanes for so many cases."""
@@ -350,6 +354,20 @@ class ProgramCache:
         self._on_device: dict[tuple[str, int], GpuProgram | None] = {}
         self._compiled: dict[str, CompiledProgram] = {}
         self.did_well: set[str] = set()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the programs and of the blocks that are in memory, about."""
+        compiled = self._compiled.values()
+        lowered = self.memory.lowered_for(len(compiled)) if compiled else 0
+        return self.memory.fixed + lowered + sum(program.held for program in compiled)
+
+    def rest(self, excess: int) -> None:
+        """Drop blocks of programs until so many bytes less are held, if there are as many."""
+        for program in self._compiled.values():
+            before = program.held
+            program.rest(excess)
+            excess -= before - program.held
 
     def use(self, sizes: BlockSizes, device: BlockDevice | None = None, costs: CostModel | None = None) -> None:
         """Choose how the next rows are answered.

@@ -43,6 +43,10 @@ class CpuConstants(DeviceConstants):
     # Seconds an entry operation of the compiled blocks. Estimate, coarser than docs/performance.md ("4e10 to 7e10
     # operations a second" in tiles); 2026-11-21.
     compiled_operation: float = 2e-10
+    # Bytes of a usual table of the smallest block up to which it stays in the cache; seconds of an operation that is
+    # not zero where it does not. barley, pigs, munin2 and grids with likelihoods, good to a factor of two; 2026-11-28.
+    cached_bytes: float = 2.0 * 2**20
+    uncached_operation: float = 5e-10
     # Times as long as those take in log space. Estimate: an exponential for each term; 2026-11-22.
     compiled_log: float = 8.0
     # Seconds a step, to lower it for the compiled blocks. Estimate; 2026-11-21.

@@ -151,7 +151,7 @@ class Engine:
     @property
     def held(self) -> int:
         """Bytes of programs, plans and messages of rows that share trees, about."""
-        programs = sum(program.sizes.projected(8) for program in self._programs.values())
+        programs = sum(program.held for program in self._programs.values())
         programs += sum(row_engine.resting for row_engine in self.router.store.row_engines.values())
         return programs + PLAN_STEP_BYTES * sum(len(plan.steps) for plan in self.router.store.plans.values())
 
@@ -163,6 +163,9 @@ class Engine:
             row_engine.rest(int(RESTING_SHARE * allowed))
             # With the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(room)
+        # Blocks first: their memory is there again in no time.
+        for program in self._programs.values():
+            program.rest(self.held - allowed)
         plans = self.router.store.plans
         while self.held > allowed and (self._programs or plans):
             oldest = next(iter(self._programs or plans))

@@ -15,6 +15,7 @@ import numpy as np
 from junctor_kernels.row_trees.together import BLOCK_BYTES
 from junctor_kernels.tables import reference
 
+from junctor.backends.plan_memory import LANE_BYTES
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
@@ -179,7 +180,7 @@ class Grouping(Planner):
             return False
         rows = self.to_come(batch, patterns.rows.size)
         of_one = len(patterns.counts) == 1
-        if not self._is_heavy(rows) and (self._planning < LOADING_SECONDS if of_one else rows <= FEW_ROWS):
+        if not self._is_heavy(rows) and (self._is_light(patterns, batch) if of_one else rows <= FEW_ROWS):
             return False
         answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
@@ -190,6 +191,16 @@ class Grouping(Planner):
         """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
         # Each entry of a factor counts once.
         return rows * self._entries * CPU.numpy_entry > TREE_SECONDS
+
+    def _is_light(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
+        """Return True if NumPy plans and answers rows of one pattern before trees would be loaded."""
+        if self._planning >= LOADING_SECONDS:
+            return False
+        group = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
+        uses = self.uses(group, batch)
+        row, once = self._plain_seconds(group.pattern, uses)
+        # It is planned by now, and trees would come in addition.
+        return once + uses * row < 2 * LOADING_SECONDS
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
@@ -239,7 +250,18 @@ class Grouping(Planner):
             group, row = replace(group, tree=False, per_row=True), alone
         if math.isinf(work.operations):
             return [group if alone < math.inf else replace(group, tree=False, per_row=False)]
-        return [replace(group, tree=False, per_row=False) if plan < row else group]
+        if plan >= row:
+            return [group]
+        # Only the plan itself tells how large its messages are.
+        own = alone < self._uncached_seconds(group.pattern, rows)
+        return [replace(group, tree=False, per_row=own)]
+
+    def _uncached_seconds(self, pattern: Pattern, uses: int) -> float:
+        """Return the seconds of a row of a plan whose messages leave the cache, 0 for other plans."""
+        if self.plan_memory(pattern, uses).usual_entries * LANE_BYTES <= CPU.cached_bytes:
+            return 0.0
+        operations = min(self.plan(pattern, uses).case_operations, 10**30) * self.row_engine.above_zero
+        return operations * CPU.uncached_operation
 
     def _works_alone(self, group: PatternGroup, batch: EvidenceBatch) -> list[RowWork]:
         """Return the work of some rows of a group with a tree for each."""

@@ -1,0 +1,45 @@
+"""Rows with likelihoods, which cut nothing out of a network: what answers them goes by the size of its tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from junctor.engine import grouping
+from junctor.engine.engine import Engine
+from junctor.engine.routes import Backend, Route
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.generate import grid
+from junctor.model.network import Network
+from junctor.model.query import Query
+
+
+def batch_of(network: Network, rows: int, soft: bool) -> EvidenceBatch:
+    """Return rows that observe every third variable, by likelihoods or by states."""
+    rng = np.random.default_rng(1)
+    observed = range(0, len(network.variables), 3)
+    if not soft:
+        return EvidenceBatch(rows, {v: rng.integers(0, 2, rows).astype(np.int32) for v in observed})
+    return EvidenceBatch(rows, {}, {v: SoftEvidence(np.arange(rows), rng.random((rows, 2)) + 0.1) for v in observed})
+
+
+def route(network: Network, rows: int, soft: bool) -> Route:
+    (found,) = Engine(network, Query(), expected_rows=rows).routes(batch_of(network, rows, soft))
+    return found
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(70, Backend.NUMPY), (1000, Backend.ROW_TREES)])
+def test_numpy_answers_no_more_than_is_done_before_trees_are_loaded(rows: int, expected: Backend) -> None:
+    assert route(grid(10, 10, seed=1), rows, soft=True).backend is expected
+
+
+def test_rows_whose_messages_leave_the_cache_may_have_trees_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = grid(14, 14, seed=1)
+    assert route(large, 1000, soft=True).backend is Backend.CPU
+    # As of messages that leave it.
+    monkeypatch.setattr(grouping, "CPU", replace(grouping.CPU, cached_bytes=2.0**10, uncached_operation=1e-6))
+    with_likelihoods = route(large, 1000, soft=True)
+    assert with_likelihoods.backend is Backend.ROW_TREES
+    assert with_likelihoods.group.per_row
+    assert route(large, 100_000, soft=False).backend is Backend.CPU
