@@ -308,6 +308,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"variables": {"age": AGES | {"edges": [0, 18, 17, 20]}}}, "age.edges: found 17 after 18, expected ascending"),
     ({"variables": {"age": AGES | {"edges": [0, 18, 18, 20]}}}, "edges: found 18 after 18"),
     ({"variables": {"age": AGES | {"edges": [0, "x"]}}}, "edges: found 'x', expected a number, inf or -inf"),
+    ({"variables": {"age": AGES | {"edges": [0, 10**400]}}}, r"edges: found 1000*\.\.\., expected a number of double"),
     ({"variables": {"age": AGES | {"edges": [0]}}}, "edges: found 1, expected at least two"),
     ({"variables": {"age": {"edges": [0, 1, 2], "labels": ["old"]}}}, "labels: found 1 labels, expected 2"),
     (
@@ -319,6 +320,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"age.states: found two meanings of the number 1.0, expected one, where there are edges",
     ),
     ({"variables": {"age": AGES | {"factor": 0}}}, "factor: found 0"),
+    ({"variables": {"age": AGES | {"factor": 10**400}}}, "factor: found 1000"),
     ({"variables": {"age": AGES | {"offset": float("inf")}}}, "offset: found inf, expected a number"),
 ]
 

@@ -362,9 +362,14 @@ class _Reader:
 
     def number(self, key: str, value: Any, infinite: bool = False) -> float:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or math.isnan(value) or (math.isinf(value) and not infinite):
+        try:
+            number = float(value) if fits else math.nan
+        except OverflowError:
+            # TOML has whole numbers of any size.
+            self.fail(key, f"found {_shown(value)}", "a number of double precision, up to 1.8e308")
+        if math.isnan(number) or (math.isinf(number) and not infinite):
             self.fail(key, f"found {_shown(value)}", "a number" + ", inf or -inf" * infinite)
-        return float(value)
+        return number
 
     def fail(self, key: str, found: str, expected: str) -> NoReturn:
         raise EvidenceError(f"{key}: {found}, expected {expected}", self.place)
