@@ -300,6 +300,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"variables": {"smoke": {"states": {"ja !": "yess"}}}}, r'smoke.states."ja !": found \'yess\', did you mean'),
     ({"variables": {"smoke": {"states": {"a": ["yes"]}}}}, r"found \['yes'\], expected a state of 'smoke': yes, no"),
     ({"variables": {"smoke": {"states": {"a": "yes"}, "missing": ["a"]}}}, "missing: found 'a', which is a state"),
+    (
+        {"variables": {"smoke": {"states": {" a": "yes", "a": "no"}}}},
+        "smoke.states: found two meanings of 'a', expected",
+    ),
     ({"variables": {"smoke": {"missing": [True]}}}, "missing: found True, expected text in quotes or a number"),
     ({"variables": {"smoke": {"factor": 2}}}, "smoke.factor: found no edges, expected edges as well"),
     ({"variables": {"smoke": {"other": "x"}}}, "smoke.other: found 'x', expected a state"),

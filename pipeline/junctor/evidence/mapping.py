@@ -261,7 +261,11 @@ class _Reader:
         self.known_keys(f"{key}.", entry, _KEYS)
         meant: dict[str, int] = {}
         for text, state in self.table(f"{key}.states", entry.get("states", {})).items():
-            meant[text.strip()] = self.state(f"{key}.states.{toml_key(text)}", variable, state)
+            code = self.state(f"{key}.states.{toml_key(text)}", variable, state)
+            if meant.setdefault(text.strip(), code) != code:
+                self.fail(
+                    f"{key}.states", f"found two meanings of {text.strip()!r}", "one: white space around it is left out"
+                )
         for text in self.texts(f"{key}.missing", entry.get("missing", []), numbers=True):
             if text.strip() in meant:
                 self.fail(f"{key}.missing", f"found {text!r}, which is a state in {key}.states", "it in one of them")
