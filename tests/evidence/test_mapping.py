@@ -339,7 +339,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "map.toml"
     with pytest.raises(EvidenceError, match=r"map.toml: cannot read the mapping: No such file"):
         read_mapping(path, NETWORK)
-    for content in (b"[columns\n", b"\xff\xfe", b"\0"):
+    for content in (b"[columns\n", b"\xff\xfe", b"\0", b"ignore = " + b"[" * 5000):
         path.write_bytes(content)
         with pytest.raises(EvidenceError, match=r"map.toml: the mapping is not TOML"):
             read_mapping(path, NETWORK)

@@ -65,6 +65,7 @@ def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("workers = -1", "'workers'.*found -1"),
         ('memory = "lots"', "'memory'.*found 'lots'"),
         ("workers = ", r"junctor\.toml: cannot read"),
+        ("workers = " + "[" * 5000, r"junctor\.toml: cannot read"),
     ],
 )
 def test_bad_settings_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def read_mapping(source: MappingSource | None, network: Network) -> EvidenceMapp
         content = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise EvidenceError(f"cannot read the mapping: {error.strerror or error}", place) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EvidenceError(f"the mapping is not TOML: {error}", place) from None
     except ValueError as error:
         # The path has a NUL character.

@@ -97,7 +97,7 @@ def _from_file() -> dict[str, Any]:
         return {}
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the settings: {error}", Place(str(path))) from error
     for name in settings:
         if name not in Settings.model_fields:
