@@ -127,6 +127,14 @@ def test_numbers_of_parquet_go_into_bins(tmp_path: Path) -> None:
     assert (told.known, told.missing, told.unknown) == (2, 1, (("-1", 1),))
 
 
+def test_infinite_numbers_go_into_bins_and_are_like_no_state(tmp_path: Path) -> None:
+    network = small_network({"v": ["(-inf,0]", "(0,inf)"]})
+    path = tmp_path / "e.csv"
+    path.write_text("v\n-inf\ninf\n-1\n1\n2\n")
+    content = tomllib.loads(propose(network, str(path)).to_toml())
+    assert content["variables"] == {"v": {"edges": [-INF, 5e-324, INF], "labels": ["(-inf,0]", "(0,inf)"]}}
+
+
 def test_names_that_need_quotes(tmp_path: Path) -> None:
     network = small_network({'a "b".c': ["x\\y", "é ü"]})
     parquet.write_table(pa.table({'A "B".C': ["X\\Y", "É ü", 'q"\t']}), tmp_path / "e.parquet")

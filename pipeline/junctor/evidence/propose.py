@@ -26,7 +26,7 @@ from junctor.evidence.files import checked_format, explained, format_of, input_f
 from junctor.evidence.layout import Column, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of, read_mapping, toml_key
 from junctor.evidence.read import ColumnTable, open_table
-from junctor.evidence.states import UNKNOWN, StateCells
+from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network, Variable
 from junctor.runtime.remote import location
@@ -334,7 +334,8 @@ def _entry(variable: Variable, cells: _Cells, numeric: bool) -> tuple[dict[str, 
     common = [cell for cell, _ in cells.counts.most_common(MOST_COMPARED)]
     unknown = [text for cell in common if (text := str(cell).strip()) and reader.code(cell) == UNKNOWN]
     if bins is not None:
-        unknown = [text for text in unknown if not _SINGLE.fullmatch(text)]
+        # Infinite ones too: `inf` is like `(-inf,0]`, and no part of it.
+        unknown = [text for text in unknown if not ANY_NUMBER.fullmatch(text)]
     missing = [text for text in unknown if text.casefold() in _MISSING]
     rest = [text for text in unknown if text not in missing and not _SINGLE.fullmatch(text)]
     states, likely = {}, []
