@@ -71,14 +71,15 @@ def test_the_next_call_uses_what_was_prepared(network: Network, made: list[str])
         junctor.Model(network).posteriors([{"xray": "yes"}])
     assert made == ["FewRows"]
     for _ in range(3):
-        junctor.posteriors(network, rows)
-    assert made == ["FewRows", "Engine"]
+        # Beside a GPU there are two engines.
+        junctor.posteriors(network, rows, device="cpu")
+    assert made == ["FewRows", "FewRows", "Engine"]
     # Another question, other options, another network of the same content: each has its own.
     junctor.posteriors(network, [{}], ["lung"])
     junctor.posteriors(network, [{}], threads=1)
     junctor.posteriors(junctor.read_network(ASIA), [{}])
     junctor.posteriors(ASIA, [{}])
-    assert made == ["FewRows", "Engine", *["FewRows"] * 4]
+    assert made == ["FewRows", "FewRows", "Engine", *["FewRows"] * 4]
 
 
 def test_answers_do_not_depend_on_earlier_calls() -> None:
@@ -98,11 +99,11 @@ def test_an_engine_for_another_amount_of_memory_is_made_anew(
     rows, allowed = as_arrow([{"smoke": "yes"}] * 100), [1 << 30]
     monkeypatch.setattr(api, "_allowed", lambda _: allowed[-1])
     monkeypatch.setattr("junctor.runtime.machine.available_memory", lambda: allowed[-1] / 0.6 + 1)
-    expected = junctor.posteriors(network, rows)
+    expected = junctor.posteriors(network, rows, device="cpu")
     counts = []
     for size in (1 << 30, (1 << 30) - 1000, 1 << 32, 1 << 29):
         allowed.append(size)
-        assert junctor.posteriors(network, rows).equals(expected)
+        assert junctor.posteriors(network, rows, device="cpu").equals(expected)
         counts.append(made.count("Engine"))
     assert counts == [1, 1, 2, 3]
 
@@ -188,7 +189,7 @@ def test_plans_stay_where_blocks_of_all_threads_do_not(monkeypatch: pytest.Monke
     network = random_network(30, seed=5)
     model = junctor.Model(network)
     rows = evidence_table(network, sample(network, 300), observed=0.2)
-    first = model.posteriors(rows, threads=2)
+    first = model.posteriors(rows, device="cpu", threads=2)
     idle = model._prepared._idle[0]
     assert idle._engine is not None
     ((key, plan),) = idle._engine.router.store.plans.items()
@@ -197,7 +198,7 @@ def test_plans_stay_where_blocks_of_all_threads_do_not(monkeypatch: pytest.Monke
     assert blocks > 0
     monkeypatch.setattr(api, "KEPT_BYTES", idle.held - blocks // 2)
     for _ in range(2):
-        assert model.posteriors(rows, threads=2).equals(first)
+        assert model.posteriors(rows, device="cpu", threads=2).equals(first)
         assert idle._engine.router.store.plans == {key: plan}
         assert idle._engine.programs == (program,)
         assert idle.held <= api.KEPT_BYTES

@@ -309,6 +309,25 @@ def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Ca
 
 
 @ON
+def test_memory_of_the_host_is_counted_and_given_back(device: Callable[[], gpu.BlockDevice]) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset([4])), None, False, rows=1)
+    prepared = ProgramCache(network, plan, [SINGLE])
+    prepared.use(prepared.memory.fit(Budget(1 << 30), 1 << 30, 9000), opened(device))
+    first, second = (prepared.on_device(SINGLE, rows) for rows in (150, 9000))
+    assert first is not None
+    assert second is not None
+    # Likelihoods of six states in double precision, three blocks at a time.
+    assert first.held > 3 * 150 * 6 * 8
+    assert prepared.held == prepared.memory.fixed + first.held + second.held
+    prepared.rest(first.held)
+    assert prepared.held == prepared.memory.fixed + second.held
+    assert prepared.on_device(SINGLE, 9000) is second
+    prepared.rest(prepared.held)
+    assert prepared.held == prepared.memory.fixed
+
+
+@ON
 @pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu_blocks.SMALL_SHAPES), (2100, gpu_blocks.TILE_SHAPES)])
 def test_small_blocks_have_small_tiles(
     device: Callable[[], gpu.BlockDevice], rows: int, shapes: tuple[tuple[int, int], ...]

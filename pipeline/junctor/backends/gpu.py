@@ -91,6 +91,11 @@ class GpuProgram(GpuBlocks):
 
         return answer
 
+    @property
+    def held(self) -> int:
+        """Bytes of pinned memory of the host, for evidence on its way."""
+        return sum(place.held for place in self._places)
+
     def targets(self, answers: Answers) -> DeviceArray:
         """Return where the posterior or state of each target comes from; `queue` of the device has to be held."""
         if self._targets is None:
@@ -187,6 +192,11 @@ class _Place:
             program._program.algebra.name, self.run, program._arrays["extremes"], program.stages, chunks
         )
         self.replay = self._device.replay(self.work)
+
+    @property
+    def held(self) -> int:
+        """Bytes of pinned memory of the host."""
+        return sum(memory.nbytes for memory in self._host.values())
 
     def _fields(self) -> dict[str, int]:
         """Return what the struct `Run` says; what differs between blocks is still 0."""

@@ -357,17 +357,23 @@ class ProgramCache:
 
     @property
     def held(self) -> int:
-        """Bytes of the programs and of the blocks that are in memory, about."""
+        """Bytes of the programs, and of the memory of their blocks on the host, about."""
         compiled = self._compiled.values()
         lowered = self.memory.lowered_for(len(compiled)) if compiled else 0
-        return self.memory.fixed + lowered + sum(program.held for program in compiled)
+        on_device = sum(program.held for program in self._on_device.values() if program is not None)
+        return self.memory.fixed + lowered + sum(program.held for program in compiled) + on_device
 
     def rest(self, excess: int) -> None:
-        """Drop blocks of programs until so many bytes less are held, if there are as many."""
-        for program in self._compiled.values():
-            before = program.held
-            program.rest(excess)
-            excess -= before - program.held
+        """Drop memory of blocks until so many bytes less are held, if there are as many."""
+        for compiled in self._compiled.values():
+            before = compiled.held
+            compiled.rest(excess)
+            excess -= before - compiled.held
+        # On a GPU memory and launches go together, the oldest first.
+        for key, program in [*self._on_device.items()]:
+            if excess > 0 and program is not None:
+                excess -= program.held
+                del self._on_device[key]
 
     def use(self, sizes: BlockSizes, device: BlockDevice | None = None, costs: CostModel | None = None) -> None:
         """Choose how the next rows are answered.
