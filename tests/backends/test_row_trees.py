@@ -200,6 +200,20 @@ def test_trees_of_a_pattern_serve_the_next_batch(monkeypatch: pytest.MonkeyPatch
     assert len(planned) == 6
 
 
+@pytest.mark.parametrize("rows", [9, 100])
+def test_rows_whose_common_tree_is_too_large_have_trees_of_their_own(rows: int) -> None:
+    network = random_network(40, seed=6)
+    batch = EvidenceBatch(rows, {0: np.zeros(rows, dtype=np.int32)})
+    # For two rows, fewer than are worth a vector.
+    room = 8 * 2 * 2 * int(RowEngine(network, range(40), ROOM).work([0]).entries)
+    answers = [blank(network, batch, range(40)) for _ in range(2)]
+    tight = RowEngine(network, range(40), room_bytes(network, 0) + room)
+    assert not tight.answer_groups(batch, [TreeRows(np.arange(rows), shared=True)], answers[0]).size
+    assert not tight.answer(batch, np.arange(rows), answers[1]).size
+    for one, other in zip(*([each.log_value, *each.posteriors.values()] for each in answers), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 def test_memory_of_messages_stays_within_its_bound_between_calls() -> None:
     network = random_network(40, seed=6)
     batch = random_batch(network, 200)

@@ -260,7 +260,8 @@ def answer_shared(
             size = _rows_of_block(factors, tree, most)
             # Fewer rows than a vector has lanes are faster one by one.
             if not is_worth_it(end - first, size):
-                at[NEXT] = end
+                at[NEXT] = at[FIRST] = end
+                continue
         fitting = min(size, end - first)
         if at[NEXT] < end and (fitting > lanes.every.size or variables * fitting > block.size):
             needs[NEED_ROWS], needs[NEED_BLOCK] = fitting, variables * fitting
