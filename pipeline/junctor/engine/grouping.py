@@ -87,7 +87,7 @@ class Grouping(Planner):
             return self._fitting(self._choice(patterns, batch, patterns.rows.size).groups(), patterns, batch)
         if not len(patterns.counts):
             return []
-        return [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)]
+        return [_of_one(patterns)]
 
     def _together(self, batch: EvidenceBatch) -> list[PatternGroup] | None:
         """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
@@ -180,7 +180,7 @@ class Grouping(Planner):
             return False
         rows = self.to_come(batch, patterns.rows.size)
         of_one = len(patterns.counts) == 1
-        if not self._is_heavy(rows) and (self._is_light(patterns, batch) if of_one else rows <= FEW_ROWS):
+        if not self._is_heavy(rows) and (self._is_light(_of_one(patterns), batch) if of_one else rows <= FEW_ROWS):
             return False
         answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
@@ -192,15 +192,14 @@ class Grouping(Planner):
         # Each entry of a factor counts once.
         return rows * self._entries * CPU.numpy_entry > TREE_SECONDS
 
-    def _is_light(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
+    def _is_light(self, group: PatternGroup, batch: EvidenceBatch) -> bool:
         """Return True if NumPy plans and answers rows of one pattern before trees would be loaded."""
-        if self._planning >= LOADING_SECONDS:
-            return False
-        group = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
         uses = self.uses(group, batch)
+        if self._is_heavy(uses) or self._planning >= LOADING_SECONDS:
+            return False
         row, once = self._plain_seconds(group.pattern, uses)
         # It is planned by now, and trees would come in addition.
-        return once + uses * row < 2 * LOADING_SECONDS
+        return once + uses * row < LOADING_SECONDS
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
@@ -211,7 +210,7 @@ class Grouping(Planner):
         if len(patterns.counts) > 1:
             groups = TreeChoice(batch, patterns, self.row_engine).groups()
         else:
-            groups = [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows, tree=True)]
+            groups = [replace(_of_one(patterns), tree=True)]
         chosen: list[PatternGroup] = []
         for group in groups:
             chosen += self._with_plan(group, batch, len(group.rows) == patterns.rows.size)
@@ -224,7 +223,7 @@ class Grouping(Planner):
         """
         if not group.tree or group.patterns > 1:
             return [group]
-        if whole and batch.equal is not None and not self._is_heavy(self.uses(group, batch)):
+        if whole and batch.equal is not None and self._is_light(group, batch):
             # Without compiled code, which several patterns have loaded already.
             return [replace(group, tree=False, per_row=False)]
         work = self.work(group.pattern)
@@ -372,3 +371,8 @@ class Grouping(Planner):
     @cached_property
     def _whole(self) -> Work:
         return self.row_engine.work((), range(len(self.network.variables)))
+
+
+def _of_one(patterns: Patterns) -> PatternGroup:
+    """Return the rows of the only pattern of a batch."""
+    return PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
