@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -117,6 +118,25 @@ def test_a_damaged_manifest_of_increments_is_never_made_again(tmp_path: Path) ->
     manifest.unlink()
     assert junctor_cli("run", *words, "--incremental").exit_code == 0
     assert json.loads(manifest.read_text())["rows"] == 30
+
+
+# All listings of a run but the second one, of the digest.
+@pytest.mark.parametrize("nth", [1, 3, 4])
+def test_a_file_that_one_listing_lacks_is_not_left_out(bucket: Bucket, tmp_path: Path, nth: int) -> None:
+    filled(bucket, tmp_path)
+    listings = 0
+
+    def lacking(body: bytes) -> bytes:
+        nonlocal listings
+        entry = re.search(rb"<Contents>(?:(?!</Contents>).)*rows/b\.parquet.*?</Contents>", body, re.DOTALL)
+        listings += entry is not None
+        return body.replace(entry[0], b"") if entry is not None and listings == nth else body
+
+    bucket.proxy.rewrites = lacking
+    refused = run(bucket)
+    assert (refused.exit_code, "rows/b.parquet" in refused.stderr) == (3, True), refused.stderr
+    assert run(bucket).exit_code == 0
+    assert junctor.read_answers(bucket.url("out")).num_rows == 30
 
 
 def test_nothing_is_left_of_an_upload_that_cannot_begin(bucket: Bucket) -> None:

@@ -158,8 +158,14 @@ def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
 
 
 def stamps_of(path: str | os.PathLike[str] | RemotePath) -> Stamps:
-    """Return the stamps of a file, or of the files of a folder or glob; none of objects, which must not change."""
-    return {each: stamp_of(each) for each in input_files(spooled(path)).paths if not isinstance(each, RemotePath)}
+    """Return the stamps of a file, or of the files of a folder or glob; of objects as they were listed.
+
+    None of an object that is given alone: it must not change, and to ask for it takes a request.
+    """
+    files = input_files(spooled(path))
+    if files.folder is None and isinstance(files.paths[0], RemotePath):
+        return {}
+    return {each: stamp_of(each) for each in files.paths}
 
 
 def _sha_of(path: AnyPath) -> hashlib._Hash:

@@ -242,9 +242,10 @@ class SequenceJob(Workload):
         )
         # A partition without rows, for runs without any: readers of the answers find their columns.
         nothing = replace(encode_sequences([], model), case_ids=source.no_case_ids)
+        files = tuple(table.path for table in source.tables)
         partitions = source.partitions(spec.partition_rows, _partition_steps(model, spec.query))
         for partition in chain(partitions, [nothing]):
-            yield InputPart(len(partition.batch), PARTITION_BYTES, partial(write_sequences, partition))
+            yield InputPart(len(partition.batch), PARTITION_BYTES, partial(write_sequences, partition), files)
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
         """Return the estimate of the remaining partitions; workers of a scheduler make their own."""

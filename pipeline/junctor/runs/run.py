@@ -289,6 +289,9 @@ def _parts_of_files(job: Workload, stamps: Stamps, threads: int) -> Iterator[Inp
         # All files are open with the first partition: those that come later are not read.
         if not number:
             refuse_changes(stamps, job.stamps())
+            # Of another listing: rows of a file that it lacks would be left out.
+            if stamps and part.files:
+                refuse_changes(dict.fromkeys(stamps, (0, 0.0, 0)), dict.fromkeys(part.files, (0, 0.0, 0)))
         yield part
 
 

@@ -83,11 +83,13 @@ class InputPart:
     rows: number of rows.
     bytes: in memory, about.
     write: writes them to a file that is whole as soon as it has its name, and returns its checksum.
+    files: all files of the inputs, as they were opened.
     """
 
     rows: int
     bytes: int
     write: Callable[[AnyPath], Checksum]
+    files: tuple[AnyPath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,11 +481,13 @@ class Job(Workload):
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
+        from junctor.evidence.read import TableSource
 
         source = open_inputs(self.evidence, model, spec, self.evidence_format, self.mapping)
+        files = source.paths if isinstance(source, TableSource) else ()
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
-            yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition))
+            yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition), files)
 
     def check_inputs(self, model: Network, spec: RunSpec, threads: int) -> None:
         """Read the evidence as the run will; of evidence that grows until one file is whole, unless it is strict."""
