@@ -82,6 +82,50 @@ def test_a_manifest_of_increments_outlives_a_refused_read(bucket: Bucket, tmp_pa
     assert json.loads(bucket.get("out/manifest.json"))["rows"] == 30
 
 
+def hide_once(bucket: Bucket, key: str, nth: int) -> None:
+    """Answer the nth HEAD of an object as if it was not there."""
+    data, seen, is_hidden = b"", 0, False
+
+    def watch(method: str, path: str) -> None:
+        nonlocal data, seen, is_hidden
+        if is_hidden:
+            bucket.put(key, data)
+            is_hidden = False
+        if method == "HEAD" and path.endswith(f"/{key}"):
+            seen += 1
+            if seen == nth:
+                data, is_hidden = bucket.get(key), True
+                bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+
+    bucket.proxy.watch = watch
+
+
+# Looks of a run at its manifest: by the check of what is there, the reader of the evidence, the commit.
+@pytest.mark.parametrize(
+    ("key", "nth", "code"),
+    [("manifest.json", 3, 0), ("manifest.json", 5, 6), ("evidence/done.json", 5, 6), ("evidence/done.json", 11, 6)],
+)
+def test_increments_lose_nothing_for_an_object_that_is_not_found_once(
+    bucket: Bucket, tmp_path: Path, key: str, nth: int, code: int
+) -> None:
+    filled(bucket, tmp_path)
+    assert run(bucket, "--incremental").exit_code == 0
+    bucket.server.request("DELETE", f"/{bucket.name}/rows/b.parquet")
+    bucket.put("rows/d.parquet", bucket.get("rows/a.parquet"))
+    hide_once(bucket, f"out/{key}", nth)
+    failed = run(bucket, "--incremental")
+    bucket.proxy.watch = lambda method, path: None
+    assert failed.exit_code == code, failed.stderr
+    assert code == 0 or "run the same command again" in failed.stderr
+    if not code:
+        assert json.loads(bucket.get("out/manifest.json"))["rows"] == 45
+    assert run(bucket, "--incremental").exit_code == 0
+    manifest = json.loads(bucket.get("out/manifest.json"))
+    assert (manifest["rows"], len(manifest["increments"])) == (45, 2)
+    assert [each["path"] for each in manifest["inputs"]] == ["a.parquet", "b.parquet", "d.parquet"]
+    assert junctor_cli("verify", bucket.url("out")).exit_code == 0
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_manifest_that_a_disk_does_not_give_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incremental: bool

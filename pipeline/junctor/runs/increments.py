@@ -172,11 +172,18 @@ class IncrementDirectory(RunDirectory):
         except (KeyError, TypeError) as error:
             raise RunError(f"{self.ingested}: no list of inputs ({error}): delete it and run again") from error
 
+    @property
+    def encoded(self) -> Pending:
+        """The same; raises RunError where none is there: it would pass for one without anything to answer."""
+        if not self.pending.number:
+            raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
+        return self.pending
+
     @cached_property
     def _named(self) -> Mapping[int, str]:
         if self.names is not None:
             return self.names
-        return dict(enumerate(name for each in self.pending.inputs for name in each.names))
+        return dict(enumerate(name for each in self.encoded.inputs for name in each.names))
 
     def stem_of(self, part: int) -> str:
         """Return the name of a partition, without its ending."""
@@ -195,12 +202,12 @@ class IncrementDirectory(RunDirectory):
         with explained(self.path):
             if not self.ingested.exists():
                 return None
-        rows = [rows for each in self.pending.inputs for rows in each.rows]
+        rows = [rows for each in self.encoded.inputs for rows in each.rows]
         return Ingested(sum(rows), len(rows))
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
-        rows = [rows for each in self.pending.inputs for rows in each.rows]
+        rows = [rows for each in self.encoded.inputs for rows in each.rows]
         return sum(rows[part] for part in parts)
 
     def small_files(self) -> list[AnyPath]:

@@ -231,7 +231,7 @@ def ingest_inputs(
     """
     directory = job.directory
     if job.growth is not None and isinstance(directory, IncrementDirectory):
-        there = read_manifest(directory) if directory.manifest.exists() else None
+        there = read_manifest(directory) if _has_manifest(directory) else None
         number = len(there.increments) if there else 0
         before = (there.inputs, there.columns, there.root) if there else ((), None, None)
         return ingest(directory, job.growth, *before, number + 1, progress)
@@ -258,6 +258,12 @@ def ingest_inputs(
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
     return counts
+
+
+def _has_manifest(directory: Directory[Any]) -> bool:
+    """Return True if there is a manifest; "no" is asked twice: only it knows the inputs that are there no more."""
+    name = directory.manifest.name
+    return directory.manifest.exists() or any(path.name == name for path in directory.path.glob(name))
 
 
 @contextmanager
@@ -487,9 +493,12 @@ def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progr
 
     Raises EvidenceError where there is none, because all inputs so far are broken.
     """
-    pending, spec = directory.pending, directory.read_spec()
+    pending, spec = directory.encoded, directory.read_spec()
     there = read_manifest(directory) if directory.manifest.exists() else None
     done = 0 if there is None else len(there.increments)
+    if done + 1 < pending.number:
+        # It would be replaced by one without the inputs before, and their answers would go.
+        raise RunError(f"{directory.manifest}: no manifest of the increments before: run the same command again")
     if not pending.is_empty and done < pending.number:
         progress.stage("committing")
         there = _written_increment(directory, there, work, seconds)
