@@ -124,6 +124,8 @@ def test_users_write_local_paths_and_urls() -> None:
         ("file://host/x", "another machine"),
         ("s3://key:sec/ret@bucket/x", "cut: write / as %2F"),
         ("s3://bucket/a#b", "write it as %23"),
+        ("s3://bucket/a\tb", "write it as %09"),
+        ("s3://bucket/a\n", "a line break in it"),
         ("s3://key:word@bucket//a", "^s3://bucket//a: a key with an empty"),
         ("s3://bucket/a//", "^s3://bucket/a//: a key with an empty"),
         ("s3://bucket//", "^s3://bucket//: a key with an empty"),

@@ -51,6 +51,8 @@ PARTS_BYTES = 5 * 2**20
 BUFFER_BYTES = 2**23
 # Parts of a key that no path has. Arrow refuses keys with an empty one, and finds none with the others.
 _ODD = frozenset(("", ".", ".."))
+# What `urlsplit` leaves out without a word: another key would be read or written.
+_LEFT_OUT = frozenset("\t\r\n")
 _WITH_ODD = "a key with an empty, '.' or '..' part is not read or written"
 # Stores without folders: a name with slashes is made with its object.
 _FLAT = ("s3", "gcs", "abfs")
@@ -555,6 +557,8 @@ def _local(url: str) -> Path:
 
 
 def _remote(url: str, scheme: str) -> RemotePath:
+    if not _LEFT_OUT.isdisjoint(url):
+        raise InputError(f"{scheme}:// with a tab or a line break in it: write it as %09, %0D or %0A")
     try:
         parts = urlsplit(url)
     except ValueError:
