@@ -39,9 +39,10 @@ print(compilation.functions)
 
 
 @pytest.mark.slow
-def test_runs_compile_nothing_afterwards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_runs_compile_nothing_afterwards(tmp_path: Path, device: str) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", "from junctor.cli import main; main()", "warmup"]
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "warmup", "--device", device]
     first = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr
     assert "functions compiled" in first.stdout

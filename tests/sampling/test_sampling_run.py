@@ -74,15 +74,17 @@ def test_a_run_has_errors_beside_its_posteriors(evidence: Path, tmp_path: Path) 
 def test_an_interrupted_run_goes_on_and_is_the_same_byte_for_byte(
     evidence: Path, tmp_path: Path, over_workers: bool, request: pytest.FixtureRequest
 ) -> None:
-    run(job(evidence, tmp_path / "one"))
+    # Workers of the fixture have no GPU.
+    here = Resources(compute=ComputeOptions(threads=1, device="cpu"))
+    run(job(evidence, tmp_path / "one"), here)
     scheduler = request.getfixturevalue("scheduler") if over_workers else None
-    compute = ComputeOptions(threads=3 if over_workers else 1)
+    compute = ComputeOptions(threads=3 if over_workers else 1, device="cpu")
     run(job(evidence, tmp_path / "two"), Resources(workers=0, scheduler=scheduler, compute=compute))
     parts = [sorted((tmp_path / name / "posteriors").glob("*.parquet")) for name in ("one", "two")]
     for mine, its in zip(*parts, strict=True):
         assert mine.read_bytes() == its.read_bytes()
     parts[0][1].unlink()
-    assert run(job(evidence, tmp_path / "one")).reused_parts == 1
+    assert run(job(evidence, tmp_path / "one"), here).reused_parts == 1
     assert parts[0][1].read_bytes() == parts[1][1].read_bytes()
 
 

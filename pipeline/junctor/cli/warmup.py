@@ -34,9 +34,11 @@ def warmup(device: Annotated[Device, typer.Option(help="What runs will use.")] =
 
     check_device(device)
     started = time.monotonic()
-    for name, work in _ways(device):
-        typer.echo(f"  {name}", err=True)
-        work()
+    # Beside a GPU the cores answer what is not worth it.
+    for kind in dict.fromkeys(("cpu", device)):
+        for name, work in _ways(kind):
+            typer.echo(f"  {name}" if kind == device else f"  {name}, on the cores", err=True)
+            work()
     seconds = time.monotonic() - started
     typer.echo(f"{compilation.functions:,} functions compiled in {compilation.seconds:.0f} of {seconds:.0f} s")
 
