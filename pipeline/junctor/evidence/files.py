@@ -50,6 +50,8 @@ _WILD = frozenset("*?[")
 # Size, time and inode of a file (0 in stores): equal for one that nothing has written to.
 Stamp: TypeAlias = tuple[int, float, int]
 Stamps: TypeAlias = Mapping[AnyPath, Stamp]
+# Of a file that was not there.
+NO_STAMP: Stamp = (0, 0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from junctor.cost.constants import CPU, GPU
-from junctor.evidence.files import Stamps, refuse_changes, stamp_of
+from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
@@ -295,9 +295,9 @@ def _parts_of_files(job: Workload, stamps: Stamps, threads: int) -> Iterator[Inp
         # All files are open with the first partition: those that come later are not read.
         if not number:
             refuse_changes(stamps, job.stamps())
-            # Of another listing: rows of a file that it lacks would be left out.
             if stamps and part.files:
-                refuse_changes(dict.fromkeys(stamps, (0, 0.0, 0)), dict.fromkeys(part.files, (0, 0.0, 0)))
+                # Of a listing of their own: rows of a file that it lacks would be left out.
+                refuse_changes(stamps, {path: stamps.get(path, NO_STAMP) for path in part.files})
         yield part
 
 
