@@ -320,7 +320,7 @@ def test_memory_of_the_host_is_counted_and_given_back(device: Callable[[], gpu.B
     # Likelihoods of six states in double precision, three blocks at a time.
     assert first.held > 3 * 150 * 6 * 8
     assert prepared.held == prepared.memory.fixed + first.held + second.held
-    prepared.rest(first.held)
+    assert prepared.rest(first.held) == first.held
     assert prepared.held == prepared.memory.fixed + second.held
     assert prepared.on_device(SINGLE, 9000) is second
     prepared.rest(prepared.held)

@@ -135,11 +135,16 @@ class CompiledProgram:
         """Bytes of the blocks of all threads that are in memory."""
         return sum(_nbytes(work) for work in self._works if work is not None)
 
-    def rest(self, excess: int) -> None:
-        """Drop blocks of threads until so many bytes less are held, if there are as many; no thread runs one."""
+    def rest(self, excess: int) -> int:
+        """Drop blocks of threads until so many bytes less are held, if there are as many; returns how many less.
+
+        No thread runs one.
+        """
+        dropped = 0
         for thread, work in reversed([*enumerate(self._works)]):
-            if excess > 0 and work is not None:
-                self._works[thread], excess = None, excess - _nbytes(work)
+            if dropped < excess and work is not None:
+                self._works[thread], dropped = None, dropped + _nbytes(work)
+        return dropped
 
     def _memory(self, thread: int) -> BlockWorkspace:
         """Return the memory of a thread."""

@@ -363,17 +363,17 @@ class ProgramCache:
         on_device = sum(program.held for program in self._on_device.values() if program is not None)
         return self.memory.fixed + lowered + sum(program.held for program in compiled) + on_device
 
-    def rest(self, excess: int) -> None:
-        """Drop memory of blocks until so many bytes less are held, if there are as many."""
+    def rest(self, excess: int) -> int:
+        """Drop memory of blocks until so many bytes less are held, if there are as many; returns how many less."""
+        dropped = 0
         for compiled in self._compiled.values():
-            before = compiled.held
-            compiled.rest(excess)
-            excess -= before - compiled.held
+            dropped += compiled.rest(excess - dropped)
         # On a GPU memory and launches go together, the oldest first.
         for key, program in [*self._on_device.items()]:
-            if excess > 0 and program is not None:
-                excess -= program.held
+            if dropped < excess and program is not None:
+                dropped += program.held
                 del self._on_device[key]
+        return dropped
 
     def use(self, sizes: BlockSizes, device: BlockDevice | None = None, costs: CostModel | None = None) -> None:
         """Choose how the next rows are answered.

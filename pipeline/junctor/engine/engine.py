@@ -164,8 +164,9 @@ class Engine:
             # With the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(room)
         # Blocks first: their memory is there again in no time.
+        excess = self.held - allowed
         for program in self._programs.values():
-            program.rest(self.held - allowed)
+            excess -= program.rest(excess)
         plans = self.router.store.plans
         while self.held > allowed and (self._programs or plans):
             oldest = next(iter(self._programs or plans))
