@@ -150,7 +150,7 @@ class CompiledProgram:
         """Return the memory of a thread."""
         work = self._works[thread]
         if work is None:
-            work = self._works[thread] = self._work(self._layout, self._program.algebra.dtype)
+            work = self._works[thread] = self._work()
         return work
 
     def _written(
@@ -201,8 +201,9 @@ class CompiledProgram:
         log_value, moved, open_ = sums[:, : block.cases]
         return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 
-    def _work(self, lowering: LoweredPlan, dtype: np.dtype[Any]) -> BlockWorkspace:
-        """Return the memory of a thread, with the bounds and posteriors of shared tables filled in."""
+    def _work(self) -> BlockWorkspace:
+        """Return new memory of a thread, with the bounds and posteriors of shared tables filled in."""
+        lowering, dtype = self._layout, self._program.algebra.dtype
         # Compiled code takes no empty arrays.
         cases, slots = self.cases, max(1, len(lowering.slots))
         lanes = np.zeros((LANES, cases), dtype=dtype)

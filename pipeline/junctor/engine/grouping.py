@@ -178,9 +178,10 @@ class Grouping(Planner):
         # Rows with explanations share plans only.
         if not self._has_row_trees or self.query.kind == "mpe" or self.takes_gpu or not patterns.rows.size:
             return False
-        rows = self.to_come(batch, patterns.rows.size)
-        of_one = len(patterns.counts) == 1
-        if not self._is_heavy(rows) and (self._is_light(_of_one(patterns), batch) if of_one else rows <= FEW_ROWS):
+        if len(patterns.counts) == 1:
+            if self._is_light(_of_one(patterns), batch):
+                return False
+        elif (rows := self.to_come(batch, patterns.rows.size)) <= FEW_ROWS and not self._is_heavy(rows):
             return False
         answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
