@@ -202,7 +202,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> dict[str, int]:
     properties = {"multiProcessorCount": 1, "totalGlobalMem": words["all"], "name": b"stand-in"}
     monkeypatch.setattr(CudaDevice, "_properties", properties)
     monkeypatch.setattr(CudaDevice, "capability", 90)
-    monkeypatch.setattr(CudaDevice, "arena", lambda self, size: bytearray(0))
+    monkeypatch.setattr(CudaDevice, "reserve", lambda self, size: None)
     return words
 
 

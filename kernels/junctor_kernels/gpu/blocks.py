@@ -206,7 +206,7 @@ class BlockDevice(Protocol):
         """A lock: who enqueues things that belong together holds it."""
 
     def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
-        """Return an array in the room that all work shares, from a byte on."""
+        """Return an array in the room that all work shares, from a byte on; raises MemoryError."""
 
     def put(self, array: npt.NDArray[Any]) -> DeviceArray:
         """Return a copy of a NumPy array on the device."""
@@ -276,12 +276,18 @@ class CudaBlockDevice(CudaDevice):
         # Graphs are recorded in streams that nobody launches in: what another thread enqueues would become a part.
         self._recorded, self._beside = self.stream(), self.stream()
         self._recording = Lock()
-        # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
-        self._memory = self.arena(self.room)
+        self._memory = self.reserve(self.room)
 
     def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
-        """Return an array in the room that all work shares, from a byte on."""
+        """Return an array in the room that all work shares, from a byte on; raises MemoryError."""
         return self.array_at(self._memory, start, shape, dtype)
+
+    def enable_peer(self, other: CudaDevice) -> bool:
+        """Let kernels and copies of this device use the memory of another one; returns False where it cannot."""
+        reaches = super().enable_peer(other)
+        if reaches and isinstance(other, CudaBlockDevice):
+            other._memory.open_to(self.number)
+        return reaches
 
     def host(self, size: int) -> npt.NDArray[np.uint8]:
         """Return bytes of pinned memory, not cleared, which have the same address on the device."""

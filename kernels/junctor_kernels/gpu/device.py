@@ -6,6 +6,7 @@ cliques, hidden Markov models, samples and plans out of core are made of. CuPy i
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.gpu import early_launch
+from junctor_kernels.gpu.reserved import ReservedMemory
 
 CUDA_FILES = Path(__file__).parent / "cuda"
 STANDARD = "-std=c++17"
@@ -286,14 +288,17 @@ class CudaDevice:
         with self.current(), _memory_errors(size, "device memory"):
             return _taken(lambda: self._cupy.cuda.Memory(max(1, size)))
 
-    def arena(self, size: int) -> Any:
-        """Return bytes for arrays of `array_at`, which go back with the object and they; raises MemoryError."""
-        # Not of CuPy's pool, which would keep from other processes what this one has given back.
-        return self._cupy.cuda.MemoryPointer(self.allocate(size), 0)
+    def reserve(self, size: int) -> ReservedMemory:
+        """Return addresses of so many bytes for arrays of `array_at`, which take the memory; raises MemoryError."""
+        return ReservedMemory(CudaDevice(self.number), size)
 
-    def array_at(self, arena: Any, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
-        """Return the array that begins at a byte of an arena."""
-        return self._cupy.ndarray(shape, dtype, arena + start)
+    def array_at(
+        self, reserved: ReservedMemory, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> DeviceArray:
+        """Return the array that begins at a byte of reserved memory; raises MemoryError."""
+        reserved.take(start + math.prod(shape) * np.dtype(dtype).itemsize)
+        memory = self._cupy.cuda.UnownedMemory(reserved.address, reserved.size, reserved, self.number)
+        return self._cupy.ndarray(shape, dtype, self._cupy.cuda.MemoryPointer(memory, start))
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return an array on the device, not cleared; raises MemoryError."""

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from junctor.model.errors import DeviceError
 from junctor.model.options import DeviceChoice
 from junctor.runtime.dask_cluster import refuse_other_version, workers_of
@@ -28,6 +30,7 @@ from junctor.runtime.devices import (
     gpu_at_hand,
     gpus_reach_each_other,
     has_gpu,
+    lack_of_memory,
     open_one,
     visible_gpus,
 )
@@ -122,7 +125,7 @@ def open_gpus(gpus: Sequence[str], room: int | None) -> tuple[CudaBlockDevice, .
         _ask_others(gpus)
         in_time = time.monotonic() < until
         try:
-            devices = tuple(open_one(visible_gpus().index(name), room) for name in gpus)
+            devices = _with_memory(gpus, room)
         except DeviceError as error:
             # What it has no memory for may be over soon, nothing else.
             if not in_time or not isinstance(error.__cause__, MemoryError):
@@ -134,6 +137,15 @@ def open_gpus(gpus: Sequence[str], room: int | None) -> tuple[CudaBlockDevice, .
             del devices
         gc.collect()
         time.sleep(LOOK_AGAIN)
+
+
+def _with_memory(gpus: Sequence[str], room: int | None) -> tuple[CudaBlockDevice, ...]:
+    """Return GPUs with at most `room` bytes of each, all of them taken, so that others see what is left."""
+    devices = tuple(open_one(visible_gpus().index(name), room) for name in gpus)
+    with lack_of_memory():
+        for device in devices:
+            device.place(0, (device.room,), np.uint8)
+    return devices
 
 
 def _ask_others(gpus: Sequence[str]) -> None:
