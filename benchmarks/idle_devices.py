@@ -80,7 +80,8 @@ def idle_devices() -> Iterator[Counter[str]]:
     module = SimpleNamespace(get_function=lambda name: kernel)
     # A module, because look-ups of kernels are remembered for each.
     stand_in: Any = ModuleType("cupy")
-    stand_in.cuda = SimpleNamespace(Device=Current, Stream=Stream, Event=Event, runtime=runtime)
+    driver = SimpleNamespace(CUDADriverError=RuntimeError)
+    stand_in.cuda = SimpleNamespace(Device=Current, Stream=Stream, Event=Event, runtime=runtime, driver=driver)
     stand_in.empty = Memory
     stand_in.RawModule = lambda **_: module
     with (

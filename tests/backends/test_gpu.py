@@ -293,6 +293,28 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
 
 
 @ON
+def test_a_gpu_that_was_full_is_asked_again_between_calls(
+    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)
+    prepared, there = ProgramCache(network, plan, [SINGLE]), opened(device)
+    prepared.use(prepared.memory.fit(Budget(1 << 30), 1 << 30, 150), there)
+
+    def refuse(*_: object) -> None:
+        raise MemoryError("64 bytes of device memory: out of memory")
+
+    with monkeypatch.context() as others:
+        others.setattr(there, "place", refuse)
+        assert prepared.on_device(SINGLE, 150) is None
+    # Not for each batch of a call: the answer would be the same, and is told once.
+    assert prepared.on_device(SINGLE, 150) is None
+    assert caplog.text.count("the CPU takes over") == 1
+    prepared.rest(0)
+    assert prepared.on_device(SINGLE, 150) is not None
+
+
+@ON
 def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Callable[[], gpu.BlockDevice]) -> None:
     network = layered(layers=3, width=3, states=6, parents=2, seed=2)
     plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)

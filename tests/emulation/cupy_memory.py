@@ -183,6 +183,7 @@ def elapsed(one: Event, other: Event) -> float:
 
 cuda = SimpleNamespace(Device=Current, Stream=Stream, Event=Event, runtime=runtime, alloc_pinned_memory=bytearray)
 cuda.get_elapsed_time = elapsed
+cuda.driver = SimpleNamespace(CUDADriverError=RuntimeError)
 
 
 def empty(shape: Any, dtype: Any) -> DeviceArray:

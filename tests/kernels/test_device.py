@@ -84,7 +84,12 @@ def test_errors_of_the_runtime_have_names_of_their_own(monkeypatch: pytest.Monke
     def refuse(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    with pytest.raises(CudaError, match="out of memory"), cuda_errors():
+    def misread(*_: Any) -> None:
+        raise RuntimeError("illegal address")
+
+    with pytest.raises(CudaError, match="illegal address"), cuda_errors():
+        misread()
+    with pytest.raises(MemoryError, match="out of memory"), cuda_errors():
         refuse()
     with pytest.raises(MemoryError, match="3 bytes"), cuda_errors():
         raise MemoryError("3 bytes")
@@ -216,6 +221,17 @@ def test_blocks_on_one_gpu_go_one_after_the_other() -> None:
     recorded = {stream.ptr for gpu in (one, other) for stream in (gpu._recorded, gpu._beside)}
     assert len(recorded) == 4
     assert not recorded & {stream.ptr for stream in (one._in, one._work, one._out)}
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_lack_of_memory_for_a_graph_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: Any) -> None:
+        raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+
+    device, work = CudaBlockDevice(0, 1 << 20), blocks.LaunchList("double", None, None, [], 1)
+    monkeypatch.setattr(CudaDevice, "capture", capture)
+    with pytest.raises(MemoryError, match="out of memory"):
+        device.replay(work)
 
 
 def test_a_gpu_with_hardly_any_memory_is_not_opened(memory: dict[str, int]) -> None:

@@ -91,7 +91,8 @@ def test_a_gpu_without_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 def cupy_with(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
     """Play a CuPy whose devices are made by `device`."""
-    cuda = SimpleNamespace(Device=device, runtime=SimpleNamespace(CUDARuntimeError=RuntimeError))
+    runtime, driver = SimpleNamespace(CUDARuntimeError=RuntimeError), SimpleNamespace(CUDADriverError=RuntimeError)
+    cuda = SimpleNamespace(Device=device, runtime=runtime, driver=driver)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
 
 
@@ -110,6 +111,10 @@ def test_what_goes_wrong_where_a_gpu_is_opened_is_said_in_words(monkeypatch: pyt
 
     cupy_with(monkeypatch, failing(RuntimeError("no such device")))
     with pytest.raises(DeviceError, match=r"cannot be used \(no such device\)"):
+        devices.open_one(0, None)
+    # Not even memory for the context.
+    cupy_with(monkeypatch, failing(RuntimeError("cudaErrorMemoryAllocation: out of memory")))
+    with pytest.raises(DeviceError, match=r"too little free memory \(cudaErrorMemoryAllocation"):
         devices.open_one(0, None)
     cupy_with(monkeypatch, failing(MemoryError("2 bytes")))
     with pytest.raises(DeviceError, match=r"too little free memory \(2 bytes\)"):

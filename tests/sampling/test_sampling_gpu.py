@@ -235,7 +235,8 @@ def test_a_gpu_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.Monke
         def free(self) -> int:
             return 1 << 30
 
-    fake = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=RuntimeError)))
+    runtime, driver = SimpleNamespace(CUDARuntimeError=RuntimeError), SimpleNamespace(CUDADriverError=RuntimeError)
+    fake = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, driver=driver))
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(gpu, "check_device", lambda _: None)
     monkeypatch.setattr(sampling_gpu, "CudaSampling", Small)

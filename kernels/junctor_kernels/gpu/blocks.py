@@ -25,6 +25,7 @@ from junctor_kernels.gpu.device import (
     Graph,
     KernelModule,
     Stream,
+    cuda_errors,
     cuda_source,
 )
 from junctor_kernels.tables import scores
@@ -218,7 +219,7 @@ class BlockDevice(Protocol):
         """Return where an array of the device begins."""
 
     def replay(self, work: LaunchList) -> Replay:
-        """Return the work of a plan, ready to be started."""
+        """Return the work of a plan, ready to be started; raises MemoryError."""
 
     def upload(self, *copies: tuple[npt.NDArray[Any], DeviceArray]) -> None:
         """Enqueue copies from the host to the beginnings of arrays."""
@@ -295,10 +296,10 @@ class CudaBlockDevice(CudaDevice):
         return self.pinned(size)
 
     def replay(self, work: LaunchList) -> Replay:
-        """Return the work of a plan as a CUDA graph."""
+        """Return the work of a plan as a CUDA graph; raises MemoryError."""
         # What the graph reads has arrived by then: copies of `put` are in another stream.
         self.synchronize_all()
-        with self.current(), self._recording:
+        with self.current(), self._recording, cuda_errors():
             return BlockGraph(self.capture(self._recorded, partial(self._record, work)), self._work)
 
     def _record(self, work: LaunchList) -> None:

@@ -50,21 +50,19 @@ Allocated = TypeVar("Allocated")
 
 
 class CudaError(RuntimeError):
-    """What the CUDA runtime refused to do, in its own words."""
+    """What CUDA refused to do, in its own words."""
 
 
 @contextmanager
 def cuda_errors() -> Iterator[None]:
-    """Context manager: errors of the CUDA runtime become CudaError; raises ImportError without CuPy.
-
-    A lack of device memory is a MemoryError already.
-    """
+    """Context manager: errors of CUDA become CudaError, lacks of memory MemoryError; ImportError without CuPy."""
     import cupy
 
     try:
         yield
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise CudaError(str(error)) from error
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        # As the runtime and the driver say it, also of memory for a context, a module or a graph.
+        raise (MemoryError if "out of memory" in str(error) else CudaError)(str(error)) from error
 
 
 def cuda_source(files: Sequence[str], constants: Mapping[str, int], double: bool = False, before: str = "") -> str:
@@ -184,11 +182,11 @@ def _taken(take: Callable[[], Allocated]) -> Allocated:
 
 @contextmanager
 def _memory_errors(size: int, what: str) -> Iterator[None]:
-    """Context manager: errors of the CUDA runtime become MemoryError."""
+    """Context manager: errors of CUDA become MemoryError."""
     try:
         with cuda_errors():
             yield
-    except CudaError as error:
+    except (CudaError, MemoryError) as error:
         raise MemoryError(f"{size:,} bytes of {what}: {error}") from error
 
 

@@ -370,7 +370,10 @@ class ProgramCache:
             dropped += compiled.rest(excess - dropped)
         # On a GPU memory and launches go together, the oldest first.
         for key, program in [*self._on_device.items()]:
-            if dropped < excess and program is not None:
+            if program is None:
+                # A GPU that others had filled may have memory by then.
+                del self._on_device[key]
+            elif dropped < excess:
                 dropped += program.held
                 del self._on_device[key]
         return dropped
