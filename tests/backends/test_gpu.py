@@ -271,7 +271,7 @@ def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
     batch = batch_of(network, 50, 0.0)
     short = opened(device)
 
-    def refuse(size: int) -> None:
+    def refuse(size: int, *_: object) -> None:
         raise MemoryError(f"{size:,} bytes of pinned memory")
 
     monkeypatch.setattr(short, "host", refuse)

@@ -35,7 +35,7 @@ class EmulatedDevice:
     def put(self, array: npt.NDArray[Any]) -> Any:
         return aligned(array)
 
-    def host(self, size: int) -> npt.NDArray[np.uint8]:
+    def host(self, size: int, mapped: Any = None) -> npt.NDArray[np.uint8]:
         # As a device does not clear it either; aligned as allocations of CUDA are, whole lines of the bus.
         return aligned(np.full(size, 0xA5, dtype=np.uint8))
 

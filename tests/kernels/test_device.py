@@ -199,6 +199,23 @@ def test_large_pinned_memory_is_registered_as_long_as_it_is_used(monkeypatch: py
     assert not pinned
 
 
+@pytest.mark.usefixtures("memory")
+def test_pages_that_others_have_mapped_are_pinned_as_long_as_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, cupy: Any
+) -> None:
+    pinned: dict[int, int] = {}
+    monkeypatch.setattr(cupy.runtime, "hostRegister", lambda address, size, _: pinned.update({address: size}))
+    monkeypatch.setattr(cupy.runtime, "hostUnregister", pinned.pop, raising=False)
+    memory = CudaBlockDevice(0, 1 << 20).host(1000, lambda size: np.full(size, 7, np.uint8))
+    assert pinned == {memory.ctypes.data: 1000}
+    assert memory.tolist() == [7] * 1000
+    part = memory.view(np.float32)[5:].reshape(-1, 5)
+    del memory
+    assert len(pinned) == 1
+    del part
+    assert not pinned
+
+
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> dict[str, int]:
     """The bytes that are free and that there are in all, as the stand-in tells them."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulation import cupy_memory
-from junctor.out_of_core.gpu.staging import TOUCHED_BYTES, pinned
+from junctor.out_of_core.gpu.staging import pinned
+from junctor.runtime.buffer_pool import THREAD_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy_memory.stand_in(monkeypatch)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4097, TOUCHED_BYTES + 5])
+@pytest.mark.parametrize("size", [0, 1, 4097, 3 * THREAD_BYTES + 5])
 def test_pinned_memory_can_be_written(size: int) -> None:
     memory = pinned(size)
     assert memory.dtype == np.uint8

@@ -4,12 +4,31 @@ import gc
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import random_network, sample
 from junctor.model.query import Query
 from junctor.runtime.arrow import list_array
-from junctor.runtime.buffer_pool import BufferPool, fresh
+from junctor.runtime.buffer_pool import THREAD_BYTES, BufferPool, fresh, mapped
+
+
+@pytest.mark.parametrize("size", [0, 1, 4097, 3 * THREAD_BYTES + 5])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_mapped_pages_can_be_written(size: int, threads: int) -> None:
+    memory = mapped(size, threads)
+    assert (memory.dtype, memory.shape) == (np.uint8, (size,))
+    memory[:] = 7
+    assert memory.sum(dtype=np.int64) == 7 * size
+    view = memory[size // 2 :]
+    del memory
+    gc.collect()
+    assert view.tolist()[-1:] == [7][:size]
+
+
+def test_a_lack_of_memory_for_pages_is_one() -> None:
+    with pytest.raises(MemoryError, match="bytes"):
+        mapped(1 << 62, 1)
 
 
 def test_memory_comes_back_when_nobody_reads_it_any_more() -> None:

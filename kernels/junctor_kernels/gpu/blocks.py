@@ -5,7 +5,7 @@ Called by `junctor.backends.gpu`, which lays out a block and lists its launches;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from threading import Lock
@@ -27,6 +27,7 @@ from junctor_kernels.gpu.device import (
     Stream,
     cuda_errors,
     cuda_source,
+    register_host,
 )
 from junctor_kernels.tables import scores
 
@@ -154,6 +155,10 @@ def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
     return np.array([fields[name] for name in FIELDS], dtype=np.int64)
 
 
+# Returns so many bytes of the host.
+Mapped = Callable[[int], npt.NDArray[np.uint8]]
+
+
 class BlockLaunch(NamedTuple):
     """A kernel over so many items from the `first` on."""
 
@@ -212,8 +217,12 @@ class BlockDevice(Protocol):
     def put(self, array: npt.NDArray[Any]) -> DeviceArray:
         """Return a copy of a NumPy array on the device."""
 
-    def host(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return bytes of the host, not cleared, that the device finds at the same address; raises MemoryError."""
+    def host(self, size: int, mapped: Mapped | None = None) -> npt.NDArray[np.uint8]:
+        """Return bytes of the host, not cleared, that the device finds at the same address.
+
+        mapped: makes them, in pages of their own; None for what the device has for few bytes.
+        Raises MemoryError.
+        """
 
     def address(self, array: DeviceArray) -> int:
         """Return where an array of the device begins."""
@@ -290,10 +299,15 @@ class CudaBlockDevice(CudaDevice):
             other._memory.open_to(self.number)
         return reaches
 
-    def host(self, size: int) -> npt.NDArray[np.uint8]:
+    def host(self, size: int, mapped: Mapped | None = None) -> npt.NDArray[np.uint8]:
         """Return bytes of pinned memory, not cleared, which have the same address on the device."""
-        # Not from CuPy's pool, which keeps what was ever used.
-        return self.pinned(size)
+        if mapped is None or not size:
+            # Not from CuPy's pool, which keeps what was ever used.
+            return self.pinned(size)
+        memory = mapped(size)
+        with self.current():
+            register_host(memory)
+        return memory
 
     def replay(self, work: LaunchList) -> Replay:
         """Return the work of a plan as a CUDA graph; raises MemoryError."""

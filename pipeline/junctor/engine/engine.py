@@ -37,7 +37,7 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
-from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages
+from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.threads import short_turns
 
@@ -82,6 +82,17 @@ class _Resources:
     def gpu(self) -> GpuRoom | None:
         """What the GPU has room for."""
         return None if self.device is None else GpuRoom.of(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryFor:
+    """Returns bytes that a GPU writes answers to; threads: how many may map their pages. Alike ones are equal."""
+
+    device: BlockDevice
+    threads: int
+
+    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
+        return self.device.host(size, partial(mapped, threads=self.threads))
 
 
 class Engine:
@@ -557,7 +568,7 @@ class Engine:
         """
         if device is not None:
             try:
-                return pool.lend(size, device.host, reserved), device
+                return pool.lend(size, _MemoryFor(device, self.router.threads), reserved), device
             except MemoryError as error:
                 # The host may have no more memory to pin, while it has some to use.
                 logger.warning("the CPU takes over a batch: %s", error)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any
 
@@ -15,15 +13,10 @@ from junctor_kernels.gpu.device import register_host
 from junctor_kernels.gpu.entries import EntryLaunch
 
 from junctor.planning.first_fit import aligned
+from junctor.runtime.buffer_pool import mapped
 from junctor.runtime.machine import usable_cores
-from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
-
-# Of Linux since 4.14; Python has no name for it.
-MADV_WIPEONFORK = 18
-# Bytes that a thread touches at a time.
-TOUCHED_BYTES = 1 << 28
 
 
 class Staging:
@@ -105,23 +98,9 @@ def addresses_of(
 
 
 def pinned(size: int) -> Array:
-    """Return bytes of the host that devices reach by themselves, not cleared; raises MemoryError.
-
-    Pages are touched by several threads before they are pinned, huge ones where the system has them: that takes a
-    fraction of the time that pinning untouched memory does.
-    """
-    if not size:
-        return np.empty(0, np.uint8)
-    # Of this process alone: systems give huge pages to such memory, seldom to what can be shared.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Fewer pages to touch and to pin.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        # Empty in a child: pages that both have would be copied on the next write, and devices go on with the old ones.
-        with suppress(OSError):
-            memory.madvise(MADV_WIPEONFORK)
-    array = np.frombuffer(memory, np.uint8)
-    parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
-    in_threads(lambda part, _: part.fill(0), parts, usable_cores())
-    register_host(array)
+    """Return bytes of the host that devices reach by themselves, not cleared; raises MemoryError."""
+    # Not in a child: pages that both have would be copied on the next write, and devices go on with the old ones.
+    array = mapped(size, usable_cores(), in_children=False)
+    if size:
+        register_host(array)
     return array
