@@ -79,6 +79,8 @@ LANE_BYTES = 16
 # Share of the memory of a device that blocks under way may take; lowered plans need some beside it. Of what is free
 # where others have some of it.
 DEVICE_SHARE, FREE_SHARE = 0.7, 0.75
+# Bytes of answers from which on pages that threads map are there sooner than those that CUDA allocates.
+MAPPED_BYTES = 1 << 22
 # Bytes for blocks below which a device is not opened.
 LEAST_ROOM = 1 << 26
 # The fields of the struct `Run`, in its order.
@@ -301,7 +303,7 @@ class CudaBlockDevice(CudaDevice):
 
     def host(self, size: int, mapped: Mapped | None = None) -> npt.NDArray[np.uint8]:
         """Return bytes of pinned memory, not cleared, which have the same address on the device."""
-        if mapped is None or not size:
+        if mapped is None or size < MAPPED_BYTES:
             # Not from CuPy's pool, which keeps what was ever used.
             return self.pinned(size)
         memory = mapped(size)
