@@ -206,6 +206,7 @@ def test_pages_that_others_have_mapped_are_pinned_as_long_as_they_are_used(
     pinned: dict[int, int] = {}
     monkeypatch.setattr(cupy.runtime, "hostRegister", lambda address, size, _: pinned.update({address: size}))
     monkeypatch.setattr(cupy.runtime, "hostUnregister", pinned.pop, raising=False)
+    monkeypatch.setattr(blocks, "MAPPED_BYTES", 1000)
     memory = CudaBlockDevice(0, 1 << 20).host(1000, lambda size: np.full(size, 7, np.uint8))
     assert pinned == {memory.ctypes.data: 1000}
     assert memory.tolist() == [7] * 1000
