@@ -355,5 +355,5 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     # Several spellings of one column, of which one is there.
     source = open_evidence(path, NETWORK, mapping={"columns": {"Raucher": "smoke", "Rauch": "smoke"}})
     assert source.columns == sorted([SMOKE, AGE])
-    with pytest.raises(EvidenceError, match="says again"):
+    with pytest.raises(EvidenceError, match=r"column 'age' \(number 2\) says again what column 'Rauch' \(number 1\)"):
         open_evidence(path, NETWORK, mapping={"columns": {"Rauch": "age"}})

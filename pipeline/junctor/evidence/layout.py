@@ -296,10 +296,11 @@ class _LayoutReader:
             if column.role == "entry":
                 first = lists.get(column.variable, first)
             if first is not column:
-                self.fail(
-                    f"column {column.name!r} (number {column.position + 1}) says again what column {first.name!r} "
-                    f"(number {first.position + 1}) says"
-                )
+                self.fail(f"{self._in_table(column)} says again what {self._in_table(first)} says")
+
+    def _in_table(self, column: Column) -> str:
+        """Return a column in words, by its name in the table: those that a mapping gives are equal here."""
+        return f"column {self.names[column.position].strip()!r} (number {column.position + 1})"
 
     def refuse_partial_likelihoods(self, columns: Sequence[Column]) -> None:
         """Raise EvidenceError for `variable=state` columns that omit a state: 0 and 1 are both plausible guesses."""
