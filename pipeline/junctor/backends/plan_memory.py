@@ -119,10 +119,10 @@ class PlanMemory:
 
     plan: whose memory it is.
     formats: number formats that rows may climb through.
-    itemsize: bytes of a number of the first of them, 0 where the compiled backend does not have it.
+    itemsize: bytes of a number of the first of them.
     """
 
-    def __init__(self, plan: Plan, formats: int, itemsize: int = 0) -> None:
+    def __init__(self, plan: Plan, formats: int, itemsize: int = 8) -> None:
         self.plan = plan
         self.formats = formats
         self.itemsize = itemsize
@@ -195,7 +195,7 @@ class PlanMemory:
         The parameters are those of `fit`; room: bytes for it.
         """
         operations = min(rows * self._operations, 10**30)
-        if not self.itemsize or operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
+        if operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
             return 0, 1, 1
         if entry_threads and self._entries_are_faster(cases, rows):
             return 0, 1, 1
@@ -295,11 +295,6 @@ class PlanMemory:
         return self.plan.peak_case_entries() + results, inputs + explained + 3 * max(sizes) + CASE_NUMBERS
 
 
-def compiled_bytes(algebra: Algebra) -> int:
-    """Return the bytes of a number of the compiled backend, 0 where rows do not begin in it."""
-    return 0 if algebra is reference.LOG else algebra.dtype.itemsize
-
-
 def scratch_bytes(entries: int) -> int:
     """Return the bytes of NumPy's scratch for blocks of so many entries."""
     return reference.SCRATCH_ARRAYS * entries * 8
@@ -346,7 +341,7 @@ class ProgramCache:
         self.network = network
         self.plan = plan
         self.ladder = ladder
-        self.memory = memory or PlanMemory(plan, len(ladder), compiled_bytes(ladder[0]))
+        self.memory = memory or PlanMemory(plan, len(ladder), ladder[0].dtype.itemsize)
         self.sizes = BlockSizes(self.memory, 0, 1)
         self._device: BlockDevice | None = None
         self._costs: CostModel | None = None

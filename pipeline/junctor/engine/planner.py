@@ -16,7 +16,7 @@ from junctor_kernels.tables.reference import DOUBLE, LOG
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
-from junctor.backends.plan_memory import PlanMemory, compiled_bytes
+from junctor.backends.plan_memory import PlanMemory
 from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
@@ -117,7 +117,7 @@ class Planner:
 
     def plan_memory(self, pattern: Pattern, rows: int = 1) -> PlanMemory:
         """Return the memory of the plan for `pattern`."""
-        formats, itemsize = len(self.ladder), compiled_bytes(self.ladder[0])
+        formats, itemsize = len(self.ladder), self.ladder[0].dtype.itemsize
         key, memories = self.key(pattern, rows), self.store.memories
         return cached(memories, key, KEPT_PLANS, lambda: PlanMemory(self.plan(pattern, rows), formats, itemsize))
 
