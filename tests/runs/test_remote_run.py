@@ -160,6 +160,7 @@ def test_credentials_of_a_url_are_told_to_nobody(
     local: Job, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     in_bucket(local, bucket)
+    bucket.put("one.evid", b"1 0 1\n")
     for name in CREDENTIALS:
         monkeypatch.delenv(name)
     # No other ones, of this machine.
@@ -176,6 +177,24 @@ def test_credentials_of_a_url_are_told_to_nobody(
         told += result.output + result.stderr
     told += junctor_cli("validate", *places[:2]).output + junctor_cli("inspect", *places[:2]).output
     told += junctor_cli("convert", secret("net.bif"), secret("copy.bif")).output
+    rejected = ("run", *places, "--workers", "0", "--no-prefect", "--overwrite", "--fail-if", "ok > 0", "--rejects")
+    fit = ("learn", *places[:2], "--case-id", "case_id", "--prior")
+    crossed = ("--report", secret("fit.html"), "--fail-if", "ok > 0")
+    for command, code in (
+        ((*rejected, secret("bad.csv")), 7),
+        ((*rejected, secret("bad.txt")), 3),
+        ((*fit, "bdeu:1", "--output", secret("fit.bif"), "--json"), 0),
+        ((*fit, "bdeu:1", "--output", secret("fit.bif"), *crossed), 7),
+        ((*fit, f"dirichlet:{secret('net.bif')}@0", "--output", secret("other.bif")), 3),
+        ((*fit, f"dirichle:{secret('net.bif')}", "--output", secret("other.bif")), 3),
+        (("counts", *places[:2], "--case-id", "case_id", "--output", secret("counts.csv"), "--json"), 0),
+        (("map", *places[:2], "--output", secret("map.toml")), 0),
+        (("map", *places[:2], "--output", secret("map.toml")), 3),
+        (("map", secret("net.bif"), secret("one.evid")), 3),
+    ):
+        result = junctor_cli(*command)
+        assert result.exit_code == code, result.output
+        told += result.output
     bucket.proxy.denies = lambda method, path: "out" in path or "rows" in path
     denied = junctor_cli("run", *places, "--workers", "0", "--no-prefect")
     assert denied.exit_code == 6

@@ -71,7 +71,7 @@ def counts(
     table = counts_table(model, found)
     write_counts(table, path)
     if json:
-        typer.echo(json_module.dumps({"output": output, "entries": table.num_rows, "rows": statuses}, indent=2))
+        typer.echo(json_module.dumps({"output": shown(output), "entries": table.num_rows, "rows": statuses}, indent=2))
     else:
         typer.echo(f"{shown(output)}: {table.num_rows:,} entries; rows: {show_statuses(statuses)}")
     if 0 < statuses["invalid"] == sum(statuses.values()):

@@ -176,7 +176,7 @@ def _show(found: Learned, output: str, as_json: bool) -> None:
 
     fits.conclude_fit(found.rows, found.trace, found.converged)
     if as_json:
-        typer.echo(json_module.dumps({"output": output, **found.to_record()}, indent=2))
+        typer.echo(json_module.dumps({"output": shown(output), **found.to_record()}, indent=2))
         return
     typer.echo(f"{shown(output)}: {len(found.network.public):,} variables; rows: {show_statuses(found.rows)}")
     fits.show_loop(found.trace, found.converged, found.reason, found.weight, found.restarts)

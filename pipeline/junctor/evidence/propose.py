@@ -29,7 +29,7 @@ from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network, Variable
-from junctor.runtime.remote import location
+from junctor.runtime.remote import location, shown
 
 # Distinct cells of a column that are looked at, and that are shown.
 MOST_CELLS = 10_000
@@ -125,7 +125,7 @@ def propose(network: Network, evidence: str, *, case_id: str | None = None, form
     with explained(location(evidence)):
         formats = [format or format_of(path) for path in found.paths]
     if "evid" in formats:
-        raise EvidenceError("UAI evidence has no columns, so none to map", Place(evidence))
+        raise EvidenceError("UAI evidence has no columns, so none to map", Place(shown(evidence)))
     tables = [open_table(path, each, found.folder) for path, each in zip(found.paths, formats, strict=True)]
     first = tables[0]
     own = first.schema.names[: len(first.schema) - first.partition]

@@ -22,7 +22,7 @@ from junctor.learning.parameters import NetworkParameters
 from junctor.model.errors import InputError, ModelError, Place, nearest
 from junctor.model.network import Network
 from junctor.runtime.files import parse_json, refused
-from junctor.runtime.remote import AnyPath, location
+from junctor.runtime.remote import AnyPath, location, shown
 
 # Columns of a file of counts.
 COUNT_COLUMNS = ("variable", "state", "parents", "count")
@@ -47,7 +47,9 @@ def pseudo_counts(prior: str, parameters: NetworkParameters) -> Floats:
     elif kind == "dirichlet" and rest:
         counts = _of_file(rest, parameters)
     else:
-        raise InputError(f"found the prior {prior!r}, expected none, bdeu:N or dirichlet:FILE")
+        # What follows may be a URL with credentials.
+        told = f"{kind}:..." if rest else prior
+        raise InputError(f"found the prior {told!r}, expected none, bdeu:N or dirichlet:FILE")
     counts[parameters.is_fixed] = 0.0
     return counts
 
@@ -82,7 +84,7 @@ def _strength_of(text: str) -> tuple[str, str | None]:
 
 def _of_file(text: str, parameters: NetworkParameters) -> Floats:
     text, times = _strength_of(text)
-    strength = 1.0 if times is None else _positive(times, f"prior dirichlet:{text}@{times}")
+    strength = 1.0 if times is None else _positive(times, f"prior dirichlet:{shown(text)}@{times}")
     path = location(text)
     place, name = Place(str(path)), path.name.lower()
     if name.endswith(".json"):

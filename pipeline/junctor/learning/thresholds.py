@@ -13,6 +13,7 @@ from junctor.learning.learned import LearnedCells
 from junctor.model.errors import InputError
 from junctor.runs.statistics import Cells, Logarithms, Reason, RowKey, Spread, Statistics
 from junctor.runs.thresholds import SHOWN_ROWS, Threshold, parse_threshold, refuse_crossed, refuse_unknown, verdicts
+from junctor.runtime.remote import shown
 
 STATUSES = ("ok", "impossible", "invalid")
 
@@ -47,7 +48,7 @@ def refuse_crossed_fit(
     thresholds: of `fit_thresholds`.
     statuses: rows of each status, those held out included.
     mean: log-likelihood of a row that took part.
-    page: path of the page of the fit, None without one.
+    page: of the fit, as it was given, None without one.
     cells: of each column.
     invalid: numbers of the first invalid rows, from 0.
     """
@@ -61,4 +62,4 @@ def refuse_crossed_fit(
         logarithms=Logarithms(Spread.of(np.array([mean]))),
     )
     kept = "nothing is written: the same command without --fail-if writes the fit"
-    refuse_crossed(verdicts(thresholds, statistics, lambda _: {}), None, page, kept, "fit")
+    refuse_crossed(verdicts(thresholds, statistics, lambda _: {}), None, page and shown(page), kept, "fit")

@@ -92,7 +92,7 @@ class Closing:
             self.directory.report,
         )
         if self.rejects is not None:
-            rows = f"all rows that are not ok are in {self.rejects}"
+            rows = f"all rows that are not ok are in {shown(self.rejects)}"
         refuse_crossed(found, rows, str(page) if page.exists() else None)
 
     def _write_page(self, outcome: Outcome, found: Sequence[Verdict], progress: Progress) -> None:

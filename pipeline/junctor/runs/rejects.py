@@ -34,8 +34,9 @@ ENDINGS = (".csv", ".parquet")
 
 def refuse_ending(name: str) -> None:
     """Raise InputError for a file name without an ending that says its format."""
-    if not name.endswith(ENDINGS):
-        raise InputError(f"--rejects {name}: expected a name that ends in {' or '.join(ENDINGS)}")
+    # Of a URL, whose options follow the name.
+    if not location(name).name.endswith(ENDINGS):
+        raise InputError(f"--rejects {shown(name)}: expected a name that ends in {' or '.join(ENDINGS)}")
 
 
 def refuse_others(name: str) -> None:
