@@ -183,6 +183,66 @@ def test_a_file_that_one_listing_lacks_is_not_left_out(bucket: Bucket, tmp_path:
     assert junctor.read_answers(bucket.url("out")).num_rows == 30
 
 
+@pytest.mark.parametrize(
+    ("option", "form", "read"),
+    [
+        ("--csv", "arrow", "last"),
+        ("--csv", "parquet", "first"),
+        ("--rejects", "parquet", "last"),
+        ("rejects on a disk", "parquet", "last"),
+    ],
+)
+def test_a_part_that_is_refused_for_other_files_is_named(
+    bucket: Bucket, tmp_path: Path, option: str, form: str, read: str
+) -> None:
+    filled(bucket, tmp_path)
+    options = ["--output-format", form]
+    assert run(bucket, *options).exit_code == 0
+    rejects = bucket.url("bad.csv") if option == "--rejects" else str(tmp_path / "bad.csv")
+    options += ["--csv"] if option == "--csv" else ["--rejects", rejects]
+    part, reads = f"/out/posteriors/part-00000.{form}", 0
+
+    def watch(method: str, path: str) -> None:
+        nonlocal reads
+        reads += method == "GET" and path.endswith(part)
+
+    bucket.proxy.watch = watch
+    assert run(bucket, *options).exit_code == 0
+    bucket.server.request("DELETE", f"/{bucket.name}/out/posteriors.csv")
+    refuse_once(bucket, lambda method, path: method == "GET" and path.endswith(part), 1 if read == "first" else reads)
+    refused = run(bucket, *options)
+    assert refused.exit_code == 6
+    assert f"error: s3://{bucket.name}{part}: access denied" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert run(bucket, *options).exit_code == 0
+
+
+# The second look at the network comes before it is written, the last ones at others after all parts.
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [("network.parquet", 2), ("manifest.json", -1), ("budget.json", -1), ("posteriors.csv", -1), ("report.html", -1)],
+)
+def test_a_refused_look_at_the_output_has_its_code(bucket: Bucket, tmp_path: Path, name: str, nth: int) -> None:
+    filled(bucket, tmp_path)
+    options, looks = ("--csv", "--report", "--fail-if", "invalid > 0"), 0
+
+    def is_look(method: str, path: str) -> bool:
+        return method == "HEAD" and path.endswith(f"/out/{name}")
+
+    def watch(method: str, path: str) -> None:
+        nonlocal looks
+        looks += is_look(method, path)
+
+    bucket.proxy.watch = watch
+    assert run(bucket, *options).exit_code == 0
+    for key in bucket.names("out"):
+        bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+    refuse_once(bucket, is_look, looks if nth < 0 else nth)
+    refused = run(bucket, *options)
+    assert (refused.exit_code, f"out/{name}: access denied" in refused.stderr) == (6, True), refused.stderr
+    assert run(bucket, *options).exit_code == 0
+
+
 def test_nothing_is_left_of_an_upload_that_cannot_begin(bucket: Bucket) -> None:
     path = location(bucket.url("x"))
     path.write_bytes(b"old")

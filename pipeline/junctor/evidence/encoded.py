@@ -12,6 +12,7 @@ import base64
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -109,7 +110,7 @@ def _check(batch: EvidenceBatch, cardinalities: Sequence[int], least: Sequence[i
             raise ValueError(f"found likelihoods of other states than those of variable {variable}")
 
 
-def _opened(path: AnyPath) -> pa.NativeFile:
+def _opened(path: AnyPath) -> AbstractContextManager[pa.NativeFile]:
     # All of an object is wanted, which is one request.
     return pa.BufferReader(path.read_bytes()) if isinstance(path, RemotePath) else arrow_file(path)
 

@@ -212,8 +212,8 @@ def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Pr
     job.directory.claim(spec, job.overwrite, alone)
     with explained(job.directory.path):
         discard_damaged(job.directory)
-    if not job.directory.network.exists():
-        job.keep_model(model)
+        if not job.directory.network.exists():
+            job.keep_model(model)
 
 
 @short_turns()
@@ -453,25 +453,30 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     ThresholdError for thresholds that are crossed.
     """
     directory = job.directory
+    with explained(directory.path):
+        manifest = _finished(directory, work, seconds, progress)
+    with _broken_told(directory), explained(directory.path):
+        job.export([directory.path / part.file for part in manifest.parts], progress)
+        job.closing.write_rejects(manifest, progress)
+        job.closing.judge(manifest, progress)
+    return manifest
+
+
+def _finished(directory: Directory[Any], work: RunStats, seconds: float, progress: Progress) -> Manifest:
+    """Return the manifest of a complete run, written unless it exists; arguments as of `finalise`."""
     if isinstance(directory, IncrementDirectory):
-        manifest = _commit(directory, work, seconds, progress)
-    elif directory.manifest.exists():
+        return _commit(directory, work, seconds, progress)
+    if directory.manifest.exists():
         # The file stays as it is; only the caller sees that this call found everything done.
-        manifest = replace(
+        return replace(
             read_manifest(directory),
             reused_parts=work.reused,
             seconds=round(seconds, 3),
             stages=work.stages,
             peak_bytes=(peak_memory(), work.worker_bytes),
         )
-    else:
-        progress.stage("finishing")
-        manifest = write_manifest(directory, work, seconds)
-    with _broken_told(directory):
-        job.export([directory.path / part.file for part in manifest.parts], progress)
-        job.closing.write_rejects(manifest, progress)
-        job.closing.judge(manifest, progress)
-    return manifest
+    progress.stage("finishing")
+    return write_manifest(directory, work, seconds)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def aside(path: AnyPath, alone: bool = True, check: Callable[[], None] = lambda:
     check: called right before the file gets its name; what it raises leaves `path` unchanged.
     """
     if isinstance(path, RemotePath):
-        with explained(path), _temporary() as local:
+        with explained(Path(tempfile.gettempdir())), _temporary() as local:
             yield local
             check()
             path.put(local)
@@ -134,12 +134,10 @@ def explained(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if "://" in str(error.filename):
+            # What was asked of a store has the next move in it, also of an object that is read for a file at `path`.
+            raise RefusedError(f"{error.filename}: {error.strerror}") from error
         kind = RefusedError if is_refusal(path, error) else RunError
-        if isinstance(path, RemotePath):
-            # What was asked of the store has the next move in it; other files are on their way there.
-            if error.filename == str(path) or str(error.filename).startswith(f"{path}/"):
-                raise kind(f"{error.filename}: {error.strerror}") from error
-            path = Path(tempfile.gettempdir())
         if error.errno in _FULL:
             raise kind(
                 f"{path}: no space left: free some and run the same command again, finished parts are kept"

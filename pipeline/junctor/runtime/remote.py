@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -431,12 +431,16 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 class RemoteFile(io.RawIOBase):
-    """An object that is read piece by piece, at any place; each request is tried again as those of a RemotePath."""
+    """An object that is read piece by piece, at any place; each request is tried again as those of a RemotePath.
+
+    failure: what the last read that failed has raised.
+    """
 
     def __init__(self, path: RemotePath) -> None:
         self._path = path
         self._at = 0
         self._file: Any = None
+        self.failure: OSError | None = None
         self._size, self._etag = path._retried(lambda *place: _facts(self._open(*place)))
 
     def readable(self) -> bool:
@@ -477,7 +481,11 @@ class RemoteFile(io.RawIOBase):
         size = left if size is None or size < 0 else min(size, left)
         if not size:
             return b""
-        data = self._path._retried(lambda filesystem, place: self._read_at(filesystem, place, size))
+        try:
+            data = self._path._retried(lambda filesystem, place: self._read_at(filesystem, place, size))
+        except OSError as error:
+            self.failure = error
+            raise
         self._at += len(data)
         return data
 
@@ -725,13 +733,28 @@ def names_below(path: AnyPath, folder: AnyPath) -> tuple[str, ...] | None:
     return next((names[len(own) :] for names, own in pairs if names[: len(own)] == own), None)
 
 
-def arrow_file(path: AnyPath) -> pa.NativeFile:
-    """Open a file for Arrow's readers, at any place of it; a context manager."""
+@contextmanager
+def arrow_file(path: AnyPath) -> Iterator[pa.NativeFile]:
+    """Context manager: a file for Arrow's readers, at any place of it; what a store says is raised as it said it."""
     import pyarrow as pa
 
-    return pa.PythonFile(path.open_raw(), "r") if isinstance(path, RemotePath) else pa.OSFile(str(path))
+    if isinstance(path, Path):
+        with pa.OSFile(str(path)) as file:
+            yield file
+        return
+    source = path.open_raw()
+    try:
+        with pa.PythonFile(source, "r") as file:
+            yield file
+    except OSError:
+        # Readers of record batches make a text of it, with a traceback and without the name of the file.
+        if source.failure is not None:
+            raise source.failure from None
+        raise
 
 
 def parquet_source(path: AnyPath) -> Path | pa.NativeFile:
     """Return what Arrow's readers of Parquet open: a local path as it is, an object as an open file."""
-    return arrow_file(path) if isinstance(path, RemotePath) else path
+    import pyarrow as pa
+
+    return pa.PythonFile(path.open_raw(), "r") if isinstance(path, RemotePath) else path
