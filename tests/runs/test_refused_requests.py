@@ -217,10 +217,17 @@ def test_a_part_that_is_refused_for_other_files_is_named(
     assert run(bucket, *options).exit_code == 0
 
 
-# The second look at the network comes before it is written, the last ones at others after all parts.
+# The network is looked for before it is written and before a partition is answered, the others after all parts.
 @pytest.mark.parametrize(
     ("name", "nth"),
-    [("network.parquet", 2), ("manifest.json", -1), ("budget.json", -1), ("posteriors.csv", -1), ("report.html", -1)],
+    [
+        ("network.parquet", 2),
+        ("network.parquet", 3),
+        ("manifest.json", -1),
+        ("budget.json", -1),
+        ("posteriors.csv", -1),
+        ("report.html", -1),
+    ],
 )
 def test_a_refused_look_at_the_output_has_its_code(bucket: Bucket, tmp_path: Path, name: str, nth: int) -> None:
     filled(bucket, tmp_path)

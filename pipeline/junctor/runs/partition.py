@@ -666,7 +666,9 @@ def sampler_for(
 def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
     """Raise RunError if this process has another version than the run, or does not see its directory."""
     refuse_other_version(task.spec.junctor_version)
-    if not task.home.network.exists():
+    with explained(task.home.network):
+        is_there = task.home.network.exists()
+    if not is_there:
         raise RunError(
             f"{task.home.network} is not there for this worker: the run directory was removed (run the same command "
             "again), or it is neither on a disk that all workers share nor in a store"
