@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import junctor
+import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import Result
@@ -20,6 +21,9 @@ from helpers.command_line import junctor_cli
 from helpers.signals import COMMAND, hear_ctrl_c
 from helpers.stores import Bucket
 from junctor.generate import evidence_table, random_network, sample
+from junctor.hmm.formats import read_model, write_model
+from junctor.hmm.model import HiddenMarkovModel
+from junctor.model.errors import ModelError
 from junctor.runtime import remote_lock
 from junctor.runtime.remote import location
 from junctor.runtime.remote_lock import RemoteLock
@@ -248,6 +252,24 @@ def test_a_refused_look_at_the_output_has_its_code(bucket: Bucket, tmp_path: Pat
     refused = run(bucket, *options)
     assert (refused.exit_code, f"out/{name}: access denied" in refused.stderr) == (6, True), refused.stderr
     assert run(bucket, *options).exit_code == 0
+
+
+def test_a_model_and_rejects_that_a_store_refuses_once_are_not_called_something_else(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    filled(bucket, tmp_path)
+    assert run(bucket, "--rejects", bucket.url("bad.csv")).exit_code == 0
+    # After the looks whether it is there, and whether it is empty.
+    refuse_once(bucket, lambda method, path: method == "HEAD" and path.endswith("/bad.csv"), 3)
+    refused = junctor_cli("finalise", bucket.url("out"), "--rejects", bucket.url("bad.csv"))
+    assert (refused.exit_code, "bad.csv: access denied" in refused.stderr) == (3, True), refused.stderr
+    model = HiddenMarkovModel(np.full(2, 0.5), np.full((2, 2), 0.5), np.full((2, 2), 0.5))
+    path = location(bucket.url("model.parquet"))
+    write_model(model, path)
+    refuse_once(bucket, lambda method, path: method == "GET" and path.endswith("/model.parquet"))
+    with pytest.raises(ModelError, match="cannot be read: access denied"):
+        read_model(path)
+    assert read_model(path).digest == model.digest
 
 
 def test_nothing_is_left_of_an_upload_that_cannot_begin(bucket: Bucket) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor.formats.files import read_bytes
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
-from junctor.runtime.files import MAX_BYTES, aside, parse_json, refused
+from junctor.runtime.files import MAX_BYTES, aside, is_refusal, parse_json, refused
 from junctor.runtime.remote import AnyPath, RemotePath, location, parquet_source
 
 if TYPE_CHECKING:
@@ -133,8 +133,13 @@ def _is_model(source: AnyPath) -> bool:
 
     try:
         return _METADATA in (parquet.read_schema(parquet_source(source)).metadata or {})
-    except (OSError, ValueError, pa.ArrowException):
-        return False  # the reader of networks reports the error
+    except OSError as error:
+        if is_refusal(source, error):
+            # A model that is read again with success would be called a network that is none.
+            raise ModelError(f"cannot be read: {error.strerror}", Place(str(source))) from error
+    except (ValueError, pa.ArrowException):
+        pass
+    return False  # the reader of networks reports the error
 
 
 def _table(model: HiddenMarkovModel) -> pa.Table:

@@ -19,7 +19,7 @@ from junctor.runs.answer_files import columns_in_batches, is_in_parquet, schema_
 from junctor.runs.export import plain_column
 from junctor.runs.results import free_names
 from junctor.runtime.arrow import number_array
-from junctor.runtime.files import aside
+from junctor.runtime.files import aside, is_refusal
 from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def _names_in(path: AnyPath) -> list[str]:
         with path.open("rb") as file:
             header = file.readline(HEADER_BYTES).decode()
         return next(csv.reader([header]), [])
-    except (pa.ArrowException, OSError, ValueError, csv.Error):
+    except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
+        if is_refusal(path, error):
+            raise
         return []
 
 
