@@ -168,19 +168,25 @@ def test_a_damaged_manifest_of_increments_is_never_made_again(tmp_path: Path) ->
     assert json.loads(manifest.read_text())["rows"] == 30
 
 
-# All listings of a run but the second one, of the digest.
-@pytest.mark.parametrize("nth", [1, 3, 4])
-def test_a_file_that_one_listing_lacks_is_not_left_out(bucket: Bucket, tmp_path: Path, nth: int) -> None:
-    filled(bucket, tmp_path)
+def hide_in_listings(bucket: Bucket, key: str, nth: int) -> None:
+    """Leave an object out of the nth listing that has it."""
     listings = 0
 
     def lacking(body: bytes) -> bytes:
         nonlocal listings
-        entry = re.search(rb"<Contents>(?:(?!</Contents>).)*rows/b\.parquet.*?</Contents>", body, re.DOTALL)
+        form = rb"<Contents>(?:(?!</Contents>).)*" + re.escape(key.encode()) + rb".*?</Contents>"
+        entry = re.search(form, body, re.DOTALL)
         listings += entry is not None
         return body.replace(entry[0], b"") if entry is not None and listings == nth else body
 
     bucket.proxy.rewrites = lacking
+
+
+# All listings of a run but the second one, of the digest.
+@pytest.mark.parametrize("nth", [1, 3, 4])
+def test_a_file_that_one_listing_lacks_is_not_left_out(bucket: Bucket, tmp_path: Path, nth: int) -> None:
+    filled(bucket, tmp_path)
+    hide_in_listings(bucket, "rows/b.parquet", nth)
     refused = run(bucket)
     assert (refused.exit_code, "rows/b.parquet" in refused.stderr) == (3, True), refused.stderr
     assert run(bucket).exit_code == 0
@@ -270,6 +276,43 @@ def test_a_model_and_rejects_that_a_store_refuses_once_are_not_called_something_
     with pytest.raises(ModelError, match="cannot be read: access denied"):
         read_model(path)
     assert read_model(path).digest == model.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "is_answered"),
+    [
+        ("evidence/part-00000.arrow", True),
+        ("evidence/part-00000.arrow", False),
+        ("posteriors.csv", True),
+        ("a listing", True),
+    ],
+)
+def test_a_run_takes_nothing_of_the_one_that_it_replaces(
+    bucket: Bucket, tmp_path: Path, name: str, is_answered: bool
+) -> None:
+    options = ("--csv", "--overwrite") if is_answered else ("--csv",)
+    filled(bucket, tmp_path)
+    assert run(bucket, *options).exit_code == 0
+    expected = bucket.get("out/posteriors.csv")
+    for key in bucket.names("out"):
+        bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+    # Of other rows, and for one parameter an attempt that ended before its first answers.
+    bucket.put("rows/a.parquet", bucket.get("rows/b.parquet"))
+    assert run(bucket, *options).exit_code == 0
+    if not is_answered:
+        for key in [key for key in bucket.names("out") if "posteriors" in key or "manifest" in key]:
+            bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+    bucket.put("rows/a.parquet", (tmp_path / "rows" / "a.parquet").read_bytes())
+    if name == "a listing":
+        hide_in_listings(bucket, "out/evidence/part-00000.arrow", 1)
+    else:
+        hide_once(bucket, f"out/{name}", 1)
+    refused = run(bucket, *options)
+    bucket.proxy.watch, bucket.proxy.rewrites = lambda method, path: None, lambda body: body
+    assert (refused.exit_code, "still there after it was removed" in refused.stderr) == (6, True), refused.stderr
+    assert run(bucket, *options).exit_code == 0
+    assert bucket.get("out/posteriors.csv") == expected
+    assert junctor_cli("verify", bucket.url("out")).exit_code == 0
 
 
 def test_nothing_is_left_of_an_upload_that_cannot_begin(bucket: Bucket) -> None:

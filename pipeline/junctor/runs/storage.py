@@ -51,8 +51,11 @@ KINDS = ("posteriors", "scores", "mpe", "viterbi")
 INPUTS = ("evidence", "sequences")
 STATISTICS = "statistics"
 _FOLDERS = (*INPUTS, *KINDS, STATISTICS)
+_TABLES = tuple(f"{folder}.csv" for folder in _FOLDERS)
 _MODELS = ("network.parquet", "model.parquet")
 _RECORDS = ("run.json", "manifest.json", "budget.json", "speeds.json")
+# All beside run.json that lies in no folder.
+_FILES = (*_RECORDS[1:], *_TABLES, *_MODELS, "report.html", "comparison.html")
 logger = logging.getLogger("junctor")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
@@ -309,8 +312,7 @@ class Directory(Generic[Spec]):
         option: that names it.
         """
         names = names_below(location(target), self.path)
-        tables = (f"{folder}.csv" for folder in _FOLDERS)
-        if names and names[0] in (*_FOLDERS, *_MODELS, *_RECORDS, *tables):
+        if names and names[0] in (*_FOLDERS, *_MODELS, *_RECORDS, *_TABLES):
             raise InputError(f"{option} {shown(target)}: a file of the run has its place there: name another file")
 
     @contextmanager
@@ -511,14 +513,23 @@ class Directory(Generic[Spec]):
     def _clear(self) -> None:
         # The files of a run and nothing else: users may keep files of their own here. run.json marks the others as
         # ours, so it is removed last.
-        self.manifest.unlink(missing_ok=True)
-        self.budget.unlink(missing_ok=True)
+        for name in _FILES:
+            (self.path / name).unlink(missing_ok=True)
         for folder in _FOLDERS:
             self._clear_folder(folder)
-            (self.path / f"{folder}.csv").unlink(missing_ok=True)
-        for name in (*_MODELS, "speeds.json", "report.html", "comparison.html"):
-            (self.path / name).unlink(missing_ok=True)
+        self._refuse_left()
         self.spec_file.unlink(missing_ok=True)
+
+    def _refuse_left(self) -> None:
+        """Raise RunError for a file of the run, beside run.json, that is still there after its removal."""
+        if not isinstance(self.path, RemotePath):
+            return
+        # A store may say for a moment that an object is not there, and the next run would take it for its own.
+        for path in self.path.rglob("*"):
+            name = self.name_of(path)
+            is_part = name.split("/")[0] in _FOLDERS and _PART.fullmatch(path.name)
+            if is_part or name in _FILES:
+                raise RunError(f"{path}: still there after it was removed: run the same command again")
 
     def _clear_folder(self, folder: str, named: Collection[AnyPath] = ()) -> None:
         """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
