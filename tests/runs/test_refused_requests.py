@@ -348,11 +348,14 @@ def test_overwrite_removes_nothing_of_its_own_run_for_a_refused_read(bucket: Buc
     assert not deleted
 
 
-@pytest.mark.parametrize("name", ["/evidence/checksums.json", "/out/manifest.json"])
-def test_a_refused_read_is_no_damage_for_verify(bucket: Bucket, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [("GET", "/evidence/checksums.json"), ("GET", "/out/manifest.json"), ("HEAD", "/out/network.parquet")],
+)
+def test_a_refused_request_is_no_damage_for_verify(bucket: Bucket, tmp_path: Path, way: str, name: str) -> None:
     filled(bucket, tmp_path)
     assert run(bucket).exit_code == 0
-    refuse_once(bucket, lambda method, path: method == "GET" and path.endswith(name))
+    refuse_once(bucket, lambda method, path: method == way and path.endswith(name))
     refused = junctor_cli("verify", bucket.url("out"))
     assert refused.exit_code == 6
     assert "foreign" not in refused.output

@@ -25,9 +25,11 @@ def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
     from junctor.model.errors import RunError
     from junctor.planning.budget import format_bytes
     from junctor.runs import integrity
+    from junctor.runtime.files import explained
 
     directory = directory_of(output)
-    verified = integrity.verify(directory)
+    with explained(directory.path):
+        verified = integrity.verify(directory)
     if json:
         typer.echo(dumps({"directory": str(directory.path), **asdict(verified)}, indent=2))
     else:
