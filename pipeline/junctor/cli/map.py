@@ -36,15 +36,15 @@ def propose_mapping(
     from junctor.formats import read_network
     from junctor.model.errors import EvidenceError, Place
     from junctor.runtime.files import aside
-    from junctor.runtime.remote import location, shown
+    from junctor.runtime.remote import location
 
     target = None if output is None else location(output)
     if output is not None:
         refuse_target(output, "--output", (evidence,))
     if target is not None and target.exists():
-        raise EvidenceError(
-            "there is such a file, perhaps one that was edited: choose another name", Place(shown(output))
-        )
+        # The path has no credentials, which the text may have.
+        place = Place(str(target))
+        raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", place)
     proposal = propose(read_network(network, network_format), evidence, case_id=case_id, format=evidence_format)
     if target is not None:
         with aside(target) as temporary:
