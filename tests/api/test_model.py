@@ -14,6 +14,7 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
+from helpers.engine_cases import plans_alone
 from helpers.files import ASIA
 from junctor import api
 from junctor.backends import plan_memory
@@ -165,20 +166,22 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
     network = random_network(30, seed=5)
     model = junctor.Model(network)
     names = [variable.name for variable in network.variables]
-    for count in range(6):
-        model.posteriors([dict.fromkeys(names[:count], 0)], precision="log")
-    idle = model._prepared._idle[0]
-    assert idle._engine is not None
-    assert len(idle._engine.programs) == len(idle._engine.router.store.plans) == 6
-    held = idle.held
-    monkeypatch.setattr(api, "KEPT_BYTES", held // 2)
-    model.posteriors([dict.fromkeys(names[:2], 0)], precision="log")
-    assert 0 < idle.held <= held // 2
-    assert len(idle._engine.router.store.plans) < 6
-    # Nothing stays where a single program is too large, and calls go on.
-    monkeypatch.setattr(api, "KEPT_BYTES", 1)
-    assert model.posteriors([{}], precision="log")["status"].to_pylist() == ["ok"]
-    assert idle.held == 0
+    with plans_alone():
+        # More rows than are answered one by one.
+        for count in range(6):
+            model.posteriors(70 * [dict.fromkeys(names[:count], 0)])
+        idle = model._prepared._idle[0]
+        assert idle._engine is not None
+        assert len(idle._engine.programs) == len(idle._engine.router.store.plans) == 6
+        held = idle.held
+        monkeypatch.setattr(api, "KEPT_BYTES", held // 2)
+        model.posteriors(70 * [dict.fromkeys(names[:2], 0)])
+        assert 0 < idle.held <= held // 2
+        assert len(idle._engine.router.store.plans) < 6
+        # Nothing stays where a single program is too large, and calls go on.
+        monkeypatch.setattr(api, "KEPT_BYTES", 1)
+        assert model.posteriors(70 * [{}])["status"].to_pylist() == 70 * ["ok"]
+        assert idle.held == 0
 
 
 def test_plans_stay_where_blocks_of_all_threads_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.blocks import blocks_of, questions
-from helpers.engine_cases import TOLERANCE, assert_same, check_posteriors
+from helpers.engine_cases import TOLERANCE, assert_same, check_posteriors, in_log_space
 from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,7 +59,7 @@ def test_no_format_is_left_to_numpy(precision: Precision, monkeypatch: pytest.Mo
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     states = sample(network, 300, seed=1)
     batch = EvidenceBatch(300, {v: np.ascontiguousarray(states[:, v]) for v in (2, 6, 9, 15)})
-    expected = Engine(network, Query(precision="log"), on_cpu()).answer(batch)
+    expected = in_log_space(network, batch, on_cpu())
     monkeypatch.setattr(plain, "LOSS_TOLERANCE", NO_LOSS_WILL_DO)
     monkeypatch.setattr(Program, "run", interpreted)
     found = Engine(network, Query(precision=precision), on_cpu(threads=2)).answer(batch)
@@ -135,7 +135,7 @@ def test_impossible_rows_say_nothing_of_others(monkeypatch: pytest.MonkeyPatch) 
     climbs = np.arange(rows) % 4 == 0
     network, batch = noisy(rows, climbs)
     batch.likelihoods[3].values[climbs] = 0
-    log = Engine(network, Query(precision="log"), on_cpu()).answer(batch)
+    log = in_log_space(network, batch, on_cpu())
     singles = Engine(network, Query(precision="single"), on_cpu()).answer(batch)
     assert singles.status.tolist() == log.status.tolist()
     monkeypatch.setattr(blocks, "MOST_DOUBTFUL", 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
 from helpers.blocks import blocks_of, compare, questions
+from helpers.engine_cases import in_log_space
 from helpers.gpu_blocks import DEVICES, ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
 from hypothesis import given, settings
 from junctor.backends import blocks
@@ -164,7 +165,7 @@ def test_every_format_is_on_the_device(device: Callable[[], gpu.BlockDevice], mo
 
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 40, 0.0)
-    expected = Engine(network, Query(precision="log")).answer(batch)
+    expected = in_log_space(network, batch)
     monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": -1.0, "single": -1.0})
     monkeypatch.setattr(Program, "run", interpreted)
     answers = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)

@@ -1,11 +1,13 @@
-"""Log space over entries, in the engine: against enumeration and against NumPy, one case and many."""
+"""Log space in the engine, over entries and in blocks: against enumeration and against NumPy, one case and many."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import check_posteriors
+from helpers.engine_cases import check_posteriors, plans_alone
 from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,13 @@ from junctor_kernels.cpu import entries
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 LOG_QUERY = Query(precision="log")
+
+
+@pytest.fixture(autouse=True)
+def plans() -> Iterator[None]:
+    """Nothing is answered in double precision."""
+    with plans_alone():
+        yield
 
 
 @pytest.fixture
@@ -50,6 +59,21 @@ def test_log_space_equals_enumeration(data: st.DataObject) -> None:
     network = data.draw(strategies.networks(max_variables=6, max_joint=512))
     batch = data.draw(strategies.evidence_batches(network, max_rows=12))
     check_posteriors(network, batch, over_entries(network, batch), 1e-12)
+
+
+@given(data=st.data())
+def test_blocks_in_log_space_equal_enumeration(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=6, max_joint=512))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=12))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "COMPILED_SECONDS", -1)
+        patch.setattr(memory, "LOWERING_SECONDS", 0)
+        patch.setattr(memory.PlanMemory, "_entries_are_faster", lambda *_: False)
+        engine = Engine(network, LOG_QUERY, on_cpu())
+        answers = engine.answer(batch)
+        assert all(each.sizes.lanes > 0 for each in engine.programs)
+    assert answers.ways.keys() <= {"cpu"}
+    check_posteriors(network, batch, answers, 1e-12)
 
 
 @pytest.mark.usefixtures("small")

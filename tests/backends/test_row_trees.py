@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import blank, check_posteriors
+from helpers.engine_cases import blank, check_posteriors, in_log_space
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import row_trees, shared_trees
 from junctor.backends.row_queue import RowTask
 from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
-from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import OK
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
-from junctor.model.query import Query
 from junctor_kernels.row_trees import lane_layout, together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees.lane_layout import WIDTH
@@ -262,7 +260,7 @@ def test_rows_of_a_long_chain_equal_the_batch_engine() -> None:
     batch = random_batch(network, 70)
     answers = blank(network, batch, range(400))
     assert not RowEngine(network, range(400), ROOM).answer(batch, np.arange(70), answers).size
-    expected = Engine(network, Query(precision="log")).answer(batch)
+    expected = in_log_space(network, batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
     for v in range(400):
         np.testing.assert_allclose(answers.posteriors[v], expected.posteriors[v], atol=1e-12)

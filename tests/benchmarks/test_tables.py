@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.engine_cases import in_log_space
 from helpers.files import ASIA
-from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED
 from junctor.formats import read_network, write_network
 from junctor.generate import random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK
-from junctor.model.query import Query
 from table_cells import KINDS, Evidence, evidence
 from table_children import call_times, find_impossible, long_times
 from table_report import Record, comparison, targets, text
@@ -131,7 +130,7 @@ def test_impossible_rows_are_found(tmp_path: Path) -> None:
     assert found == {"rows": 5, "other_status": 0, "checked": 50}
     for part, expected in ((zero, IMPOSSIBLE), (others, OK)):
         batch = Evidence.load(part).batch(0, 5)
-        assert (Engine(network, Query(precision="log")).answer(batch).status == expected).all()
+        assert (in_log_space(network, batch).status == expected).all()
 
 
 def test_long_networks_are_answered_as_step_by_step() -> None:

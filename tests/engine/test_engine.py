@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors, markov
+from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors, in_log_space, markov
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -118,7 +118,7 @@ def test_a_thousand_steps_of_unlikely_evidence_do_not_underflow() -> None:
     states = sample(network, 3, seed=1)
     batch = EvidenceBatch(3, {v: np.ascontiguousarray(1 - states[:, v]) for v in range(0, 1000, 2)})
     double = Engine(network, Query()).answer(batch)
-    log = Engine(network, Query(precision="log")).answer(batch)
+    log = in_log_space(network, batch)
     assert double.status.tolist() == log.status.tolist() == [OK] * 3
     np.testing.assert_allclose(double.log_value, log.log_value, rtol=1e-12)
     assert (double.log_value < -300).all()
@@ -149,7 +149,7 @@ def test_a_kept_program_serves_batches_of_other_sizes(monkeypatch: pytest.Monkey
     for rows in (260, 500, 270):
         batch = EvidenceBatch(rows, {0: np.ascontiguousarray(states[:rows, 0])})
         answers = kept.answer(batch)
-        expected = Engine(network, Query(precision="log")).answer(batch)
+        expected = in_log_space(network, batch)
         np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
         np.testing.assert_allclose(answers.posteriors[4], expected.posteriors[4], atol=1e-12)
 

@@ -85,8 +85,12 @@ def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
     # More rows are to come, nobody knows, or there is no such way.
     for rows in (0, FEW_ROWS + 1):
         assert backend(small, one, rows) is backend(large, one, rows) is None
-    for query in (Query("mpe"), Query(precision="log"), Query(method="auto")):
+    for query in (Query("mpe"), Query(method="auto")):
         assert backend(small, one, 1, query) is None
+    # In double precision whatever was asked for.
+    for precision in ("single", "log"):
+        assert backend(small, one, 1, Query(precision=precision)) is Backend.JOINT_TABLE
+        assert backend(large, one, 1, Query(precision=precision)) is Backend.ROW_TREES
     # Explanations of small networks load no compiled code.
     assert backend(large, one, 1, Query("mpe")) is Backend.ROW_TREES
 
@@ -115,7 +119,7 @@ def test_few_rows_that_differ_are_answered_on_the_joint_table() -> None:
     many = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(6)})
     assert len(np.unique(states[rows - 500 :], axis=0)) > FEW_ROWS
     soft = EvidenceBatch(rows, {}, {0: SoftEvidence(np.arange(rows), np.ones((rows, network.cardinalities[0])))})
-    for batch, query in ((many, Query()), (soft, Query()), (few, Query(precision="log")), (few, Query("mpe"))):
+    for batch, query in ((many, Query()), (soft, Query()), (few, Query("mpe"))):
         routes = Engine(network, query, OPTIONS, expected_rows=10**6).routes(batch)
         assert Backend.JOINT_TABLE not in {each.backend for each in routes}
 

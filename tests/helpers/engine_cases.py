@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from junctor.engine import planner
+from junctor.engine.engine import Engine
+from junctor.engine.planner import Planner
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, UNANSWERED, Answers, unanswered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 
 from helpers import oracle, strategies
 
 TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
+
+
+@contextmanager
+def plans_alone() -> Iterator[None]:
+    """Context manager: plans answer all rows, also in log space; nothing has trees or tables in double precision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Planner, "_has_row_trees", False)
+        patch.setattr(planner, "has_joint_table", lambda network: False)
+        yield
+
+
+def in_log_space(network: Network, batch: EvidenceBatch, options: ComputeOptions = ONE_THREAD) -> Answers:
+    """Return posteriors of which every number comes from log space."""
+    with plans_alone():
+        return Engine(network, Query(precision="log"), options).answer(batch)
 
 
 def blank(network: Network, batch: EvidenceBatch, targets: Sequence[int] | None = None) -> Answers:

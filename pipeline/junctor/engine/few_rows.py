@@ -40,13 +40,11 @@ KEPT_WORK = 512
 
 def are_few(network: Network, query: Query, device: DeviceChoice, rows: int) -> bool:
     """Return True if so many rows in all are answered one by one, unless their trees are large."""
-    # There are no trees in log space; a GPU that is asked for is used.
+    # A GPU that is asked for is used.
     if query.method != "exact" or device == "gpu" or not 0 < rows <= FEW_ROWS:
         return False
-    if query.kind == "mpe":
-        # Of small networks a plan in NumPy explains them, before compiled code is loaded.
-        return not has_joint_table(network)
-    return query.precision != "log"
+    # Of small networks a plan in NumPy explains them, before compiled code is loaded.
+    return query.kind != "mpe" or not has_joint_table(network)
 
 
 def take_own_trees(

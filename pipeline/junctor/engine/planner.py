@@ -182,8 +182,8 @@ class Planner:
 
     @property
     def _has_row_trees(self) -> bool:
-        # Explanations of any precision are of double precision, and those that may have lost digits get a plan.
-        return self.query.kind == "mpe" or self.query.precision != "log"
+        # In double precision for any other: rows that may have lost digits get a plan.
+        return self.query.kind == "mpe" or self.query.precision != "log" or not self.takes_gpu
 
     @property
     def row_engine(self) -> RowEngine:

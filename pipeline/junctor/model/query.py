@@ -68,7 +68,7 @@ class Query:
 
     kind: posterior marginals (`posteriors`) or the most probable explanation (`mpe`).
     targets: names of variables, or patterns of names (`DIAG_*`); None for all, in the order of the network.
-    precision: `log` propagates in log space (float64) from the start; `double` and `single` do so only for rows whose
+    precision: plans with `log` propagate in log space (float64) from the start; all else does so only for rows whose
         numbers left their range.
     method: `exact`; `sampling`; `auto` samples the rows whose exact answers exceed the memory budget.
     sampling: options of the sampler.
