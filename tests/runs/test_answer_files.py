@@ -421,6 +421,14 @@ def test_null_in_a_dictionary_is_null(
     assert named["k"].to_pylist() == column.slice(start).to_pylist()
 
 
+def test_words_within_lists_are_kept_from_several_row_groups(job: Job, tmp_path: Path) -> None:
+    cells = pa.ListArray.from_arrays([0, 1, 1, 3, 4], pa.array(["a", "b", None, "c"]).dictionary_encode())
+    parquet.write_table(pa.table({"smoke": ["yes"] * 4, "k": cells}), tmp_path / "in.parquet", row_group_size=1)
+    asked = replace(job, evidence=str(tmp_path / "in.parquet"), keep=("k",), partition_rows=4)
+    run(asked, HERE)
+    assert junctor.read_answers(asked.directory.path)["k"].to_pylist() == [["a"], [], ["b", None], ["c"]]
+
+
 def test_cells_of_csv_are_kept_as_text(job: Job, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text('smoke,note\nyes,01\nno,\n,"a,b"\n')
     asked = replace(job, evidence=str(tmp_path / "in.csv"), keep=("note", "smoke"))

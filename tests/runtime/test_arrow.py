@@ -15,7 +15,15 @@ import pytest
 from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.runtime.arrow import list_array, number_array, numbers_of, plain_words, string_list_array, with_plain_words
+from junctor.runtime.arrow import (
+    list_array,
+    number_array,
+    numbers_of,
+    parquet_batches,
+    plain_words,
+    string_list_array,
+    with_plain_words,
+)
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker
 from pyarrow import parquet
 
@@ -35,6 +43,7 @@ def test_lists_of_strings_come_back(cells: list[list[str] | None]) -> None:
     assert column.equals(pa.array(cells, pa.list_(pa.string())))
 
 
+WORDS = pa.array(["a", None, "b", "a", "c"]).dictionary_encode()
 VIEWS = pa.DictionaryArray.from_arrays(
     pa.array([0, 1, None, 2, 1, 0], pa.uint8()),
     pa.array(["yes", "a word of more than twelve bytes", None], pa.string_view()),
@@ -130,6 +139,26 @@ def test_batches_of_columns_in_memory(data: st.DataObject) -> None:
     assert is_there() is not None
     del part
     assert is_there() is None
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        WORDS,
+        pa.ListArray.from_arrays([0, 1, 1, 3, 4, 5], WORDS),
+        pa.StructArray.from_arrays([pa.FixedSizeListArray.from_arrays(WORDS, 1)], ["x"]),
+        pa.MapArray.from_arrays([0, 1, 1, 3, 4, 5], pa.array(["k"] * 5), WORDS),
+    ],
+    ids=lambda cells: str(cells.type),
+)
+def test_words_of_several_row_groups(tmp_path: Path, cells: pa.Array) -> None:
+    table = pa.table({"n": range(5), "k": cells})
+    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    with parquet.ParquetFile(tmp_path / "t.parquet") as file:
+        found = list(parquet_batches(file, 4))
+        assert [row for batch in found for row in batch.to_pylist()] == table.to_pylist()
+        [last] = parquet_batches(file, 4, [2], ["k"])
+        assert last.to_pydict() == {"k": table["k"].to_pylist()[4:]}
 
 
 @given(data=st.data())

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from junctor.evidence.columns import is_text
 from junctor.model.errors import Place
-from junctor.runtime.arrow import plain_words_schema, with_plain_words
+from junctor.runtime.arrow import parquet_batches, plain_words_schema, with_plain_words
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a batch, and its cells: dictionary indices of four bytes.
@@ -65,7 +65,7 @@ class ParquetTable(BinaryTable):
         rows = _rows_of_batch(len(names))
         with self._open([name for name in alike if is_text(self.schema.field(name).type)]) as file:
             some = None if groups is None else list(groups)
-            for batch in file.iter_batches(rows, some, names, use_threads=threads > 1):
+            for batch in parquet_batches(file, rows, some, names, use_threads=threads > 1):
                 # Selected again: a name with a dot may have matched nested columns as well.
                 # Damaged files may decode to offsets out of range, which later crash the process.
                 picked = batch.select(names)

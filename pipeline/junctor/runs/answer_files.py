@@ -29,7 +29,7 @@ from junctor.runs.results import (
     statuses_of,
 )
 from junctor.runs.score_tables import schema_of
-from junctor.runtime.arrow import columns_of_lists, in_one_piece, no_rows, numbers_of
+from junctor.runtime.arrow import columns_of_lists, in_one_piece, no_rows, numbers_of, parquet_batches
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a part that tell whether its rows repeat, and the most of them that may differ then.
@@ -259,7 +259,7 @@ def batches_of(path: AnyPath, rows: int) -> Iterator[pa.Table]:
                     yield table.slice(first, rows)
     else:
         with parquet.ParquetFile(parquet_source(path)) as file:
-            for batch in file.iter_batches(batch_size=rows):
+            for batch in parquet_batches(file, rows):
                 batch.validate(full=True)
                 yield pa.Table.from_batches([batch], file.schema_arrow)
 
@@ -278,7 +278,7 @@ def columns_in_batches(path: AnyPath, names: Sequence[str], rows: int) -> Iterat
     else:
         with parquet.ParquetFile(parquet_source(path)) as file:
             yield file.schema_arrow.empty_table().select(list(names))
-            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+            for batch in parquet_batches(file, rows, columns=list(names)):
                 yield pa.Table.from_batches([batch]).select(list(names))
 
 

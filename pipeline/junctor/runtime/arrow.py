@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 # Not `pyarrow.array` and `to_numpy`: both import pandas wherever it is installed, whatever they are given. That takes
 # most of a second, more than ten rows take to answer.
@@ -167,6 +170,37 @@ def plain_words_schema(schema: pa.Schema) -> pa.Schema:
         if kind.id in _WITH_WORDS and (plain := plain_words_type(kind)) != kind:
             schema = schema.set(at, schema.field(at).with_type(plain))
     return schema
+
+
+def parquet_batches(
+    file: ParquetFile,
+    rows: int,
+    groups: Sequence[int] | None = None,
+    columns: Sequence[str] | None = None,
+    use_threads: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of a Parquet file, of any types.
+
+    rows: of a batch, at the most.
+    groups: row groups that are read, None for all.
+    columns: names of those that are read, None for all.
+    use_threads: whether Arrow has threads of its own.
+    """
+    schema = file.schema_arrow
+    names = schema.names if columns is None else columns
+    together = [groups]
+    # Arrow joins no row groups with dictionaries within lists and records.
+    if any(_has_inner_words(schema.field(name).type) for name in names):
+        together = [[group] for group in (range(file.num_row_groups) if groups is None else groups)]
+    for some in together:
+        yield from file.iter_batches(rows, some, columns, use_threads=use_threads)
+
+
+def _has_inner_words(kind: pa.DataType) -> bool:
+    return any(
+        pa.types.is_dictionary(inner) or _has_inner_words(inner)
+        for inner in (kind.field(i).type for i in range(kind.num_fields))
+    )
 
 
 def _without_null_words(column: pa.Array) -> pa.Array:
