@@ -27,7 +27,7 @@ from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.sampling import auto
-from junctor.sampling.auto import AutoEngine, explain
+from junctor.sampling.auto import AutoEngine, RowsBeyondBudget, explain
 from pyarrow import parquet
 
 ROWS = "case_id,smoke,xray\na,yes,no\nb,,yes\nc,no,\nd,maybe,no\n"
@@ -152,6 +152,21 @@ def lattice(side: int) -> Network:
         values = rng.dirichlet([1.0, 1.0], size=(2,) * len(scope))
         tables.append(((*scope, v), values))
     return network_of(tables, [2] * (side * side))
+
+
+def test_of_many_reasons_a_few_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    # Patterns have plans, and sizes, of their own.
+    found = [RowsBeyondBudget(np.array([row]), f"reason {row % 6}") for row in range(9)]
+    monkeypatch.setattr(AutoEngine, "beyond", lambda _, batch: iter(found[: batch.rows]))
+    engine = AutoEngine(lattice(2), Query(method="auto"), on_cpu(2 << 20))
+    with caplog.at_level(logging.WARNING, logger="junctor"):
+        explain(engine, EvidenceBatch(9, {}))
+        explain(engine, EvidenceBatch(3, {}))
+    assert caplog.messages == [
+        *(f"2 of 9 rows are sampled: reason {n}" for n in range(3)),
+        "9 of 9 rows are sampled in all, for 3 more reasons",
+        *(f"1 of 3 rows are sampled: reason {n}" for n in range(3)),
+    ]
 
 
 def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

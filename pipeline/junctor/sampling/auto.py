@@ -7,6 +7,7 @@ its directory: a run that continues elsewhere, or later, makes the same choices.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 # Seconds of one core that an exact answer to a row may take; tests replace it.
 MOST_SECONDS = CPU.exact_row
+
+# Most reasons that are told.
+_TOLD_REASONS = 3
 
 Rows = npt.NDArray[np.int64]
 
@@ -162,9 +166,15 @@ def why(route: Route) -> str | None:
 
 
 def explain(engine: AutoEngine, batch: EvidenceBatch) -> None:
-    """Log how many rows of a batch are sampled, and why."""
+    """Log how many rows of a batch are sampled, and why those of most rows are."""
+    reasons = Counter[str]()
     for refused in engine.beyond(batch):
-        logger.warning("%d of %d rows are sampled: %s", len(refused.rows), batch.rows, refused.reason)
+        reasons[refused.reason] += len(refused.rows)
+    # Each pattern has numbers of its own: a batch may have as many reasons as rows.
+    for reason, rows in reasons.most_common(_TOLD_REASONS):
+        logger.warning("%d of %d rows are sampled: %s", rows, batch.rows, reason)
+    if (others := len(reasons) - _TOLD_REASONS) > 0:
+        logger.warning("%d of %d rows are sampled in all, for %d more reasons", reasons.total(), batch.rows, others)
 
 
 # The reason of a row that another engine answers, while this one passes over it.
