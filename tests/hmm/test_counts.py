@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tracemalloc
 from typing import Any
 
@@ -107,8 +108,16 @@ def test_the_memory_that_is_needed() -> None:
     model = random_model(40, 4, 2)
     batch = random_batch(model, [50] * 40)
     wanted = counted(model, batch)
-    with pytest.raises(BudgetError, match=r"sequences of 50 steps need .* allowed are 1000 B: raise --memory"):
+    message = r"sequences of 50 steps need .* \((.*) bytes\), allowed are 1000 B \(1,000 bytes\): raise --memory"
+    with pytest.raises(BudgetError, match=message) as refused:
         counted(model, batch, memory=1000)
+    # What it names is enough, to the byte.
+    named = re.search(message, str(refused.value))
+    assert named is not None
+    needed = int(named[1].replace(",", ""))
+    agree(counted(model, batch, memory=needed), wanted)
+    with pytest.raises(BudgetError):
+        counted(model, batch, memory=needed - 1)
     tracemalloc.start()
     found = counted(model, batch, memory=1_500_000, threads=2)
     peak = tracemalloc.get_traced_memory()[1]

@@ -178,7 +178,7 @@ def test_the_peak_stays_within_the_memory() -> None:
 
 def test_a_trellis_that_fits_nowhere_is_refused() -> None:
     batch = random_batch(random_model(2, 2), [1000])
-    with pytest.raises(BudgetError, match=r"1,000 steps for 1 sequences needs about .*, allowed are 80 B: raise --mem"):
+    with pytest.raises(BudgetError, match=r"1,000 steps for 1 sequences needs .*, allowed are 80 B \(80 bytes\)"):
         list(fitting(batch, np.arange(1), 4, 2, 8, TrellisMemory(80)))
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.model.errors import BudgetError
 from junctor.out_of_core.store import mapped_file
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 
 # A block begins with the last tick of the one before, whose rows are known. The backward pass needs its rows again:
 # the last block is still where it was computed ("here"); others were stored in host memory or in files; of those that
@@ -72,8 +72,8 @@ def plan_blocks(starts: Integers, row_bytes: int, room: TrellisMemory) -> tuple[
         # All of them, if these are fewer, need no blocks.
         least = min(rows, int(starts[-1])) * row_bytes
         raise BudgetError(
-            f"a trellis of {len(starts) - 1:,} steps for {starts[1]:,} sequences needs about {format_bytes(least)}, "
-            f"allowed are {format_bytes(room.here)}: raise --memory (on a GPU, --device-memory)"
+            f"a trellis of {len(starts) - 1:,} steps for {starts[1]:,} sequences needs about {exact_bytes(least)}, "
+            f"allowed are {exact_bytes(room.here)}: raise --memory (on a GPU, --device-memory)"
         )
     return blocks
 

@@ -21,7 +21,7 @@ from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.hmm.smooth import parts_of
 from junctor.model.errors import BudgetError
 from junctor.model.options import ONE_THREAD, ComputeOptions
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import has_gpu
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import ahead
@@ -153,7 +153,7 @@ class SequenceCounter:
         if threads < 1:
             raise BudgetError(
                 f"expected counts of {numbers.states:,} states and sequences of {groups[0].ticks:,} steps need "
-                f"{format_bytes(model + each)}, allowed are {format_bytes(allowed)}: raise --memory"
+                f"{exact_bytes(model + each)}, allowed are {exact_bytes(allowed)}: raise --memory"
             )
         return threads
 

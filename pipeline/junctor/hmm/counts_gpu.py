@@ -22,7 +22,7 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.packing import Lockstep, SequenceBatch
 from junctor.hmm.smooth_gpu import GpuSmoother, SequencePass
 from junctor.model.errors import BudgetError
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 
 Array = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
@@ -192,6 +192,6 @@ class CountingPass(SequencePass):
 
 def _too_large(needed: int, allowed: int) -> BudgetError:
     return BudgetError(
-        f"expected counts need {format_bytes(needed)} of the GPU, allowed are {format_bytes(max(0, allowed))}: raise "
+        f"expected counts need {exact_bytes(needed)} of the GPU, allowed are {exact_bytes(max(0, allowed))}: raise "
         "--device-memory, or use --device cpu"
     )

@@ -22,7 +22,7 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import by_columns, emission_rows, in_format, log_transitions, logarithms, padded_rows
 from junctor.hmm.packing import Lockstep, SequenceBatch
 from junctor.model.errors import BudgetError
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import check_device, gpu_errors
 
 Array = npt.NDArray[Any]
@@ -46,8 +46,8 @@ def open_device(dtype: npt.DTypeLike) -> Any:
 def too_large(needed: int, allowed: int) -> BudgetError:
     """Return the error for a model of `needed` bytes on a GPU of which `allowed` may be used."""
     return BudgetError(
-        f"the model needs {format_bytes(needed)} ({needed:,} bytes) of the GPU, allowed are {format_bytes(allowed)} "
-        f"({allowed:,} bytes): raise --device-memory, or use --device cpu"
+        f"the model needs {exact_bytes(needed)} of the GPU, allowed are {exact_bytes(allowed)}: raise "
+        "--device-memory, or use --device cpu"
     )
 
 

@@ -21,7 +21,7 @@ from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.model.errors import BudgetError
 from junctor.model.query import Precision
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
@@ -167,7 +167,7 @@ class Smoother:
 
 def _too_little(memory: int, steps: int, needed: int) -> BudgetError:
     return BudgetError(
-        f"posteriors of {steps:,} steps need {format_bytes(needed)}, allowed are {format_bytes(memory)} (the share of "
+        f"posteriors of {steps:,} steps need {exact_bytes(needed)}, allowed are {exact_bytes(memory)} (the share of "
         "a process): raise --memory, or have fewer sequences in a part (--partition-rows)"
     )
 

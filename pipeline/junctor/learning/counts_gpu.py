@@ -22,7 +22,7 @@ from junctor_kernels.row_trees import counts_gpu, pieces
 from junctor.learning.expectation import Floats
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes, format_bytes
 from junctor.runtime.devices import check_device, gpu_errors, has_gpu
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import ahead, in_threads
@@ -247,8 +247,8 @@ class GpuComponents:
         away = 0 if sum(sizes) <= left else max(sizes)
         if away > left:
             raise BudgetError(
-                f"expected counts need {format_bytes(fixed + away)} of the GPU, allowed are "
-                f"{format_bytes(max(0, left + fixed))}: raise --device-memory, or use --device cpu"
+                f"expected counts need {exact_bytes(fixed + away)} of the GPU, allowed are "
+                f"{exact_bytes(max(0, left + fixed))}: raise --device-memory, or use --device cpu"
             )
         self._away = self._device.empty(max(1, away), np.uint8)
         here = int(np.searchsorted(np.cumsum(sizes), left - away, side="right"))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from junctor.learning.expectation import Expectation, Floats
 from junctor.model.errors import BudgetError
-from junctor.planning.budget import approximate
+from junctor.planning.budget import exact_bytes
 
 if TYPE_CHECKING:
     from junctor.learning.network_fit import NetworkFit
@@ -249,8 +249,9 @@ def _refuse(count: int, allowed: int) -> None:
     needed = 4 * 8 * count * count
     if needed > allowed:
         raise BudgetError(
-            f"standard errors of {count:,} free parameters take {approximate(needed)}, allowed are "
-            f"{approximate(allowed)}: fix variables that are known, give more memory, or leave the errors out"
+            f"standard errors of {count:,} free parameters take {exact_bytes(needed)}, allowed are "
+            f"{exact_bytes(allowed)}: fix variables that are known, give more memory (--memory), "
+            "or leave the errors out"
         )
 
 

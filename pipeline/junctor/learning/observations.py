@@ -25,7 +25,7 @@ from junctor.learning.expectation import A_WEIGHT, Expectation, Floats, wrong_we
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ONE_THREAD, ComputeOptions
-from junctor.planning.budget import approximate
+from junctor.planning.budget import exact_bytes
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 
@@ -181,8 +181,8 @@ def gather(network: Network, splits: Iterable[SplitRows], options: ComputeOption
         # While it grows there are two of them.
         if (needed := 2 * sum(array.nbytes for array in store) + likelihoods.nbytes) > allowed:
             raise BudgetError(
-                f"the gaps of {rows:,} rows take {approximate(needed)}, allowed are {approximate(allowed)}: give more "
-                "memory, or learn from fewer rows"
+                f"the gaps of {rows:,} rows take {exact_bytes(needed)}, allowed are {exact_bytes(allowed)}: "
+                "give more memory (--memory), or learn from fewer rows"
             )
     return Observations(
         network,

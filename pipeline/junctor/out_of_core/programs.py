@@ -31,7 +31,7 @@ from junctor.out_of_core.memory_splits import (
     device_bytes,
 )
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.planning.budget import approximate, format_bytes
+from junctor.planning.budget import exact_bytes, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, KeptChoice, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
@@ -162,8 +162,8 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
     if fixed >= limits.memory:
         beside = limits.asked - limits.memory
         return BudgetError(
-            f"propagation in chunks needs more than {format_bytes(fixed + beside)} ({fixed + beside:,} bytes), of "
-            f"which records and factors take {format_bytes(fixed)}, evidence and answers {format_bytes(beside)}; "
+            f"propagation in chunks needs more than {exact_bytes(fixed + beside)}, of which "
+            f"records and factors take {format_bytes(fixed)}, evidence and answers {format_bytes(beside)}; "
             f"allowed are {limits.asked:,} bytes; allow more memory (--memory)"
         )
     where, more = {
@@ -181,8 +181,8 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
         needed = device_bytes(needed)
         allowed = limits.task if limits.task is not None else limits.memory
     return BudgetError(
-        f"propagation in chunks needs at least {format_bytes(needed)} ({approximate(needed)} bytes) {where}, allowed "
-        f"are {format_bytes(allowed)} ({allowed:,} bytes); {more}, ask for fewer targets, or give evidence on more "
+        f"propagation in chunks needs at least {exact_bytes(needed)} {where}, allowed are "
+        f"{exact_bytes(allowed)}; {more}, ask for fewer targets, or give evidence on more "
         "variables"
     )
 

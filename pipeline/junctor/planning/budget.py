@@ -47,10 +47,7 @@ class Budget:
         advice: the next move.
         """
         needed += self.reserved
-        return BudgetError(
-            f"{where} needs {format_bytes(needed)} ({approximate(needed)} bytes), allowed are "
-            f"{format_bytes(self.allowed)} ({self.allowed:,} bytes); {advice}"
-        )
+        return BudgetError(f"{where} needs {exact_bytes(needed)}, allowed are {exact_bytes(self.allowed)}; {advice}")
 
 
 def approximate(count: int) -> str:
@@ -75,6 +72,11 @@ def format_bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} EiB"
+
+
+def exact_bytes(count: int) -> str:
+    """Return `count` as `format_bytes` does, and in bytes: a rounded size that a refusal names may not be enough."""
+    return f"{format_bytes(count)} ({approximate(count)} bytes)"
 
 
 def parse_bytes(text: str) -> int:

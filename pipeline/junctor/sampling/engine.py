@@ -20,7 +20,7 @@ from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, target_names
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import has_gpu
 from junctor.runtime.kept_results import keeping
 from junctor.runtime.machine import allowed_memory, usable_cores
@@ -80,8 +80,8 @@ class SamplingEngine:
         self._beliefs = lru_cache(KEPT_LAYOUTS)(beliefs_of)
         if self.least > self.allowed:
             raise BudgetError(
-                f"the tables of {network.name or 'the network'} take {format_bytes(self.least)} while rows are "
-                f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
+                f"the tables of {network.name or 'the network'} take {exact_bytes(self.least)} while rows are "
+                f"sampled, allowed are {exact_bytes(self.allowed)}: allow more with --memory"
             )
 
     def _layout_of(self, evidence: Evidence) -> CaseLayout:

@@ -17,7 +17,7 @@ from junctor_kernels.sampling.philox import RandomStream
 
 from junctor.model.errors import BudgetError
 from junctor.model.query import Sampler
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import check_device, count_gpus, gpu_errors
 from junctor.sampling.epis import SWEEPS, LoopyMessages
 from junctor.sampling.estimate import pieces_of
@@ -367,8 +367,8 @@ def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling
     allowed, needed = min(free, memory if memory is not None else free), device_bytes(network)
     if needed > allowed:
         raise BudgetError(
-            f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
-            f"{format_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
+            f"sampling {network.network.name or 'the network'} takes {exact_bytes(needed)} of the GPU, "
+            f"{exact_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
         )
     return GpuSampling(network, device, starts)
 
