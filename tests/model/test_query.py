@@ -86,6 +86,7 @@ def test_probabilities_that_are_refused(probability: str, message: str) -> None:
     ("options", "message"),
     [
         ({"kind": "mpe", "answers": "scores"}, "scores are of posteriors"),
+        ({"kind": "mpe", "top": 2}, "explanations have no scores: leave out --top"),
         ({"answers": "score"}, "expected 'posteriors' or 'scores'"),
         ({"top": 2}, "add --answers scores, or leave out --top"),
         ({"probabilities": ("a=b",)}, "add --answers scores, or leave out --probability"),

@@ -108,6 +108,8 @@ class Query:
             )
         if not self.has_scores and (self.top is not None or self.probabilities):
             given = "--probability" if self.probabilities else "--top"
+            if self.kind != "posteriors":
+                raise EvidenceError(f"explanations have no scores: leave out {given}, or use --query posteriors")
             raise EvidenceError(f"posteriors have all states already: add --answers scores, or leave out {given}")
         if self.top is not None and not (type(self.top) is int and 1 <= self.top <= MOST_TOP):
             raise EvidenceError(f"found top {self.top!r}, expected a number of states from 1 to {MOST_TOP:,}")
