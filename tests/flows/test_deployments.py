@@ -17,6 +17,7 @@ import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA, ROOT
 from helpers.prefect_servers import BIN, PrefectServer
+from junctor.cli.deployed import checking
 from pyarrow import parquet
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
@@ -181,7 +182,7 @@ def test_parameters_are_checked_by_the_server(
         (["--timezone", "UTC"], 2, ["--timezone", "it belongs to --cron"]),
         (["--part", "1/2"], 2, ["--part", "array job"]),
         (["--memory", "much"], 2, ["'much'"]),
-        (["--timeout", "long"], 2, ["'long'"]),
+        (["--timeout", "long"], 2, ["--timeout", "'long'"]),
         (["--samples", "1000"], 2, ["--method", "sampling"]),
         (["-o", ""], 2, ["--output", "it is empty"]),
         (["--rejects", "patients.csv"], 3, ["--rejects patients.csv", "name another file"]),
@@ -196,6 +197,27 @@ def test_what_a_run_would_refuse_is_refused_at_once(
     assert done.exit_code == code, done.stderr
     assert all(word in done.stderr for word in words)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "condition", "word"),
+    [
+        (("run", ASIA, "--query", "mpe"), "out", "mean(log_evidence) < 0", "expected mean(log_probability)"),
+        (("run", ASIA), "out", "missed > 1%", "rows of this run are never missed"),
+        (("viterbi", "model.json", "--posteriors"), "out", "mean(log_probability) < 0", "expected mean(log_"),
+        (("learn", ASIA), "fit.bif", "mean(log_evidence) < 0", "expected mean(log_likelihood)"),
+        (("learn-chain", "model.json"), "fit.json", "drift(x) > 0.1", "a fit has no drift"),
+    ],
+)
+def test_conditions_on_what_answers_never_have_are_not_deployed(
+    command: tuple[str, ...], output: str, condition: str, word: str
+) -> None:
+    # Neither model nor rows need to be there yet.
+    words = (*command[:2], "rows", *command[2:], "-o", output)
+    with checking():
+        assert junctor_cli(*words, "--fail-if", "invalid > 1%").exit_code == 0
+        done = junctor_cli(*words, "--fail-if", condition)
+    assert (done.exit_code, word in done.stderr) == (3, True), done.stderr
 
 
 def test_standard_input_is_not_deployed() -> None:

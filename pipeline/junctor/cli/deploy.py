@@ -91,8 +91,9 @@ def _deploy(
     # What a run would refuse at night is refused now.
     with checking():
         function(**given)
-    for limit in (retry_delay, *([] if timeout is None else [timeout])):
-        seconds_of(limit)
+    for option, limit in (("--retry-delay", retry_delay), ("--timeout", timeout)):
+        if limit is not None:
+            seconds_of(limit, option)
     own = {"retries": retries, "retry_delay": retry_delay, "timeout": timeout}
     defaults = inspect.signature(_deploy).parameters
     changed = {key: value for key, value in own.items() if value != defaults[key].default}

@@ -140,6 +140,7 @@ def learn(
     fits.check_places(network, (evidence, mapping, prior_file(prior)), output, errors, report)
     conditions = cli.thresholds(fail_if)
     if is_check():
+        fit_thresholds(conditions, None)
         return
     check_resources(resources)
     prepare_workers(resources)

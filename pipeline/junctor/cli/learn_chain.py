@@ -128,10 +128,9 @@ def learn_chain(
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
     refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
     fits.check_places(model, (sequences,), output, errors, report)
-    conditions = cli.thresholds(fail_if)
+    thresholds = fit_thresholds(cli.thresholds(fail_if), ())
     if is_check():
         return
-    thresholds = fit_thresholds(conditions, ())
     files = {"model file": model, "sequences": sequences, "fitted model": output}
     facts = {name: shown(file) for name, file in files.items()}
     with told_if_interrupted(GO_ON), ExitStack() as beginning:

@@ -123,8 +123,8 @@ def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def seconds_of(text: str) -> float:
-    """Return the seconds that "90s", "5min", "2h" or "1d" mean; raises BadParameter for anything else."""
+def seconds_of(text: str, option: str | None = None) -> float:
+    """Return the seconds that "90s", "5min", "2h" or "1d" mean; raises BadParameter, named by `option`, for others."""
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text.strip()[len(number) :]
     try:
@@ -132,5 +132,7 @@ def seconds_of(text: str) -> float:
     except (ValueError, KeyError):
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise typer.BadParameter(f"found the time {text!r}, expected a number and a unit such as 90s, 5min or 2h")
+        raise typer.BadParameter(
+            f"found the time {text!r}, expected a number and a unit such as 90s, 5min or 2h", param_hint=option
+        )
     return seconds

@@ -155,6 +155,7 @@ def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quie
     if is_check():
         # Prefect's server would keep what is in a URL.
         job.check_places(recorded=True)
+        job.refuse_checks()
         return
 
     def work() -> Manifest:

@@ -197,9 +197,13 @@ class SequenceJob(Workload):
         """Return the model; raises InputError."""
         from junctor.hmm.formats import read_model
 
-        logarithm = "log_probability" if self.query == "viterbi" else "log_likelihood"
-        self.refuse_checks(STATUS_NAMES, logarithm, lambda: ())
+        self.refuse_checks(lambda: ())
         return read_model(self.model, self.model_format)
+
+    @property
+    def judged(self) -> tuple[Sequence[str], str]:
+        """Statuses of the answers, and the name of their column of logarithms."""
+        return STATUS_NAMES, "log_probability" if self.query == "viterbi" else "log_likelihood"
 
     def spec_of(self, model: HiddenMarkovModel) -> SequenceSpec:
         """Return all that the answers depend on."""

@@ -18,11 +18,11 @@ from junctor.runtime.remote import shown
 STATUSES = ("ok", "impossible", "invalid")
 
 
-def fit_thresholds(texts: Iterable[str], columns: Collection[str]) -> tuple[Threshold, ...]:
+def fit_thresholds(texts: Iterable[str], columns: Collection[str] | None) -> tuple[Threshold, ...]:
     """Return the thresholds that texts say; raises InputError for one on something that a fit has not.
 
     texts: such as `missing(xray) > 20%`.
-    columns: names of the columns whose cells are counted.
+    columns: names of the columns whose cells are counted; None before the network is read.
     """
     thresholds = tuple(map(parse_threshold, texts))
     for each in thresholds:
@@ -31,7 +31,7 @@ def fit_thresholds(texts: Iterable[str], columns: Collection[str]) -> tuple[Thre
                 f"{each.text!r}: a fit has no drift, expected {', '.join(STATUSES)}, rows, missing(...) or "
                 "mean(log_likelihood)"
             )
-    refuse_unknown(thresholds, STATUSES, "log_likelihood", lambda: columns)
+    refuse_unknown(thresholds, STATUSES, "log_likelihood", None if columns is None else lambda: columns)
     return thresholds
 
 

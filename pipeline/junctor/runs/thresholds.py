@@ -112,13 +112,16 @@ def _checked(threshold: Threshold) -> Threshold:
 
 
 def refuse_unknown(
-    thresholds: Sequence[Threshold], statuses: Collection[str], logarithm: str, columns: Callable[[], Collection[str]]
+    thresholds: Sequence[Threshold],
+    statuses: Collection[str],
+    logarithm: str,
+    columns: Callable[[], Collection[str]] | None,
 ) -> None:
     """Raise InputError for a threshold on something that the run has not.
 
     statuses: of the answers.
     logarithm: name of the column of logarithms.
-    columns: returns the names of the evidence columns.
+    columns: returns the names of the evidence columns; None before it is read, when any may be there.
     """
     for each in thresholds:
         if each.subject in SAMPLED_STATUS_NAMES and each.subject not in statuses:
@@ -127,7 +130,9 @@ def refuse_unknown(
             )
         if each.subject == "mean" and each.name != logarithm:
             raise InputError(f"{each.text!r}: the answers have no {each.name}, expected mean({logarithm})")
-        if each.subject in ("missing", "drift") and each.name not in (names := columns()):
+        if columns is None or each.subject not in ("missing", "drift"):
+            continue
+        if each.name not in (names := columns()):
             hint = nearest(each.name or "", names)
             raise InputError(f"{each.text!r}: the evidence has no column {each.name!r} of the network{hint}")
 

@@ -260,16 +260,19 @@ class Workload(ABC):
         """True if an `Engine` answers."""
         return False
 
-    def refuse_checks(self, statuses: Sequence[str], logarithm: str, columns: Callable[[], Sequence[str]]) -> None:
+    @property
+    @abstractmethod
+    def judged(self) -> tuple[Sequence[str], str]:
+        """Statuses of the answers, and the name of their column of logarithms."""
+
+    def refuse_checks(self, columns: Callable[[], Sequence[str]] | None = None) -> None:
         """Raise InputError for thresholds that are of no use, before any work.
 
-        statuses: of the answers.
-        logarithm: name of their column of logarithms.
-        columns: returns the names of the evidence columns.
+        columns: returns the names of the evidence columns; None before it is read.
         """
         from junctor.runs.thresholds import parse_threshold, refuse_unknown
 
-        refuse_unknown([parse_threshold(text) for text in self.fail_if], statuses, logarithm, columns)
+        refuse_unknown([parse_threshold(text) for text in self.fail_if], *self.judged, columns)
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
@@ -399,11 +402,15 @@ class Job(Workload):
 
             refuse(network)
         if self.fail_if:
-            from junctor.runs.results import status_names
-
-            logarithm = "log_evidence" if self.query.kind == "posteriors" else "log_probability"
-            self.refuse_checks(status_names(self.query), logarithm, lambda: self._evidence_columns(network))
+            self.refuse_checks(lambda: self._evidence_columns(network))
         return network
+
+    @property
+    def judged(self) -> tuple[Sequence[str], str]:
+        """Statuses of the answers, and the name of their column of logarithms."""
+        from junctor.runs.results import status_names
+
+        return status_names(self.query), "log_evidence" if self.query.kind == "posteriors" else "log_probability"
 
     @property
     def has_engine(self) -> bool:
