@@ -25,6 +25,7 @@ from junctor.evidence.columns import encode_binned, encode_states, is_number, pl
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.layout import Column, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of, read_mapping, toml_key
+from junctor.evidence.pipes import spooled
 from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells
 from junctor.model.errors import EvidenceError, Place
@@ -115,13 +116,13 @@ def propose(network: Network, evidence: str, *, case_id: str | None = None, form
     """Return a mapping for a table of evidence.
 
     network: that the table is meant for.
-    evidence: file, or folder or glob of one table.
+    evidence: file, or folder or glob of one table; `-` or a pipe.
     case_id: name of the column of case ids, None for `case_id`.
     format: of the files, None for that of their names or content.
     Raises EvidenceError for what cannot be read.
     """
     format = checked_format(format)
-    found = input_files(evidence)
+    found = input_files(spooled(evidence))
     with explained(location(evidence)):
         formats = [format or format_of(path) for path in found.paths]
     if "evid" in formats:
