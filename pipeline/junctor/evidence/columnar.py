@@ -6,6 +6,7 @@ Main classes: ParquetTable and ArrowTable, opened by `junctor.evidence.read`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import pyarrow as pa
@@ -63,14 +64,25 @@ class ParquetTable(BinaryTable):
         names = [self.schema.names[position] for position in positions]
         alike = [self.schema.names[position] for position in positions if position not in plain]
         rows = _rows_of_batch(len(names))
-        with self._open([name for name in alike if is_text(self.schema.field(name).type)]) as file:
-            some = None if groups is None else list(groups)
+        some = None if groups is None else list(groups)
+        with self._with_dictionaries([name for name in alike if is_text(self.schema.field(name).type)], some) as file:
             for batch in parquet_batches(file, rows, some, names, use_threads=threads > 1):
                 # Selected again: a name with a dot may have matched nested columns as well.
                 # Damaged files may decode to offsets out of range, which later crash the process.
                 picked = batch.select(names)
                 picked.validate(full=True)
                 yield picked
+
+    @contextmanager
+    def _with_dictionaries(self, names: list[str], groups: list[int] | None) -> Iterator[pa.parquet.ParquetFile]:
+        """Open the file with dictionaries of the columns in `names`, but for those that Arrow makes none of."""
+        with self._open(names) as file:
+            others = _stored_as_differences(file, names, groups)
+            if not others:
+                yield file
+                return
+        with self._open([name for name in names if name not in others]) as file:
+            yield file
 
     def _open(self, dictionaries: list[str]) -> pa.parquet.ParquetFile:
         import pyarrow.parquet as pq
@@ -79,6 +91,21 @@ class ParquetTable(BinaryTable):
         return pq.ParquetFile(
             parquet_source(self.path), read_dictionary=dictionaries or None, buffer_size=_BUFFER_BYTES, pre_buffer=False
         )
+
+
+def _stored_as_differences(file: pa.parquet.ParquetFile, names: list[str], groups: list[int] | None) -> set[str]:
+    """Return those of some text columns that have a cell stored as its difference from the one before.
+
+    groups: row groups that are read, None for all.
+    """
+    places = {file.schema.column(i).path: i for i in range(len(file.schema))}
+    found = set()
+    for group in range(file.num_row_groups) if groups is None else groups:
+        metadata = file.metadata.row_group(group)
+        for name in names:
+            if any(encoding.startswith("DELTA") for encoding in metadata.column(places[name]).encodings):
+                found.add(name)
+    return found
 
 
 class ArrowTable(BinaryTable):
