@@ -187,6 +187,21 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     assert (part.batch.symbols.tolist(), part.case_ids.to_pylist()) == ([1], [7])  # type: ignore[union-attr]
 
 
+def test_files_of_other_columns_say_which(tmp_path: Path) -> None:
+    first = pa.table({"s": pa.array([[0]], pa.list_(pa.int64()))})
+    write(first, tmp_path / "a.parquet")
+    for table, message in (
+        (first.append_column("n", pa.array([1])), r"found the columns \['s', 'n'\], but in .*a\.parquet \['s'\]"),
+        (pa.table({"s": [[]]}), r"column 's' of type list<.*null>, but in .*a\.parquet list<.*int64>"),
+    ):
+        write(table, tmp_path / "b.parquet")
+        with pytest.raises(EvidenceError, match=message):
+            open_sequences(tmp_path, named())
+    # What a writer says about itself is no difference.
+    write(first.replace_schema_metadata({"writer": "another"}), tmp_path / "b.parquet")
+    assert len(open_sequences(tmp_path, named()).tables) == 2
+
+
 def test_strict_names_the_row(tmp_path: Path) -> None:
     path = write(pa.table({"a": [["one"], ["uno"]]}), tmp_path / "s.parquet")
     with pytest.raises(EvidenceError, match=r"s.parquet: row 2: step 0: unknown symbol 'uno'"):

@@ -210,7 +210,8 @@ def open_sequences(
     # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:
         if not table.schema.equals(tables[0].schema):
-            raise EvidenceError(f"other columns than {tables[0].path}", Place(str(table.path)))
+            found, expected = _differing(table.schema, tables[0].schema)
+            raise EvidenceError(f"found {found}, but in {tables[0].path} {expected}", Place(str(table.path)))
     return SequenceSource(tables, positions[0], SequenceEncoder(model), strict)
 
 
@@ -311,6 +312,15 @@ def _positions(
     name = case_id or CASE_ID
     at = schema.get_field_index(name) if name in schema.names and name != column else None
     return at, schema.get_field_index(column)
+
+
+def _differing(schema: pa.Schema, first: pa.Schema) -> tuple[str, str]:
+    """Return in words what is different in two schemas, in each of them: names, or else the first type."""
+    if schema.names != first.names:
+        return f"the columns {schema.names}", f"{first.names}"
+    found, expected = next(pair for pair in zip(schema, first, strict=True) if pair[0] != pair[1])
+    kinds = [f"{field.type}{'' if field.nullable else ' not null'}" for field in (found, expected)]
+    return f"column {found.name!r} of type {kinds[0]}", kinds[1]
 
 
 def _cuts(
