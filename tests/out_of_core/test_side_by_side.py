@@ -170,7 +170,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         found = [cupy.Device(ROOM, n) for n in range(4)]
         for device in found:
             figures = {"multiprocessors": 1.0, "memory": float(ROOM)}
-            device.__dict__ |= {"name": "g", "figures": figures, "host": lambda size: np.empty(size, np.uint8)}
+            device.__dict__ |= {"name": "g", "figures": figures, "host": lambda size, mapped: np.empty(size, np.uint8)}
         for module in (chunked_rows, routes):
             monkeypatch.setattr(module, "CudaBlockDevice", cupy.Device)
         yield found
