@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import junctor
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from junctor.evidence import propose as propose_module
 from junctor.model.errors import EvidenceError
 from pyarrow import parquet
 
@@ -87,6 +89,19 @@ def test_a_bad_mapping_is_told_before_the_evidence() -> None:
     assert not Path("out/run.json").exists()
     with pytest.raises(EvidenceError, match="did you mean"):
         junctor.posteriors(ASIA, [{}], mapping={"column": {}})
+
+
+def test_map_leaves_a_file_that_somebody_has_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = propose_module.propose
+
+    def slowly(*what: Any, **how: Any) -> Any:
+        Path("proposed.toml").write_text("edited")
+        return propose(*what, **how)
+
+    monkeypatch.setattr(propose_module, "propose", slowly)
+    result = junctor_cli("map", ASIA, "evidence.csv", "-o", "proposed.toml")
+    assert (result.exit_code, Path("proposed.toml").read_text()) == (3, "edited")
+    assert "there is such a file" in result.stderr
 
 
 def test_map_writes_a_file_that_run_takes() -> None:

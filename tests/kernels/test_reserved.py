@@ -114,6 +114,22 @@ def test_memory_is_taken_when_it_is_needed_and_goes_back(driver: Driver) -> None
     assert (driver.reserved, driver.free) == (0, 1 << 30)
 
 
+def test_memory_goes_back_once_no_graph_is_recorded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = [True, True]
+
+    def synchronize(_: CudaDevice) -> None:
+        if recording:
+            recording.pop()
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+
+    monkeypatch.setattr(CudaDevice, "synchronize_all", synchronize)
+    monkeypatch.setattr(reserved, "ASK_AGAIN", (0, 0, 0))
+    memory = ReservedMemory(CudaDevice(), 1 << 26)
+    memory.take(1)
+    del memory
+    assert (driver.reserved, driver.free, recording) == (0, 1 << 30, [])
+
+
 @given(st.integers(1, 1 << 29), st.lists(st.floats(0, 1), max_size=8))
 def test_what_is_taken_is_whole_and_holds_what_was_asked_for(size: int, shares: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:

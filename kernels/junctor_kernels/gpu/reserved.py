@@ -7,14 +7,17 @@ addresses of before. Called by `CudaDevice`; structures and numbers are those of
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from threading import Lock
 from typing import Any, Protocol
 
 # Bytes that are taken at a time, where there are so many left: each piece takes the driver a while.
 PIECE = 1 << 26
+# Seconds until a driver is asked again that could not wait for a device.
+ASK_AGAIN = (0.01, 0.1, 1.0)
 # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
 # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -141,10 +144,20 @@ class ReservedMemory:
 def _give_back(device: Device, address: int, size: int, pieces: list[tuple[int, int]]) -> None:
     with device.current():
         # The driver does not wait for those who use it.
-        device.synchronize_all()
+        _wait(device)
         for piece, count in pieces:
             _driver().cuMemUnmap(_word(piece), _bytes(count))
         _driver().cuMemAddressFree(_word(address), _bytes(size))
+
+
+def _wait(device: Device) -> None:
+    """Wait until all work is done, which may have to be asked again: not while another thread records a graph."""
+    for seconds in ASK_AGAIN:
+        with suppress(RuntimeError):
+            device.synchronize_all()
+            return
+        time.sleep(seconds)
+    device.synchronize_all()
 
 
 # The driver would get 32 bits of a plain number.

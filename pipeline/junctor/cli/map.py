@@ -41,13 +41,18 @@ def propose_mapping(
     target = None if output is None else location(output)
     if output is not None:
         refuse_target(output, "--output", (evidence,))
-    if target is not None and target.exists():
-        # The path has no credentials, which the text may have.
-        place = Place(str(target))
-        raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", place)
+
+    def refuse_existing() -> None:
+        if target is not None and target.exists():
+            # The path has no credentials, which the text may have.
+            place = Place(str(target))
+            raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", place)
+
+    refuse_existing()
     proposal = propose(read_network(network, network_format), evidence, case_id=case_id, format=evidence_format)
     if target is not None:
-        with aside(target) as temporary:
+        # Asked again: somebody may have made one meanwhile, or a store may have said once that it has none.
+        with aside(target, check=refuse_existing) as temporary:
             temporary.write_text(proposal.to_toml(), encoding="utf-8")
     if json:
         # As TOML: JSON has no infinite edges.

@@ -182,7 +182,8 @@ class Planner:
 
     @property
     def _has_row_trees(self) -> bool:
-        # In double precision for any other: rows that may have lost digits get a plan.
+        # In double precision, whatever is asked for: rows that may have lost digits there get a plan. Beside a GPU log
+        # space is for plans alone, since what a row of one takes there was not measured.
         return self.query.kind == "mpe" or self.query.precision != "log" or not self.takes_gpu
 
     @property
