@@ -8,7 +8,7 @@ import re
 import pytest
 from emulation.nvrtc import ARCHITECTURES, compiles
 from junctor_kernels.gpu import blocks as gpu
-from junctor_kernels.gpu import early_launch
+from junctor_kernels.gpu import early_launch, reserved
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import BlockLaunch, grid
 
@@ -51,6 +51,9 @@ def test_structures_for_the_driver_are_as_large_as_in_its_header() -> None:
     config = early_launch._Config
     assert ctypes.sizeof(config) == 56
     assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
+    kind, access = reserved._Kind, reserved._Access
+    assert (ctypes.sizeof(kind), kind.location.offset, kind.windows.offset, kind.flags.offset) == (32, 8, 16, 24)
+    assert (ctypes.sizeof(access), access.flags.offset) == (12, 8)
 
 
 def test_what_a_record_lacks_is_an_error() -> None:

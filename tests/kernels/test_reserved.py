@@ -94,7 +94,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     cupy_memory.stand_in(monkeypatch)
     driver = Driver(free=1 << 30)
-    monkeypatch.setattr(reserved, "_driver", lambda: driver)
+    monkeypatch.setattr(reserved, "driver", lambda: driver)
     return driver
 
 
@@ -137,7 +137,7 @@ def test_what_is_taken_is_whole_and_holds_what_was_asked_for(size: int, shares: 
         from emulation import cupy_memory
 
         cupy_memory.stand_in(patch)
-        patch.setattr(reserved, "_driver", lambda: driver)
+        patch.setattr(reserved, "driver", lambda: driver)
         memory, most = ReservedMemory(CudaDevice(), size), 0
         for share in shares:
             most = max(most, int(share * size))

@@ -76,7 +76,7 @@ def _launch(
     # All of this has to live until the driver returns, no longer: it copies the argument.
     config = _Config(blocks, (threads, 1, 1), shared, stream, ctypes.pointer(asked), int(attribute is not None))
     arguments = (ctypes.c_void_p * 1)(argument)
-    failed = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(kernel), arguments, None)
+    failed = driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(kernel), arguments, None)
     if failed:
         raise RuntimeError(f"a kernel was not launched: the driver says {failed}")
 
@@ -88,7 +88,7 @@ def blocks_at_once(kernel: int, threads: int) -> int:
     Raises RuntimeError with the driver's number.
     """
     count = ctypes.c_int()
-    failed = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    failed = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
         ctypes.byref(count), ctypes.c_void_p(kernel), threads, ctypes.c_size_t(0)
     )
     if failed:
@@ -97,5 +97,6 @@ def blocks_at_once(kernel: int, threads: int) -> int:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """Return the driver, once there is a GPU."""
     return ctypes.CDLL("libcuda.so.1")

@@ -10,9 +10,10 @@ import ctypes
 import time
 import weakref
 from contextlib import AbstractContextManager, suppress
-from functools import cache
 from threading import Lock
 from typing import Any, Protocol
+
+from junctor_kernels.gpu.early_launch import driver
 
 # Bytes that are taken at a time, where there are so many left: each piece takes the driver a while.
 PIECE = 1 << 26
@@ -60,7 +61,7 @@ class Device(Protocol):
 def can_reserve(number: int) -> bool:
     """Return True if a device can reserve addresses; some of virtual machines cannot."""
     found = ctypes.c_int()
-    return not _driver().cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTED, number) and found.value != 0
+    return not driver().cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTED, number) and found.value != 0
 
 
 class ReservedMemory:
@@ -119,7 +120,7 @@ class ReservedMemory:
             self._ask("cuMemMap", size, _word(address), _bytes(size), _bytes(0), piece, _word(0))
         finally:
             # The addresses keep it from now on.
-            _driver().cuMemRelease(piece)
+            driver().cuMemRelease(piece)
         self._pieces.append((address, size))
         self._open(address, size)
 
@@ -134,10 +135,10 @@ class ReservedMemory:
 
     def _ask(self, function: str, size: int, *arguments: Any) -> None:
         """Call a function of the driver for so many bytes."""
-        failed = getattr(_driver(), function)(*arguments)
+        failed = getattr(driver(), function)(*arguments)
         if failed:
             name = ctypes.c_char_p()
-            _driver().cuGetErrorName(failed, ctypes.byref(name))
+            driver().cuGetErrorName(failed, ctypes.byref(name))
             raise MemoryError(f"{size:,} bytes of device memory: {(name.value or b'').decode()}")
 
 
@@ -146,8 +147,8 @@ def _give_back(device: Device, address: int, size: int, pieces: list[tuple[int, 
         # The driver does not wait for those who use it.
         _wait(device)
         for piece, count in pieces:
-            _driver().cuMemUnmap(_word(piece), _bytes(count))
-        _driver().cuMemAddressFree(_word(address), _bytes(size))
+            driver().cuMemUnmap(_word(piece), _bytes(count))
+        driver().cuMemAddressFree(_word(address), _bytes(size))
 
 
 def _wait(device: Device) -> None:
@@ -162,8 +163,3 @@ def _wait(device: Device) -> None:
 
 # The driver would get 32 bits of a plain number.
 _bytes, _word = ctypes.c_size_t, ctypes.c_uint64
-
-
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
