@@ -53,9 +53,9 @@ STATISTICS = "statistics"
 _FOLDERS = (*INPUTS, *KINDS, STATISTICS)
 _TABLES = tuple(f"{folder}.csv" for folder in _FOLDERS)
 _MODELS = ("network.parquet", "model.parquet")
-_RECORDS = ("run.json", "manifest.json", "budget.json", "speeds.json")
+_RECORDS = ("manifest.json", "budget.json", "speeds.json")
 # All beside run.json that lies in no folder.
-_FILES = (*_RECORDS[1:], *_TABLES, *_MODELS, "report.html", "comparison.html")
+_FILES = (*_RECORDS, *_TABLES, *_MODELS, "report.html", "comparison.html")
 logger = logging.getLogger("junctor")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow|json)")
@@ -312,7 +312,7 @@ class Directory(Generic[Spec]):
         option: that names it.
         """
         names = names_below(location(target), self.path)
-        if names and names[0] in (*_FOLDERS, *_MODELS, *_RECORDS, *_TABLES):
+        if names and names[0] in ("run.json", *_FOLDERS, *_MODELS, *_RECORDS, *_TABLES):
             raise InputError(f"{option} {shown(target)}: a file of the run has its place there: name another file")
 
     @contextmanager

@@ -40,7 +40,7 @@ from junctor.out_of_core.programs import Rows, Search, SingleCaseProgram, cut, c
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning import chunk_search
-from junctor.planning.budget import approximate, format_bytes
+from junctor.planning.budget import exact_bytes, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, KeptChoice, MemorySplit, cheapest_chunks
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, loaded_entries, part
 from junctor.planning.compile import Problem
@@ -147,8 +147,8 @@ class WorkerPool:
             where = "for the tables of a task" if working else "in their memory"
             there = "allowed for it" if working else "there beside their tasks"
             raise BudgetError(
-                f"propagation in chunks over {self.workers} workers needs about {format_bytes(error.needed)} "
-                f"({approximate(error.needed)} bytes) {where}, {format_bytes(max(0, error.allowed))} are {there}; "
+                f"propagation in chunks over {self.workers} workers needs about {exact_bytes(error.needed)} "
+                f"{where}, {format_bytes(max(0, error.allowed))} are {there}; "
                 f"allow more memory (--memory){'' if working else ', or more workers'}"
             ) from None
         except chunk_search.TooLongError as error:
