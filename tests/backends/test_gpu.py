@@ -332,6 +332,32 @@ def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Ca
 
 
 @ON
+def test_a_last_batch_takes_the_program_of_the_others(device: Callable[[], gpu.BlockDevice]) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)
+    prepared, there = ProgramCache(network, plan, [SINGLE]), opened(device)
+    sizes = prepared.memory.fit(Budget(1 << 30), 1 << 30, 1500)
+    prepared.use(sizes, there, filled=(1500, 1500))
+    whole, third = prepared.on_device(SINGLE, 1500), prepared.on_device(SINGLE, 500)
+    prepared.use(sizes, there, filled=(7, 1500))
+    # All of its rows, and about a third of them.
+    assert prepared.on_device(SINGLE, 7) is whole
+    assert prepared.on_device(SINGLE, 2) is third is not whole
+
+
+@ON
+def test_batches_of_any_size_at_the_end(device: Callable[[], gpu.BlockDevice]) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
+    plain, engine = Engine(network, Query()), Engine(network, Query(), gpu=opened(device), batch_rows=300)
+    for rows, missing in ((300, 0.0), (1, 0.0), (299, 0.1), (2, 0.1)):
+        batch = batch_of(network, rows, missing)
+        expected, found = plain.answer(batch), engine.answer(batch)
+        np.testing.assert_allclose(found.log_value, expected.log_value, atol=1e-11)
+        for v in range(len(network.variables)):
+            np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], atol=1e-12)
+
+
+@ON
 def test_memory_of_the_host_is_counted_and_given_back(device: Callable[[], gpu.BlockDevice]) -> None:
     network = layered(layers=3, width=3, states=6, parents=2, seed=2)
     plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset([4])), None, False, rows=1)

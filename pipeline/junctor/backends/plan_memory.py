@@ -345,6 +345,7 @@ class ProgramCache:
         self.sizes = BlockSizes(self.memory, 0, 1)
         self._device: BlockDevice | None = None
         self._costs: CostModel | None = None
+        self._filled = 1, 1
         self._programs: dict[str, Program] = {}
         self._on_device: dict[tuple[str, int], GpuProgram | None] = {}
         self._compiled: dict[str, CompiledProgram] = {}
@@ -373,16 +374,24 @@ class ProgramCache:
                 del self._on_device[key]
         return dropped
 
-    def use(self, sizes: BlockSizes, device: BlockDevice | None = None, costs: CostModel | None = None) -> None:
+    def use(
+        self,
+        sizes: BlockSizes,
+        device: BlockDevice | None = None,
+        costs: CostModel | None = None,
+        filled: tuple[int, int] = (1, 1),
+    ) -> None:
         """Choose how the next rows are answered.
 
         sizes: of blocks.
         device: a GPU to use, where one is.
         costs: of that GPU, by which launches are chosen; None for what is known of this machine's.
+        filled: rows of this batch and of a full one; the last of a run may have fewer.
         """
         self.sizes = sizes
         self._device = device
         self._costs = costs
+        self._filled = filled
 
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""
@@ -441,8 +450,10 @@ class ProgramCache:
         """Return the program for the GPU, for so many rows at a time; None where there is none or it cannot do them."""
         if self._device is None or algebra.name not in GPU_FORMATS:
             return None
-        # Which numbers come of it depends on the rows of this batch alone, not on those that came before.
-        key = algebra.name, 1 << (rows - 1).bit_length()
+        # Which numbers come of it depends on the rows of this batch alone, not on those that came before. A last batch
+        # takes the program of the others: one of its own takes far longer to make than those rows.
+        here, full = self._filled
+        key = algebra.name, 1 << (-(-rows * full // here) - 1).bit_length()
         if key not in self._on_device:
             # The oldest go first; tails of files come with one more size.
             kept = [other for other in self._on_device if other[0] == algebra.name]

@@ -105,6 +105,7 @@ class Engine:
     workers: that answer rows in chunks, alone or together.
     gpu: an opened GPU to use instead of the first that the process sees.
     store: plans of another engine of the same network and query.
+    batch_rows: rows of every batch but the last, 0 where they differ; programs of a GPU are made for so many.
 
     Raises EvidenceError for unknown targets, BudgetError where rows do not fit even in chunks, DiskError where there is
     less room than there seemed, and DeviceError for a GPU that cannot be used; ModelError for explanations of a network
@@ -121,6 +122,7 @@ class Engine:
         workers: WorkerPool | None = None,
         gpu: BlockDevice | None = None,
         store: PlanStore | None = None,
+        batch_rows: int = 0,
     ) -> None:
         # An explanation maximises over the variables of the file alone: auxiliary ones have to be summed out before.
         network = network if query.kind == "posteriors" else network.expanded
@@ -128,6 +130,7 @@ class Engine:
         self.network = network
         self.query = query
         self.options = options
+        self.batch_rows = batch_rows
         self.allowed = self.router.allowed
         # The oldest first, as the router drops them.
         self._programs: dict[PlanKey, ProgramCache] = {}
@@ -154,7 +157,8 @@ class Engine:
         if key not in self._variants or self._variants[key].router.workers is not workers:
             # Models are fitted once for all variants, and only if one of them asks.
             costs, rows = lambda: router.cost_models, router.expected_rows
-            variant = Engine(self.network, self.query, options, costs, rows, workers, router.gpu, router.store)
+            shared = router.gpu, router.store, self.batch_rows
+            variant = Engine(self.network, self.query, options, costs, rows, workers, *shared)
             variant._variants = self._variants
             self._variants[key] = variant
         return self._variants[key]
@@ -350,7 +354,7 @@ class Engine:
         """Write the scores of the rows of a route: on its device, or slice by slice."""
         rows = route.group.rows
         if route.backend is Backend.GPU:
-            rows = answer_rows(self._program(route, resources.device), batch, rows, scores)
+            rows = answer_rows(self._program(route, batch, resources.device), batch, rows, scores)
         if rows.size:
             # What few rows a joint table answers load no compiled code for their scores either.
             compiled = resources.compiled or route.backend is Backend.ROW_TREES
@@ -467,7 +471,7 @@ class Engine:
             assert self.router.joint_table is not None
             self._answer_left(self.router.joint_table.answer(batch, rows, answers), batch, answers, budget, resources)
         else:
-            answer_rows(self._program(route, resources.device), batch, rows, answers)
+            answer_rows(self._program(route, batch, resources.device), batch, rows, answers)
 
     def _answer_left(
         self, left: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
@@ -476,8 +480,8 @@ class Engine:
         for group in patterns_of(batch).exact(left) if left.size else []:
             self._answer_group(group, batch, answers, budget, resources)
 
-    def _program(self, route: Route, device: BlockDevice | None) -> ProgramCache:
-        """Return the plan of a route ready to run."""
+    def _program(self, route: Route, batch: EvidenceBatch, device: BlockDevice | None) -> ProgramCache:
+        """Return the plan of a route ready to run on rows of a batch."""
         assert route.plan is not None
         assert route.sizes is not None
         router = self.router
@@ -486,7 +490,8 @@ class Engine:
         if program is None:
             program = ProgramCache(self.network, route.plan, router.ladder, route.sizes.memory)
         # Blocks may differ from those of the last batch: fewer rows, or less memory left by the answers.
-        program.use(route.sizes, device, router.costs if device is not None else None)
+        full = max(batch.rows, self.batch_rows)
+        program.use(route.sizes, device, router.costs if device is not None else None, (batch.rows, full))
         self._programs[key] = program
         return program
 

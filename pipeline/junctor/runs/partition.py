@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
+from junctor.evidence.files import Stamp, stamp_of
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
@@ -27,7 +28,7 @@ from junctor.runtime.dask_cluster import Resources, refuse_other_version, thread
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
-from junctor.runtime.remote import AnyPath
+from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import Threads, short_turns
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class Part:
     statuses: rows of each status.
     sha256: of the file; None in manifests of earlier versions.
     statistics: checksum of the statistics of the part; None where there are none.
+    stamps: of its statistics and its file as this call wrote them, kept nowhere else; none of objects in a store.
     """
 
     file: str
@@ -241,6 +243,13 @@ class Part:
     statuses: dict[str, int]
     sha256: str | None = None
     statistics: Checksum | None = None
+    stamps: tuple[Stamp, ...] = field(default=(), compare=False, repr=False)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        record = asdict(self)
+        del record["stamps"]
+        return record
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Part:
@@ -352,8 +361,10 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
-def write_statistics(path: AnyPath, statistics: Statistics, run: str, check: Callable[[], None]) -> Checksum:
-    """Write the statistics of a part, whole or not at all, and return their checksum.
+def write_statistics(
+    path: AnyPath, statistics: Statistics, run: str, check: Callable[[], None]
+) -> tuple[Checksum, Stamp]:
+    """Write the statistics of a part, whole or not at all, and return their checksum and the stamp of their file.
 
     run: that they name, as of `run_digest`.
     check: as of `aside`.
@@ -362,7 +373,7 @@ def write_statistics(path: AnyPath, statistics: Statistics, run: str, check: Cal
     with aside(path, alone=False, check=check) as temporary:
         # In one line: of wide networks there are many numbers.
         temporary.write_text(json.dumps(record, separators=(",", ":")) + "\n")
-        return checksum_of(temporary)
+        return checksum_of(temporary), stamp_of(temporary)
 
 
 def read_part(directory: Directory[Any], path: AnyPath, spec: AnySpec, checksum: Checksum | None = None) -> Part:
@@ -498,15 +509,17 @@ class _Partition:
             # First: a part with its name always has its statistics.
             found = self._answered.count()
             run = run_digest(spec)
-            counted = write_statistics(statistics, found, run, self._check_ours)
+            counted, *stamps = write_statistics(statistics, found, run, self._check_ours)
             # Their names are synced with the manifest, all at once.
             with aside(path, alone=False, check=self._check_ours) as temporary:
                 self.task.write(with_run(self._answered.table(), run), temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
+                # Before others can replace it.
+                stamps.append(stamp_of(temporary))
             self._answered = None
-            name = directory.name_of(path)
-            return Part(name, found.rows, checksum.bytes, found.statuses, checksum.sha256, counted), self.stages
+            name, about = directory.name_of(path), (found.rows, checksum.bytes, found.statuses, checksum.sha256)
+            return Part(name, *about, counted, () if isinstance(path, RemotePath) else tuple(stamps)), self.stages
 
 
 class _Count:
@@ -611,7 +624,8 @@ def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     from junctor.engine.engine import Engine
 
     network = network_for(directory.network, spec.network_digest)
-    return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows)
+    costs, size = partial(costs_of, directory), spec.partition_rows
+    return Engine(network, spec.as_query(), ComputeOptions(), costs, rows, batch_rows=size if rows > size else 0)
 
 
 when_gpu_is_needed(engine_for.cache_clear)

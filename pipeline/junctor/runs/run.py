@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -141,6 +141,7 @@ class Manifest:
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
         record = {**asdict(self), "spec": spec_record(self.spec)}
+        record["parts"] = [part.to_record() for part in self.parts]
         return record if self.increments else {name: record[name] for name in record if name not in _OF_INCREMENTS}
 
 
@@ -614,12 +615,21 @@ def _read_again(directory: Directory[Any], spec: AnySpec, made: Mapping[str, Par
     """
     part = made.get(directory.name_of(path))
     if part is not None:
-        # Since it was written a worker of another run may have written its own.
-        read_part(directory, path, spec)
+        # Since it was written a worker of another run may have written its own. To read what a part of a wide network
+        # says of itself takes as long as its answers.
+        if not _is_as_written(part, (directory.statistics(path), path)):
+            read_part(directory, path, spec)
         return part
     statistics = directory.statistics(path)
     counted = checksum_of(statistics) if statistics.exists() else None
     return replace(read_part(directory, path, spec, checksum_of(path)), statistics=counted)
+
+
+def _is_as_written(part: Part, paths: Sequence[AnyPath]) -> bool:
+    """Return True if the files of a part are those that this call wrote, False where that cannot be told."""
+    with suppress(JunctorError):
+        return bool(part.stamps) and part.stamps == tuple(map(stamp_of, paths))
+    return False
 
 
 def _small_files(directory: Directory[Any]) -> dict[str, Checksum]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
-
-# Not pydantic-settings: it loads what reads secrets of clouds, which takes a tenth of a second of each command.
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing import Annotated, Any, get_type_hints
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -25,40 +24,26 @@ PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"
 
 
-def _bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_bytes(value)
-    except JunctorError as error:
-        raise ValueError(str(error)) from None
+def _setting(least: int | None = None, parse: Callable[[str], int] | None = None) -> Any:
+    """Return a field that is None if unset; least: that it may be; parse: returns the number that a text stands for."""
+    return field(default=None, metadata={"least": least, "parse": parse})
 
 
-def _cache_bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return cache_bytes(value)
-    except JunctorError as error:
-        raise ValueError(str(error)) from None
-
-
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings:
     """Resources under the users' names; None for unset."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    workers: Annotated[int, Field(ge=0)] | None = None
-    threads: Annotated[int, Field(ge=1)] | None = None
-    memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
-    scheduler: str | None = None
+    workers: int | None = _setting(0)
+    threads: int | None = _setting(1)
+    memory: int | None = _setting(1, parse_bytes)
+    scheduler: str | None = _setting()
     insecure_scheduler: bool = False
-    device: DeviceChoice | None = None
-    device_memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
-    spill: str | None = None
-    disk: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
-    prefect: bool | None = None
-    cache: Annotated[int, BeforeValidator(_cache_bytes), Field(ge=0)] | None = None
+    device: DeviceChoice | None = _setting()
+    device_memory: int | None = _setting(1, parse_bytes)
+    spill: str | None = _setting()
+    disk: int | None = _setting(1, parse_bytes)
+    prefect: bool | None = _setting()
+    cache: int | None = _setting(0, cache_bytes)
 
     @property
     def compute(self) -> ComputeOptions:
@@ -78,17 +63,53 @@ class Settings(BaseModel):
         )
 
 
+_NAMES = tuple(each.name for each in fields(Settings))
+
+
 def load_settings() -> Settings:
     """Return the settings; raises InputError for unknown names, bad values and files that are not TOML."""
     _refuse_misspelt()
-    try:
-        settings = Settings(**_from_file() | _from_environment())
-    except ValidationError as error:
-        raise InputError("; ".join(_explain(item) for item in error.errors())) from None
+    given = _from_file() | _from_environment()
+    settings = _checked(given) if given else Settings()
     if settings.cache is not None:
         # For workers too: they read no settings.
         os.environ[VARIABLE] = str(settings.cache)
     return settings
+
+
+def _checked(given: dict[str, Any]) -> Settings:
+    """Return the settings of a dictionary; raises InputError for bad values."""
+    # Imported where something is set: it takes a tenth of a second of each command. Not pydantic-settings, which loads
+    # what reads secrets of clouds, for as long again.
+    from pydantic import BeforeValidator, Field, ValidationError, create_model
+
+    types = get_type_hints(Settings)
+    checks: dict[str, Any] = {}
+    for each in fields(Settings):
+        kind = types[each.name]
+        if each.metadata.get("least") is not None:
+            kind = Annotated[kind, Field(ge=each.metadata["least"])]
+        if each.metadata.get("parse") is not None:
+            kind = Annotated[kind, BeforeValidator(_parsing(each.metadata["parse"]))]
+        checks[each.name] = (kind, each.default)
+    try:
+        return Settings(**create_model("Settings", **checks)(**given).model_dump())
+    except ValidationError as error:
+        raise InputError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _parsing(parse: Callable[[str], int]) -> Callable[[object], object]:
+    """Return what parses texts and leaves the rest to the check of the type."""
+
+    def parsed(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except JunctorError as error:
+            raise ValueError(str(error)) from None
+
+    return parsed
 
 
 def _from_file() -> dict[str, Any]:
@@ -100,14 +121,14 @@ def _from_file() -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the settings: {error}", Place(str(path))) from error
     for name in settings:
-        if name not in Settings.model_fields:
+        if name not in _NAMES:
             raise InputError(_unknown(name), Place(str(path)))
     return settings
 
 
 def _from_environment() -> dict[str, str]:
     """Return the settings that have a text in the environment; one without any is unset."""
-    named = {name: os.environ.get(PREFIX + name.upper()) for name in Settings.model_fields}
+    named = {name: os.environ.get(PREFIX + name.upper()) for name in _NAMES}
     return {name: text for name, text in named.items() if text}
 
 
@@ -115,13 +136,12 @@ def _refuse_misspelt() -> None:
     # Other programs may have variables with this prefix; one with nearly a name of ours is a slip of the user.
     names = [name[len(PREFIX) :].lower() for name in os.environ if name.startswith(PREFIX) and name != CONFIG]
     for name in names:
-        if name not in Settings.model_fields and nearest(name, Settings.model_fields):
+        if name not in _NAMES and nearest(name, _NAMES):
             raise InputError(f"environment variable {PREFIX}{name.upper()}: {_unknown(name)}")
 
 
 def _unknown(name: str) -> str:
-    known = Settings.model_fields
-    return f"unknown setting {name!r}{nearest(name, known) or '.'} Known are {', '.join(known)}"
+    return f"unknown setting {name!r}{nearest(name, _NAMES) or '.'} Known are {', '.join(_NAMES)}"
 
 
 def _explain(error: Any) -> str:
