@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -24,26 +24,26 @@ PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"
 
 
-def _setting(least: int | None = None, parse: Callable[[str], int] | None = None) -> Any:
-    """Return a field that is None if unset; least: that it may be; parse: returns the number that a text stands for."""
-    return field(default=None, metadata={"least": least, "parse": parse})
+# What numbers may be at the least, and what returns the number that a text stands for.
+_LEAST = {"workers": 0, "threads": 1, "memory": 1, "device_memory": 1, "disk": 1, "cache": 0}
+_PARSE = {"memory": parse_bytes, "device_memory": parse_bytes, "disk": parse_bytes, "cache": cache_bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Resources under the users' names; None for unset."""
 
-    workers: int | None = _setting(0)
-    threads: int | None = _setting(1)
-    memory: int | None = _setting(1, parse_bytes)
-    scheduler: str | None = _setting()
+    workers: int | None = None
+    threads: int | None = None
+    memory: int | None = None
+    scheduler: str | None = None
     insecure_scheduler: bool = False
-    device: DeviceChoice | None = _setting()
-    device_memory: int | None = _setting(1, parse_bytes)
-    spill: str | None = _setting()
-    disk: int | None = _setting(1, parse_bytes)
-    prefect: bool | None = _setting()
-    cache: int | None = _setting(0, cache_bytes)
+    device: DeviceChoice | None = None
+    device_memory: int | None = None
+    spill: str | None = None
+    disk: int | None = None
+    prefect: bool | None = None
+    cache: int | None = None
 
     @property
     def compute(self) -> ComputeOptions:
@@ -87,10 +87,10 @@ def _checked(given: dict[str, Any]) -> Settings:
     checks: dict[str, Any] = {}
     for each in fields(Settings):
         kind = types[each.name]
-        if each.metadata.get("least") is not None:
-            kind = Annotated[kind, Field(ge=each.metadata["least"])]
-        if each.metadata.get("parse") is not None:
-            kind = Annotated[kind, BeforeValidator(_parsing(each.metadata["parse"]))]
+        if each.name in _LEAST:
+            kind = Annotated[kind, Field(ge=_LEAST[each.name])]
+        if each.name in _PARSE:
+            kind = Annotated[kind, BeforeValidator(_parsing(_PARSE[each.name]))]
         checks[each.name] = (kind, each.default)
     try:
         return Settings(**create_model("Settings", **checks)(**given).model_dump())
