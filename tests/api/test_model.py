@@ -13,6 +13,7 @@ from typing import Any
 
 import junctor
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.engine_cases import plans_alone
 from helpers.files import ASIA
@@ -21,7 +22,6 @@ from junctor.backends import plan_memory
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.few_rows import FewRows
-from junctor.engine.grouping import Grouping
 from junctor.evidence.encode import as_arrow
 from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.network import Network
@@ -187,11 +187,15 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
 def test_plans_stay_where_blocks_of_all_threads_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
     monkeypatch.setattr(plan_memory, "LOWERING_SECONDS", 0)
-    # No trees: with plans alone the rows of a batch share blocks.
-    monkeypatch.setattr(Grouping, "_has_row_trees", False)
     network = random_network(30, seed=5)
     model = junctor.Model(network)
     rows = evidence_table(network, sample(network, 300), observed=0.2)
+    # With plans alone the rows of a batch share blocks.
+    with plans_alone():
+        _check_that_plans_stay(model, rows, monkeypatch)
+
+
+def _check_that_plans_stay(model: junctor.Model, rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     first = model.posteriors(rows, device="cpu", threads=2)
     idle = model._prepared._idle[0]
     assert idle._engine is not None

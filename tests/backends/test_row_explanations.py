@@ -7,14 +7,13 @@ import itertools
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import check_explanations
+from helpers.engine_cases import check_explanations, plans_alone
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.row_trees import RowEngine
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.few_rows import FEW_ROWS, FewRows
-from junctor.engine.grouping import Grouping
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import grid, random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers, table_bytes, unanswered
@@ -72,9 +71,8 @@ def gaps(network: Network, rows: int, seed: int, missing: float = 0.6) -> Eviden
     return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
 
 
-def by_plans(network: Network, batch: EvidenceBatch, patch: pytest.MonkeyPatch) -> Answers:
-    with patch.context() as context:
-        context.setattr(Grouping, "_has_row_trees", False)
+def by_plans(network: Network, batch: EvidenceBatch) -> Answers:
+    with plans_alone():
         return Engine(network, MPE, OPTIONS).answer(batch)
 
 
@@ -96,10 +94,10 @@ def log_probabilities(network: Network, answers: Answers) -> np.ndarray:
     ],
     ids=["bayes", "zeros", "many states", "grid"],
 )
-def test_explanations_are_as_probable_as_those_of_plans(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanations_are_as_probable_as_those_of_plans(network: Network) -> None:
     batch = gaps(network, 60, seed=5)
     answers, left = explained(network, batch)
-    expected = by_plans(network, batch, monkeypatch)
+    expected = by_plans(network, batch)
     assert not left
     assert (answers.status == OK).all()
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
@@ -109,7 +107,7 @@ def test_explanations_are_as_probable_as_those_of_plans(network: Network, monkey
         np.testing.assert_array_equal(answers.states[v][seen], column[seen])
 
 
-def test_likelihoods_and_impossible_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_likelihoods_and_impossible_rows() -> None:
     network = random_network(30, states=3, seed=6, zeros=0.3)
     rng = np.random.default_rng(1)
     batch = gaps(network, 80, seed=7)
@@ -120,7 +118,7 @@ def test_likelihoods_and_impossible_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     soft = SoftEvidence(rows, rng.random((len(rows), 3)) * (rng.random((len(rows), 3)) > 0.3) + 1e-3)
     both = EvidenceBatch(80, states, {4: soft})
     answers, left = explained(network, both)
-    expected = by_plans(network, both, monkeypatch)
+    expected = by_plans(network, both)
     assert not left
     assert (answers.status == IMPOSSIBLE).any()
     assert answers.status.tobytes() == expected.status.tobytes()
@@ -148,14 +146,14 @@ def chain(least: float) -> Network:
     return build_network("chain", "markov", variables, tables)
 
 
-def test_rows_that_may_have_lost_digits_get_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_may_have_lost_digits_get_a_plan() -> None:
     # The state that is less probable by 0.5^299 is beyond the range of doubles together with 1e-300.
     network = chain(1e-200)
     batch = EvidenceBatch(FEW_ROWS, {5: np.zeros(FEW_ROWS, dtype=np.int32)})
     assert explained(network, EvidenceBatch(1))[1] == [0]
     for answers in (
         Engine(network, MPE, OPTIONS, expected_rows=FEW_ROWS).answer(batch),
-        by_plans(network, batch, monkeypatch),
+        by_plans(network, batch),
     ):
         assert (answers.status == OK).all()
         assert all((column == 0).all() for column in answers.states.values())
@@ -196,7 +194,7 @@ def test_batches_with_gaps_take_trees(rows: int, monkeypatch: pytest.MonkeyPatch
     answers = engine.answer(batch)
     assert answers.ways == {"row trees": rows}
     assert "tree" in engine.routes(batch)[0].reason
-    expected = by_plans(network, batch, monkeypatch)
+    expected = by_plans(network, batch)
     assert not expected.ways["row trees"]
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
     # Of the same targets alone.

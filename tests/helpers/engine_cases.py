@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from junctor.engine import planner
+from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
-from junctor.engine.planner import Planner
+from junctor.engine.grouping import Grouping
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, UNANSWERED, Answers, unanswered
 from junctor.model.errors import Place
@@ -26,7 +27,9 @@ TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
 def plans_alone() -> Iterator[None]:
     """Context manager: plans answer all rows, also in log space; nothing has trees or tables in double precision."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Planner, "_has_row_trees", False)
+        patch.setattr(Grouping, "_shares_trees", lambda *_: False)
+        patch.setattr(Grouping, "_explains_by_trees", False)
+        patch.setattr(grouping, "row_tree_seconds", lambda *_: math.inf)
         patch.setattr(planner, "has_joint_table", lambda network: False)
         yield
 

@@ -109,8 +109,6 @@ class Grouping(Planner):
     def _split(self, group: PatternGroup, some: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return a group of rows that differ in what they observe, less those that smaller plans serve, and these."""
         whole, uses = group.pattern, self.uses(group, batch)
-        if not self._has_row_trees:
-            return [group]
         prices, batches = self._compiled_prices(math.inf), max(1, round(uses / group.rows.size))
         costs = SmallerPlanCosts(prices, self._savings, GPU.group, rounded(uses), batches)
         if not costs.may_pay(whole):
@@ -147,13 +145,13 @@ class Grouping(Planner):
         if explains:
             # To plan may take longer than trees; the plan of a single pattern answers its equal rows once, in NumPy.
             is_light = (is_light or len(patterns.counts) == 1) and self._planning < LOADING_SECONDS
-        if not self._has_row_trees or is_light:
+        if is_light:
             # Without compiled code.
             prices = plain_prices(self.plan, len(self.network.variables), self._fits)
             choice = PatternChoice(patterns, prices, rows=valid)
         if choice is None or choice.seconds * rows > (LOADING_SECONDS if explains else COMPILED_SECONDS) * valid:
             # Enough work for better prices, and the row engine, to pay for being loaded.
-            per_row = row_tree_seconds(self.row_engine, patterns, batch) if self._has_row_trees else math.inf
+            per_row = row_tree_seconds(self.row_engine, patterns, batch)
             # All cores answer them, of which plans on a GPU need one.
             prices = self._compiled_prices(per_row / GPU.cores if self.takes_gpu else per_row)
             if explains:
@@ -166,7 +164,7 @@ class Grouping(Planner):
     @property
     def _explains_by_trees(self) -> bool:
         """True if explanations on the CPU may come from trees of rows."""
-        return self.query.kind == "mpe" and self._has_row_trees and not self.takes_gpu
+        return self.query.kind == "mpe" and not self.takes_gpu
 
     @property
     def _planning(self) -> float:
@@ -176,7 +174,7 @@ class Grouping(Planner):
     def _shares_trees(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
         """Return True if rows may share trees made in compiled code: sums on CPUs, with enough work and memory."""
         # Rows with explanations share plans only.
-        if not self._has_row_trees or self.query.kind == "mpe" or self.takes_gpu or not patterns.rows.size:
+        if self.query.kind == "mpe" or self.takes_gpu or not patterns.rows.size:
             return False
         if len(patterns.counts) == 1:
             if self._is_light(_of_one(patterns), batch):
@@ -318,10 +316,8 @@ class Grouping(Planner):
             # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
             if group.by_trees or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
-            elif self._has_row_trees:
-                result.append(replace(group, per_row=True))
             else:
-                result.extend(patterns.exact(group.rows))
+                result.append(replace(group, per_row=True))
         return result
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:

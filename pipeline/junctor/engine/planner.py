@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
-from junctor_kernels.tables.reference import DOUBLE, LOG
+from junctor_kernels.tables.reference import LOG
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
@@ -155,7 +155,7 @@ class Planner:
         """The name in cost models of what answers many rows on a GPU."""
         first = self.ladder[0]
         # Log space has kernels for few cases alone.
-        return gpu_prices(DOUBLE if first is LOG else first, True)
+        return gpu_prices(first, first is not LOG)
 
     @property
     def takes_gpu(self) -> bool:
@@ -179,12 +179,6 @@ class Planner:
     def working(self) -> int | None:
         """Bytes that tables of a block or a task may take, where these are in this machine's memory."""
         return None if self.takes_gpu else self.options.device_memory
-
-    @property
-    def _has_row_trees(self) -> bool:
-        # In double precision, whatever is asked for: rows that may have lost digits there get a plan. Beside a GPU log
-        # space is for plans alone, since what a row of one takes there was not measured.
-        return self.query.kind == "mpe" or self.query.precision != "log" or not self.takes_gpu
 
     @property
     def row_engine(self) -> RowEngine:
