@@ -3,10 +3,8 @@
 extern "C" void launch(const char *name, const Run *given, int first, int blocks_x, int blocks_y, int threads) {
     void (*kernel)(int) = nullptr;
     if (!std::strcmp(name, "propagate_few")) kernel = propagate_few;
-#if !defined(LOGS) || defined(MAXIMA)
     if (!std::strcmp(name, "contract_many")) kernel = contract_many;
     if (!std::strcmp(name, "rest_many")) kernel = rest_many;
-#endif
 #ifdef MAXIMA
     if (!std::strcmp(name, "trace_many")) kernel = trace_many;
     if (!std::strcmp(name, "trace_some")) kernel = trace_some;

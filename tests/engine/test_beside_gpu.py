@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import junctor
@@ -17,7 +16,7 @@ from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.generate import grid, random_network, sample
+from junctor.generate import random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -86,20 +85,6 @@ def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.Mo
     monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
     batch = batch_of(network, 0.05)
     assert engine.serving(batch).router.expected_rows == 10**9
-
-
-@pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("is_asked_for", [False, True])
-def test_rows_that_differ_go_to_the_cores_in_log_space(is_asked_for: bool) -> None:
-    # Hard to answer without what is observed.
-    network = grid(8, 8, 3, seed=1)
-    rng = np.random.default_rng(1)
-    states = rng.integers(0, 3, (32, ROWS), dtype=np.int32)
-    options = replace(AUTO, device="gpu") if is_asked_for else AUTO
-    engine = Engine(network, Query(precision="log"), options, expected_rows=10**9)
-    for gaps, serving in ((0.0, engine), (0.05, engine.without_gpu)):
-        columns = np.where(rng.random(states.shape) < gaps, UNOBSERVED, states).astype(np.int32)
-        assert engine.serving(EvidenceBatch(ROWS, dict(enumerate(columns, 16)))) is serving
 
 
 @pytest.mark.usefixtures("a_gpu")

@@ -118,9 +118,8 @@ _HERE = (
     *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES", "MOST_PLACES"),
     *("TRACE_THREADS", "TRACE_LANES"),
 )
-# The files of the source in their order: what propagates a block, and what its answers are made of. Sums of logarithms
-# have no warps over cases.
-_FILES = ("numbers.cu", "common.cu", "algebra.cu", "scales.cu", "tables.cu", "few.cu")
+# The files of the source in their order: what propagates a block, and what its answers are made of.
+_FILES = ("numbers.cu", "common.cu", "algebra.cu", "scales.cu", "tables.cu", "few.cu", "many.cu")
 _ANSWER_FILES = ("answers.cu", "scores.cu")
 
 
@@ -132,7 +131,7 @@ def source(algebra: str) -> str:
     constants = {name: getattr(layout, name) for name in _NAMES}
     constants |= {name: globals()[name] for name in _HERE} | {"NO_STATE": scores.NO_STATE}
     explains, logs = algebra == "max", algebra in ("log", "max")
-    files = [*_FILES, *["many.cu"] * (algebra != "log"), *(["traceback.cu"] if explains else _ANSWER_FILES)]
+    files = [*_FILES, *(["traceback.cu"] if explains else _ANSWER_FILES)]
     macros = ["#define LOGS"] * logs + ["#define MAXIMA"] * explains + _score_constants()
     return cuda_source(files, constants, double=algebra != "single", before="\n".join(macros))
 

@@ -16,7 +16,7 @@ from junctor_kernels.gpu.blocks import (
     WARP,
     BlockLaunch,
 )
-from junctor_kernels.tables.reference import LOG, MAX_LOG, Algebra
+from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
 from junctor.backends.lowered_plans import LoweredPlan, lowered
@@ -36,8 +36,8 @@ TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (
 SMALL_SHAPES, SMALL_BLOCK = ((1, 2), (2, 2)), 1 << 11
 # Blocks on their way at once: one is computed while another is brought in or taken out. A third one gains nothing.
 IN_FLIGHT = 2
-# Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
-MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 14, 256
+# Cases of a block: more gain nothing, fewer leave multiprocessors idle.
+MOST_CASES, FEWEST_CASES = 1 << 16, 1 << 14
 # Cases that are too few for a thread each where they are traced back.
 TRACED_TOGETHER = 1 << 15
 # Between the two, a part of a batch and so many bytes of answers at the most: they go out beside the next block.
@@ -83,7 +83,7 @@ class GpuBlocks:
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = chunk_of(program.algebra)
         most = min(self._most_cases(host, places[1]), self._overlapping(rows))
-        self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
+        self.many = most >= chunk and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         pattern = self._plan.pattern
@@ -122,8 +122,6 @@ class GpuBlocks:
 
     def _overlapping(self, rows: int) -> int:
         """Return how many cases a block has at the most so that answers go out beside the next one."""
-        if self._program.algebra is LOG:
-            return LOG_CASES
         return max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // self._answer_bytes))
 
     @property

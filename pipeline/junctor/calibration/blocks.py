@@ -255,7 +255,7 @@ def measure_gpu(
         # Bound and lowered once for all numbers of cases: only launch parameters differ.
         program = Program(case.plan, case.network, algebra)
         lowered: dict[Shapes, LoweredPlan] = {}
-        for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
+        for few, sizes in ((True, FEW_ROWS), (False, MANY_ROWS)):
             most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
                 # What does not fit a small device, or its kernels, is not what it will be asked for.

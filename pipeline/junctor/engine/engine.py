@@ -211,8 +211,7 @@ class Engine:
     def serving(self, batch: EvidenceBatch) -> Engine:
         """Return the engine that answers a batch: on CPUs alone where the rows to come are not worth a GPU."""
         self.prepare(batch)
-        grouped = self._grouped[batch]
-        if not self.router.takes_gpu or self.router.is_worth_gpu(grouped.groups, grouped.compiled):
+        if not self.router.takes_gpu or self.router.is_worth_gpu(self._grouped[batch].compiled):
             return self
         self.without_gpu.prepare(batch, self._grouped.pop(batch).found)
         return self.without_gpu

@@ -157,8 +157,6 @@ def _kernels(router: Router, plan: Plan, rows: int) -> str:
     from junctor.backends.gpu_plan import chunk_of, few_are_faster
 
     algebra = router.ladder[0]
-    if algebra is LOG:
-        return "kernels for few cases: all that log space has"
     if rows > (chunk := chunk_of(algebra)):
         return f"kernels for many cases: more rows than the {chunk} of a warp"
     few = few_are_faster(plan, algebra, router.costs, rows, stages_of(plan).count)
@@ -201,9 +199,9 @@ def _on_gpu(router: Router, route: Route, plan: Plan) -> float:
 def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, costs: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
 
-    # A plan alone is forecast by the kernels for many cases; log space has only those for few.
+    # A plan alone is forecast by the kernels for many cases.
     work = plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows)
-    return costs.seconds(gpu_prices(algebra, algebra is not LOG), work)
+    return costs.seconds(gpu_prices(algebra, True), work)
 
 
 def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:

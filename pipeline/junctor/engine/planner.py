@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
-from junctor_kernels.tables.reference import LOG
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
@@ -153,9 +152,7 @@ class Planner:
     @property
     def gpu_backend(self) -> str:
         """The name in cost models of what answers many rows on a GPU."""
-        first = self.ladder[0]
-        # Log space has kernels for few cases alone.
-        return gpu_prices(first, first is not LOG)
+        return gpu_prices(self.ladder[0], True)
 
     @property
     def takes_gpu(self) -> bool:

@@ -7,10 +7,8 @@ how rows go through in chunks in `chunk_routes`; plans and devices are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
-
-from junctor_kernels.tables.reference import LOG
 
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
 from junctor.engine.chunk_routes import ChunkRouting
@@ -29,16 +27,11 @@ KEPT_PROGRAMS = 256
 class Router(Grouping, ChunkRouting):
     """Chooses how rows are answered; made as a `Planner`."""
 
-    def is_worth_gpu(self, groups: Sequence[PatternGroup], compiled: bool) -> bool:
+    def is_worth_gpu(self, compiled: bool) -> bool:
         """Return True if rows are worth a GPU that is there: it takes about as long to come into play as compiled code.
 
-        groups: of the rows.
         compiled: whether they are worth that.
         """
-        # In log space it has kernels for few cases alone: a thousand rows of munin1 with gaps take them two minutes on
-        # their common plan, and trees of the cores, in double precision, 20 ms.
-        if self.ladder[0] is LOG and any(group.by_trees for group in groups):
-            return False
         return compiled or self.asks_gpu
 
     def routes(

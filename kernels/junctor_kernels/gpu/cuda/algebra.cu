@@ -66,8 +66,9 @@ struct Sum {
 
 __device__ __forceinline__ real sum_of(real one, real other) { return other > one ? other : one; }
 
-// A sum with one more product.
-__device__ __forceinline__ real with_product(real sum, real one, real other) { return sum_of(sum, combine(one, other)); }
+__device__ __forceinline__ real with_term(real sum, real x) { return sum_of(sum, x); }
+
+__device__ __forceinline__ real joined(real one, real other) { return sum_of(one, other); }
 
 __device__ __forceinline__ real sum_of_products(real a, real b, real c, real d) {
     return sum_of(combine(c, d), combine(a, b));
@@ -109,6 +110,21 @@ __device__ __forceinline__ real sum_of_products(real a, real b, real c, real d) 
     return sum_of(combine(c, d), combine(a, b));
 }
 
+// Where operands are scaled, so that logarithms are about 0 at the most, a sum is one of plain numbers: an exponential
+// for each term. What is below the range counts as its end, and with a sum near that, or above the range, nothing is sure.
+#define SUMS_ARE_PLAIN
+#define LEAST_LOG -700
+#define LEAST_SURE 1e-200
+
+__device__ __forceinline__ real with_term(real sum, real x) {
+    const real term = exp(x > LEAST_LOG ? x : LEAST_LOG);
+    return is_nothing(x) ? sum : sum + term;
+}
+
+__device__ __forceinline__ real joined(real one, real other) { return one + other; }
+
+__device__ __forceinline__ bool is_sure(real sum) { return sum == 0 || (sum >= LEAST_SURE && sum < -EMPTY_SUM); }
+
 #else
 
 struct Sum {
@@ -125,10 +141,23 @@ struct Sum {
 
 __device__ __forceinline__ real sum_of(real one, real other) { return one + other; }
 
-__device__ __forceinline__ real with_product(real sum, real one, real other) { return sum + one * other; }
+__device__ __forceinline__ real with_term(real sum, real x) { return sum + x; }
+
+__device__ __forceinline__ real joined(real one, real other) { return one + other; }
 
 __device__ __forceinline__ real sum_of_products(real a, real b, real c, real d) { return fma(a, b, c * d); }
 
+#endif
+
+// A sum with one more product.
+__device__ __forceinline__ real with_product(real sum, real one, real other) {
+    return with_term(sum, combine(one, other));
+}
+
+#ifdef SUMS_ARE_PLAIN
+#define NO_TERMS 0
+#else
+#define NO_TERMS EMPTY_SUM
 #endif
 
 #if defined(LOGS) || defined(MAXIMA)

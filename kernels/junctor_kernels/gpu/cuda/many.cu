@@ -1,6 +1,13 @@
 // Many cases: a warp does an item for 32 * WIDTH of them, the case axis innermost. Loads and stores of rows are 128 bits
 // a lane, offsets and entries of factors the same for a whole warp.
 
+// Terms of which a loop has the code side by side; exponentials are long enough by themselves, and take long to compile.
+#ifdef SUMS_ARE_PLAIN
+enum { TILE_TERMS = 1, PRODUCT_TERMS = 1 };
+#else
+enum { TILE_TERMS = 2, PRODUCT_TERMS = 4 };
+#endif
+
 // A row of an operand, which an earlier stage made, by a load of its own kind: those of the compiler's choice take a fifth
 // longer.
 __device__ __forceinline__ Line row_at(const real *at) {
@@ -13,11 +20,10 @@ __device__ __forceinline__ Line row_at(const real *at) {
     return row.line;
 }
 
-// Sums of nothing.
-__device__ __forceinline__ Line nothing() {
+__device__ __forceinline__ Line filled(real number) {
     const int V = WIDTH;
     Line line;
-    EACH_CASE line.at[v] = EMPTY_SUM;
+    EACH_CASE line.at[v] = number;
     return line;
 }
 
@@ -26,7 +32,7 @@ struct Extremes {
     static const int V = WIDTH;
     Line most, least;
 
-    __device__ __forceinline__ Extremes() : most(nothing()) { EACH_CASE least.at[v] = number(INFINITE); }
+    __device__ __forceinline__ Extremes() : most(filled(EMPTY_SUM)) { EACH_CASE least.at[v] = number(INFINITE); }
 
     __device__ __forceinline__ void see(const Line &line) {
         EACH_CASE {
@@ -65,18 +71,24 @@ struct Share {
         __syncthreads();
         if (!leads()) return;
         for (int other = 1; other < warps; other++)
-            EACH_CASE sum.at[v] = sum_of(sum.at[v], meeting[32 * other + threadIdx.x % 32].at[v]);
+            EACH_CASE sum.at[v] = joined(sum.at[v], meeting[32 * other + threadIdx.x % 32].at[v]);
     }
 
-    // Bring the sum of a round to its entry.
-    __device__ __forceinline__ void settle(real *entry, Line sum, bool again, bool last, Extremes &extremes) const {
+    // Bring the sum of a round to its entry. in_logs: returns the whole sum of a case, for those of which plain numbers
+    // are not sure.
+    template <typename InLogs>
+    __device__ __forceinline__ void settle(
+        real *entry, Line sum, bool again, bool last, Extremes &extremes, const InLogs &in_logs) const {
         const int V = WIDTH;
         join(sum);
         if (!leads()) return;
         if (again) {
             const Line before = load<V>(entry);
-            EACH_CASE sum.at[v] = sum_of(sum.at[v], before.at[v]);
+            EACH_CASE sum.at[v] = joined(sum.at[v], before.at[v]);
         }
+#ifdef SUMS_ARE_PLAIN
+        if (last) EACH_CASE sum.at[v] = is_sure(sum.at[v]) ? log(sum.at[v]) : in_logs(v);
+#endif
         store(entry, sum);
         if (last) extremes.see(sum);
     }
@@ -107,9 +119,9 @@ __device__ __forceinline__ void contract_tiles(
         do {
             Line sums[NI][NJ];
 #pragma unroll
-            for (int n = 0; n < NI * NJ; n++) sums[n / NJ][n % NJ] = nothing();
+            for (int n = 0; n < NI * NJ; n++) sums[n / NJ][n % NJ] = filled(NO_TERMS);
             const int start = round + share.warp * RUN, stop = start + RUN < end ? start + RUN : end;
-#pragma unroll 2
+#pragma unroll(TILE_TERMS)
             for (int n = start; n < stop; n++) {
                 const int r = listed ? run.terms[n] : n, x_term = x_terms[r], y_term = y_terms[r];
                 Line x[NI];
@@ -143,7 +155,19 @@ __device__ __forceinline__ void contract_tiles(
                 const int *at = out + t * NI * NJ + n;
                 // Where a tile is not full its last entries are repeated; a sum must join them once.
                 if ((n >= NJ && at[0] == at[-NJ]) || (n % NJ && at[0] == at[-1])) continue;
-                share.settle(arena + (index_t)*at * row_length<V>(), summed[n], again, round >= end, extremes);
+                const int x_row = x_at[n / NJ], y_row = y_at[n % NJ];
+                const auto in_logs = [&](int v) {
+                    Sum whole;
+                    for (int term = begin; term < end; term++) {
+                        const int r = listed ? run.terms[term] : term, y_entry = y_row + y_terms[r];
+                        real x = combine(arena[(index_t)(x_row + x_terms[r]) * row_length<V>() + v], x_by.at[v]);
+                        if (PAIR) x = combine(x, combine(arena[(index_t)y_entry * row_length<V>() + v], y_by.at[v]));
+                        else x = combine(x, run.shared[y_entry]);
+                        whole.add(x);
+                    }
+                    return whole.value();
+                };
+                share.settle(arena + (index_t)*at * row_length<V>(), summed[n], again, round >= end, extremes, in_logs);
             }
         } while (round < end);
     }
@@ -171,9 +195,9 @@ __device__ __forceinline__ void contract_products(
         const int begin = span[0], end = span[1], f_at = scaled ? f_kept[s] : 0, x_at = x_kept[s];
         int round = begin;
         do {
-            Line sum = nothing();
+            Line sum = filled(NO_TERMS);
             const int start = round + share.warp * RUN, stop = start + RUN < end ? start + RUN : end;
-#pragma unroll 4
+#pragma unroll(PRODUCT_TERMS)
             for (int n = start; n < stop; n++) {
                 const int r = listed ? run.terms[n] : n;
                 Line x = row_at(arena + (index_t)(x_at + x_terms[r]) * row_length<V>());
@@ -190,11 +214,26 @@ __device__ __forceinline__ void contract_products(
                     multiply(y, K ? y_by[k - 2] : scaling_of<V>(other[2], b));
                     multiply(x, y);
                 }
-                EACH_CASE sum.at[v] = sum_of(sum.at[v], x.at[v]);
+                EACH_CASE sum.at[v] = with_term(sum.at[v], x.at[v]);
             }
             const bool again = round > begin;
             round += share.warps * RUN;
-            share.settle(arena + (index_t)out[s] * row_length<V>(), sum, again, round >= end, extremes);
+            const auto in_logs = [&](int v) {
+                Sum whole;
+                for (int term = begin; term < end; term++) {
+                    const int r = listed ? run.terms[term] : term;
+                    real x = combine(arena[(index_t)(x_at + x_terms[r]) * row_length<V>() + v], x_by.at[v]);
+                    if (scaled) x = combine(x, run.shared[f_at + f_terms[r]]);
+                    for (int k = 2; k < count; k++) {
+                        const int *other = operands + 3 * k;
+                        const index_t row = run.offsets[other[0] + s] + run.offsets[other[1] + r];
+                        x = combine(x, combine(arena[row * row_length<V>() + v], scaling_of<V>(other[2], b).at[v]));
+                    }
+                    whole.add(x);
+                }
+                return whole.value();
+            };
+            share.settle(arena + (index_t)out[s] * row_length<V>(), sum, again, round >= end, extremes, in_logs);
         } while (round < end);
     }
     if (share.leads()) extremes.record(step[SLOT], b);

@@ -34,7 +34,7 @@ BACKENDS: dict[str, FeatureSet] = {
     "cpu": FeatureSet(CPU_WORK),
     **{f"{kind}-{name}": FeatureSet(PLAN_WORK) for kind in ("entries", "plain") for name in ("double", "log")},
     **{f"few-{name}": FeatureSet(FEW_WORK) for name in ("single", "double", "log")},
-    **{f"many-{name}": FeatureSet(MANY_WORK) for name in ("single", "double")},
+    **{f"many-{name}": FeatureSet(MANY_WORK) for name in ("single", "double", "log")},
     **{f"chunks-{name}": FeatureSet(CHUNK_WORK) for name in ("single", "double", "log")},
     **{f"chunks-plain-{name}": FeatureSet(CHUNK_WORK) for name in ("single", "double", "log")},
     **{f"chunks-gpu-{name}": FeatureSet(GPU_CHUNK_WORK) for name in ("single", "double")},
