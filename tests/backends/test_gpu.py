@@ -100,6 +100,28 @@ def test_networks_with_cliques_of_every_shape(
     check(*cliques_of_every_shape(states, zeros, cases), algebra, cases, device)
 
 
+@ON
+@pytest.mark.parametrize("parents", [1, 2])
+def test_sums_of_logarithms_out_of_the_range_of_plain_numbers(
+    device: Callable[[], gpu.BlockDevice], parents: int
+) -> None:
+    # Of a table of messages [a, b] some columns are tiny beside the largest entry, one is 0, and one beyond the range.
+    rng = np.random.default_rng(3)
+    sizes = (4, 6, 3, 5)
+    variables = tuple(Variable(f"v{v}", tuple(map(str, range(size)))) for v, size in enumerate(sizes))
+    wide = rng.random(sizes[:2]) * np.array([1, 1e-150, 1e-250, 1e-305, 0, 1.7e308])
+    others = [Factor((1, 2), rng.random((6, 3))), Factor((0, 3), rng.random((4, 5)))]
+    if parents == 2:
+        others.append(Factor((1, 2, 3), rng.random((6, 3, 5)) * 10.0 ** rng.integers(-280, 0, (6, 3, 5))))
+    network = Network("wide", variables, (Factor((0, 1), wide), *others))
+    cases = several(device)
+    weights = {v: rng.random((sizes[v], cases)) for v in (0, 2, 3)}
+    weights[1] = np.where(rng.random((6, cases)) < 0.5, 0.0, 1.0)
+    weights[1][2] = 1
+    pattern, block = Pattern(frozenset(), frozenset(weights)), EvidenceBlock(cases, {}, weights)
+    check(network, pattern, block, LOG, cases, device)
+
+
 def on_device(device: Callable[..., gpu.BlockDevice], room: int) -> gpu.BlockDevice:
     return device(room) if device is EmulatedDevice else device(0, room)
 
