@@ -247,6 +247,21 @@ def test_a_parameter_that_makes_no_sense_is_an_error_of_ours(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_flow_all_of_whose_rows_are_invalid_says_so(server: PrefectServer, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("smoke\nperhaps\n")
+    call = {"network": ASIA, "evidence": str(tmp_path / "rows.csv"), "output": str(tmp_path / "out"), "workers": 0}
+    code = (
+        "from junctor_flows.batch import score_batch\n"
+        f"state = score_batch(**{call!r}, return_state=True)\n"
+        "print(state.type.value, state.message)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=server.environment, capture_output=True, text=True, timeout=200
+    )
+    assert "AllInvalidError: the only row is invalid: the column `reason`" in done.stdout, done.stderr
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("90s", "1.5min", "2h", "1 d")] == [90, 90, 7200, 86400]
     for text in ("90", "", "h", "-1s", "0s", "inf h", "nan s", "2weeks"):

@@ -28,10 +28,7 @@ from typer.core import TyperGroup
 
 from junctor.cli.lines import CLOSED, is_json, say
 from junctor.cli.signals import INTERRUPTED, TERMINATED, Terminated
-from junctor.model.errors import InputError, JunctorError, RunError
-
-# Rows that are invalid are no failure, unless there are no others: then columns or names are not those of the model.
-ALL_INVALID = 4
+from junctor.model.errors import AllInvalidError, InputError, JunctorError, RunError
 
 
 class Commands(TyperGroup):
@@ -76,14 +73,14 @@ def flushed(code: int) -> int:
     return code
 
 
-def all_invalid(rows: int, why: str | None = None) -> typer.Exit:
-    """Say that no row has an answer, and return the exit to raise.
+def all_invalid(rows: int, why: str | None = None) -> AllInvalidError:
+    """Return the error to raise where no row has an answer; rows that are invalid beside others are no failure.
 
     rows: how many there are.
     why: the first one is invalid; None where the answers say it of each.
     """
     which = "the only row is" if rows == 1 else f"all {rows:,} rows are"
-    return _exit(f"{which} invalid: {why or 'the column `reason` of the answers says why'}", ALL_INVALID)
+    return AllInvalidError(f"{which} invalid: {why or 'the column `reason` of the answers says why'}")
 
 
 def of_system(error: OSError) -> JunctorError:

@@ -88,6 +88,12 @@ class ThresholdError(JunctorError):
     exit_code = 7
 
 
+class AllInvalidError(JunctorError):
+    """A finished run or count all of whose rows are invalid: columns or names are not those of the network."""
+
+    exit_code = 4
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return ", did you mean 'x' or 'y'?" for the known names nearest to `name`, or an empty string."""
     # Names that users give may be numbers.
