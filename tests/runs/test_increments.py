@@ -21,7 +21,7 @@ from helpers.options import on_cpu
 from junctor.engine.engine import Engine
 from junctor.evidence import encoded
 from junctor.generate import evidence_table, random_network, sample
-from junctor.model.errors import EvidenceError, RunError, ThresholdError
+from junctor.model.errors import EvidenceError, InputError, RunError, ThresholdError
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import new_inputs
@@ -340,6 +340,25 @@ def test_a_broken_input_leaves_rejects_page_and_thresholds(world: World, fail_if
     if fail_if == ("invalid > 40%",):
         with pytest.raises(ThresholdError, match=r"^invalid > 40%: found 1 of 2 rows"):
             world.run(fail_if=fail_if)
+
+
+def test_conditions_on_columns_ask_for_no_file_that_has_all_of_them(world: World) -> None:
+    world.evidence.mkdir()
+    first, second = world.network.variables[:2]
+    (world.evidence / "a.csv").touch()
+    os.mkfifo(world.evidence / "b.csv")
+    (world.evidence / "c.csv").write_text(f"{first.name}\n{first.states[0]}\n")
+    (world.evidence / "d.csv").write_text(f"{second.name}\n{second.states[0]}\n")
+    fail_if = (f"missing({first.name}) > 50%", f"drift({second.name}) < 0")
+    with pytest.raises(EvidenceError, match="2 could not be read, 2 answered"):
+        world.run(fail_if=fail_if)
+    with pytest.raises(InputError, match=f"no column {world.network.variables[2].name!r} of the network"):
+        world.run(fail_if=(f"missing({world.network.variables[2].name}) > 50%",))
+    for name in "cd":
+        (world.evidence / f"{name}.csv").unlink()
+    # What columns there would be is not known.
+    with pytest.raises(EvidenceError, match="2 could not be read, 0 answered"):
+        world.run(fail_if=fail_if)
 
 
 def test_links_that_lead_nowhere_hold_up_no_others(world: World) -> None:

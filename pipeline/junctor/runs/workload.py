@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
-from junctor.evidence.files import Stamps, input_files, lists
+from junctor.evidence.files import Stamps, input_files, lists, stamp_of
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import (
     AnswerFiles,
@@ -418,15 +419,33 @@ class Job(Workload):
         return self.query.method == "exact"
 
     def _evidence_columns(self, network: Network) -> list[str]:
+        if not self.incremental:
+            return self._columns_of(self.evidence, network)
+        # Each file has columns of its own; those that cannot be read are named at the end of the run.
+        files = input_files(self.evidence, check=False)
+        names: dict[str, None] = {}
+        are_broken = True
+        for path in files.paths:
+            with suppress(EvidenceError):
+                # Refuses a pipe, which nobody may write to.
+                stamp_of(path)
+                names.update(dict.fromkeys(self._columns_of(path, network, files.folder)))
+                are_broken = False
+        return list(network.index) if are_broken else list(names)
+
+    def _columns_of(self, evidence: str | AnyPath, network: Network, folder: AnyPath | None = None) -> list[str]:
         from junctor.evidence.read import open_evidence
 
-        options = {
-            "case_id": self.case_id,
-            "ignore_extra": self.ignore_extra,
-            "keep": self.keep,
-            "mapping": self.mapping,
-        }
-        source = open_evidence(self.evidence, network, **options, format=self.evidence_format)  # type: ignore[arg-type]
+        source = open_evidence(
+            evidence,
+            network,
+            case_id=self.case_id,
+            ignore_extra=self.ignore_extra,
+            keep=self.keep,
+            mapping=self.mapping,
+            format=self.evidence_format,
+            folder=folder,
+        )
         return [network.variables[v].name for v in source.columns]
 
     def spec_of(self, model: Network) -> RunSpec:
