@@ -393,6 +393,10 @@ def test_a_pipe_holds_up_no_others(world: World) -> None:
     with pytest.raises(EvidenceError, match=r"1 could not be read, 1 answered .*z\.csv: found a pipe"):
         world.run()
     assert world.answers().num_rows == 5
+    # Another question, whose check before the old answers leave stops at the first file that can be read.
+    os.mkfifo(world.evidence / "a.csv")
+    with pytest.raises(EvidenceError, match=r"2 could not be read, 1 answered .*a\.csv: found a pipe"):
+        world.run(query=Query(targets=("x_0",)), overwrite=True)
 
 
 def test_files_that_go_after_the_listing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

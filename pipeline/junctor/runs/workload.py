@@ -524,6 +524,8 @@ class Job(Workload):
         broken: EvidenceError | None = None
         for path in files.paths:
             try:
+                # Refuses a pipe, which nobody may write to.
+                stamp_of(path)
                 source = open_inputs(path, model, spec, self.evidence_format, self.mapping, files.folder)
                 for _ in source.partitions(spec.partition_rows, threads):
                     pass
