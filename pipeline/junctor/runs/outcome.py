@@ -5,6 +5,7 @@ Main class: Outcome; `report`, thresholds and comparisons read nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +108,11 @@ class Outcome:
         return "log_evidence" if spec.query == "posteriors" else "log_probability"
 
     def _distances(self, names: Collection[str]) -> dict[str, float]:
-        return {each.name: each.distance for each in self.drifts if each.name in names} if names else {}
+        if not names:
+            return {}
+        # Of an increment, an input that could not be read may be the only one with a column.
+        known = {each.name: each.distance for each in self.drifts}
+        return {name: known.get(name, math.nan) for name in names}
 
 
 def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
