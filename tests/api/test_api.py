@@ -109,6 +109,8 @@ def test_halves_of_characters_are_no_states(asia: junctor.Network, rows: int) ->
     assert answers["case_id"].to_pylist()[-1] == "b"
     (alone,) = junctor.posteriors(asia, [{"smoke": "\ud800"}], ["lung"])["status"].to_pylist()
     assert alone == "invalid"
+    with pytest.raises(junctor.EvidenceError, match=r"unknown column '\\\\ud800'"):
+        junctor.posteriors(asia, [{"\ud800": "yes"}])
 
 
 def test_no_rows_have_the_columns(asia: junctor.Network) -> None:

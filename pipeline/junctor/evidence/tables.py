@@ -80,7 +80,9 @@ def _from_columns(columns: Sequence[tuple[Any, Any]], rows: int = 0) -> pa.Table
     if not columns:
         # Arrow takes the number of rows from a column only.
         return pa.table({"": pa.nulls(rows)}).select([])
-    return pa.Table.from_arrays([_column(name, cells) for name, cells in columns], [str(name) for name, _ in columns])
+    # Halves of characters, which JSON may have, become escapes, as in cells.
+    names = [str(name).encode(errors="backslashreplace").decode() for name, _ in columns]
+    return pa.Table.from_arrays([_column(name, cells) for name, cells in columns], names)
 
 
 def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
