@@ -1,4 +1,4 @@
-"""Habits of Prefect that end or drown a run when its server is away, and what takes their place.
+"""Habits of Prefect that end or drown a run when its server, or who started it, is away, and what takes their place.
 
 Main functions: `bear_with_server` for the process of `junctor serve`, `bear_in_flow_run` for that of a deployed run.
 """
@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import prefect.flow_engine as flow_engine
+from junctor.cli.lines import drop_lost_lines, drop_lost_output
 from junctor.model.errors import JunctorError
 from prefect._internal import observers
 from prefect.runner import _scheduled_run_poller
+from rich.console import Console
 
 logger = logging.getLogger("junctor")
 
@@ -35,7 +37,16 @@ def bear_in_flow_run() -> None:
     flow_engine.maintain_concurrency_lease = lambda lease, seconds, **_: maintain(
         lease, seconds, suppress_warnings=True
     )
+    # What is printed goes to whoever started the run; it may be killed, and ends no run with it.
+    drop_lost_lines()
+    drop_lost_output()
+    Console.on_broken_pipe = _be_quiet  # type: ignore[assignment, method-assign]
     _shorten_tracebacks()
+
+
+def _be_quiet(console: Console) -> None:
+    """Print nothing any more, where Rich would end the process."""
+    console.quiet = True
 
 
 def _patient_loop(say: Callable[..., None]) -> Callable[..., Awaitable[None]]:

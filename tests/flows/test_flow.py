@@ -262,6 +262,32 @@ def test_a_flow_all_of_whose_rows_are_invalid_says_so(server: PrefectServer, tmp
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_a_deployed_run_outlives_those_who_read_what_it_prints(tmp_path: Path) -> None:
+    code = (
+        "import logging, sys, junctor_flows.frame\n"
+        "from pathlib import Path\n"
+        "sys.stdin.readline()\n"
+        "for _ in range(3):\n"
+        "    print('line', flush=True)\n"
+        "    print('line', file=sys.stderr, flush=True)\n"
+        "    logging.getLogger('prefect').error('line')\n"
+        "Path('done').touch()"
+    )
+    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": "00000000-0000-0000-0000-000000000000"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, stdin=-1, stdout=-1, stderr=-1, bufsize=0
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # As after `kill -9` of `junctor serve`.
+    process.stdout.close()
+    process.stderr.close()
+    process.stdin.write(b"\n")
+    process.wait(100)
+    assert (tmp_path / "done").exists()
+
+
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("90s", "1.5min", "2h", "1 d")] == [90, 90, 7200, 86400]
     for text in ("90", "", "h", "-1s", "0s", "inf h", "nan s", "2weeks"):

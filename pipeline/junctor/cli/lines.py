@@ -73,11 +73,19 @@ def _nowhere() -> TextIO:
 
 def drop_lost_lines() -> None:
     """Replace stderr by one that drops lines that cannot be written: a full disk or a closed pipe ends no work."""
-    if sys.stderr is None:
-        sys.stderr = _nowhere()
-        return
-    dropping = io.BufferedWriter(_Dropping(sys.stderr.fileno(), "w", closefd=False))
-    sys.stderr = io.TextIOWrapper(dropping, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+    sys.stderr = _dropping(sys.stderr)
+
+
+def drop_lost_output() -> None:
+    """Replace stdout by one that drops what cannot be written, where nobody has asked for it."""
+    sys.stdout = _dropping(sys.stdout)
+
+
+def _dropping(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        return _nowhere()
+    dropping = io.BufferedWriter(_Dropping(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(dropping, stream.encoding, stream.errors, line_buffering=True)
 
 
 class _Output(io.FileIO):
