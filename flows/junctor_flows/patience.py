@@ -23,6 +23,8 @@ logger = logging.getLogger("junctor")
 
 def bear_with_server() -> None:
     """Let the loops of a runner go on while the server is away, one line for both ends of it."""
+    # Of runs, which go on where nobody reads it any more.
+    drop_lost_output()
     _scheduled_run_poller.critical_service_loop = _patient_loop(logger.warning)
     observers.critical_service_loop = _patient_loop(logger.debug)
     _shorten_tracebacks()

@@ -262,20 +262,47 @@ def test_a_flow_all_of_whose_rows_are_invalid_says_so(server: PrefectServer, tmp
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_deployed_run_outlives_those_who_read_what_it_prints(tmp_path: Path) -> None:
+# What the command line does before it calls anything, and what `junctor serve` does then.
+SERVE = (
+    "from junctor.cli.lines import drop_lost_lines, end_on_lost_output\n"
+    "drop_lost_lines()\n"
+    "end_on_lost_output()\n"
+    "from junctor_flows.patience import bear_with_server\n"
+    "bear_with_server()\n"
+    "go_on()"
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "given"),
+    [
+        ("import junctor_flows.frame\ngo_on()", {"PREFECT__FLOW_RUN_ID": "00000000-0000-0000-0000-000000000000"}),
+        (SERVE, {}),
+    ],
+    ids=["run", "serve"],
+)
+def test_deployed_runs_outlive_those_who_read_what_they_print(
+    tmp_path: Path, begin: str, given: dict[str, str]
+) -> None:
     code = (
-        "import logging, sys, junctor_flows.frame\n"
+        "import logging, sys\n"
         "from pathlib import Path\n"
-        "sys.stdin.readline()\n"
-        "for _ in range(3):\n"
-        "    print('line', flush=True)\n"
-        "    print('line', file=sys.stderr, flush=True)\n"
-        "    logging.getLogger('prefect').error('line')\n"
-        "Path('done').touch()"
+        "def go_on():\n"
+        "    sys.stdin.readline()\n"
+        "    for _ in range(3):\n"
+        "        print('line', flush=True)\n"
+        "        print('line', file=sys.stderr, flush=True)\n"
+        "        logging.getLogger('prefect').error('line')\n"
+        "    Path('done').touch()\n"
     )
-    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": "00000000-0000-0000-0000-000000000000"}
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, cwd=tmp_path, stdin=-1, stdout=-1, stderr=-1, bufsize=0
+        [sys.executable, "-c", code + begin],
+        env={**os.environ, **given},
+        cwd=tmp_path,
+        stdin=-1,
+        stdout=-1,
+        stderr=-1,
+        bufsize=0,
     )
     assert process.stdin is not None
     assert process.stdout is not None
