@@ -345,6 +345,7 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app_for(), ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output
+    assert CliRunner().invoke(app_for(), ["tune", "--minutes", "nan"]).exit_code == 2
     assert not list(own_measurements().iterdir())
 
 

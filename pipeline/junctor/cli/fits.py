@@ -11,6 +11,7 @@ import typer
 
 from junctor.cli.deployed import conclude
 from junctor.cli.lines import say
+from junctor.cli.options import refuse_nan
 from junctor.learning.choices import Acceleration, Impossible
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ ImpossibleOption = Annotated[
 ]
 Restarts = Annotated[int, typer.Option(min=1, help="Random starts, the best of which is kept.", rich_help_panel=LOOP)]
 Tolerance = Annotated[
-    float, typer.Option(min=0.0, help="Relative change of the objective that ends it.", rich_help_panel=LOOP)
+    float,
+    typer.Option(
+        min=0.0, help="Relative change of the objective that ends it.", rich_help_panel=LOOP, callback=refuse_nan
+    ),
 ]
 MaxIterations = Annotated[int, typer.Option(min=1, help="Iterations of a start at most.", rich_help_panel=LOOP)]
 AccelerationOption = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated
 
@@ -18,6 +19,13 @@ from junctor.runtime.remote import local_path
 QUESTION, EVIDENCE, NETWORK, OUTPUT = "Question", "Evidence", "Network", "Answers"
 SAMPLING, CHECKS, GROWTH = "Sampling", "Checks and reports", "Evidence that grows"
 RESOURCES, DISPLAY = "Resources", "Progress and messages"
+
+
+def refuse_nan(number: float) -> float:
+    """Return a number of the command line; raises BadParameter for nan, which lies within all bounds."""
+    if math.isnan(number):
+        raise typer.BadParameter("found nan, expected a number")
+    return number
 
 
 def _named(path: str | None) -> str | None:

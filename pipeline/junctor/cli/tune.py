@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from junctor.cli.options import refuse_nan
+
 # Fewer networks are no sample of what plans are like.
 LEAST_NETWORKS = 5
 # Shares of the time that are for plans in chunks, and for stored tables.
@@ -17,7 +19,9 @@ CHUNKS_SHARE, STORED_SHARE = 0.3, 0.1
 
 def tune(
     device: Annotated[Literal["cpu", "gpu"], typer.Option(help="What to measure.")] = "cpu",
-    minutes: Annotated[float, typer.Option(help="Begin no measurement after this many minutes.", min=0.0)] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no measurement after this many minutes.", min=0.0, callback=refuse_nan)
+    ] = 5.0,
     forget: Annotated[bool, typer.Option("--forget", help="Remove what was measured here before.")] = False,
 ) -> None:
     """Measure plans of built-in networks, so that forecasts and choices fit this machine.
