@@ -222,6 +222,18 @@ def test_values_that_differ_from_defaults_are_parameters(tmp_path: Path, monkeyp
     assert values(run, given) == {**expected, "format": "bif"}
 
 
+def scored(server: PrefectServer, call: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Score a batch in a process of its own, which prints the type of the last state and its message."""
+    code = (
+        "from junctor_flows.batch import score_batch\n"
+        f"state = score_batch(**{call!r}, return_state=True)\n"
+        "print(state.type.value, state.message)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], env=server.environment, capture_output=True, text=True, timeout=200
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -234,14 +246,7 @@ def test_a_parameter_that_makes_no_sense_is_an_error_of_ours(
     server: PrefectServer, tmp_path: Path, evidence: str, given: dict[str, Any], message: str
 ) -> None:
     call = {"network": ASIA, "evidence": evidence, "output": str(tmp_path / "out"), "workers": 0} | given
-    code = (
-        "from junctor_flows.batch import score_batch\n"
-        f"state = score_batch(**{call!r}, return_state=True)\n"
-        "print(state.type.value, state.message)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=server.environment, capture_output=True, text=True, timeout=200
-    )
+    done = scored(server, call)
     assert done.stdout.startswith("FAILED "), done.stderr
     assert f"EvidenceError: {message}" in done.stdout
     assert not (tmp_path / "out").exists()
@@ -250,14 +255,7 @@ def test_a_parameter_that_makes_no_sense_is_an_error_of_ours(
 def test_a_flow_all_of_whose_rows_are_invalid_says_so(server: PrefectServer, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("smoke\nperhaps\n")
     call = {"network": ASIA, "evidence": str(tmp_path / "rows.csv"), "output": str(tmp_path / "out"), "workers": 0}
-    code = (
-        "from junctor_flows.batch import score_batch\n"
-        f"state = score_batch(**{call!r}, return_state=True)\n"
-        "print(state.type.value, state.message)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=server.environment, capture_output=True, text=True, timeout=200
-    )
+    done = scored(server, call)
     assert "AllInvalidError: the only row is invalid: the column `reason`" in done.stdout, done.stderr
     assert (tmp_path / "out" / "manifest.json").exists()
 

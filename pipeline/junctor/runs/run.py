@@ -140,8 +140,8 @@ class Manifest:
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
-        record = {**asdict(self), "spec": spec_record(self.spec)}
-        record["parts"] = [part.to_record() for part in self.parts]
+        parts = [part.to_record() for part in self.parts]
+        record = {**asdict(replace(self, parts=())), "spec": spec_record(self.spec), "parts": parts}
         return record if self.increments else {name: record[name] for name in record if name not in _OF_INCREMENTS}
 
 
