@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,20 +115,15 @@ def test_memory_is_taken_when_it_is_needed_and_goes_back(driver: Driver) -> None
     assert (driver.reserved, driver.free) == (0, 1 << 30)
 
 
-def test_memory_goes_back_once_no_graph_is_recorded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording = [True, True]
-
-    def synchronize(_: CudaDevice) -> None:
-        if recording:
-            recording.pop()
-            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
-
-    monkeypatch.setattr(CudaDevice, "synchronize_all", synchronize)
-    monkeypatch.setattr(reserved, "ASK_AGAIN", (0, 0, 0))
-    memory = ReservedMemory(CudaDevice(), 1 << 26)
+def test_memory_goes_back_once_nothing_is_captured(driver: Driver) -> None:
+    device = CudaDevice()
+    memory = ReservedMemory(device, 1 << 26)
     memory.take(1)
-    del memory
-    assert (driver.reserved, driver.free, recording) == (0, 1 << 30, [])
+    with device.captures.apart():
+        # As a collection does, whenever it comes.
+        del memory
+        assert driver.reserved == 1 << 26
+    assert (driver.reserved, driver.free) == (0, 1 << 30)
 
 
 @given(st.integers(1, 1 << 29), st.lists(st.floats(0, 1), max_size=8))
@@ -216,3 +212,41 @@ def test_a_gpu_gets_its_memory_back() -> None:
         several.pop().take(share)
     with pytest.raises(MemoryError, match="bytes of device memory"):
         device.reserve(1 << 44).take(1 << 44)
+
+
+@pytest.mark.gpu
+def test_a_capture_outlives_what_goes_back_meanwhile() -> None:
+    import cupy
+
+    device, stream, ran = CudaDevice(), cupy.cuda.Stream(non_blocking=True), cupy.zeros(1000, np.int32)
+    several = [device.reserve(1 << 26) for _ in range(8)]
+    others, done = [device.reserve(1 << 26) for _ in range(8)], threading.Event()
+    for memory in (*several, *others):
+        memory.take(1)
+
+    def of_another_thread() -> None:
+        while others:
+            others.pop()
+            CudaDevice().synchronize_all()
+        done.set()
+
+    thread = threading.Thread(target=of_another_thread)
+
+    def enqueue() -> None:
+        if others:
+            thread.start()
+        for _ in range(8):
+            several.pop()
+            with stream:
+                ran[...] += 1
+            # The other thread waits for this capture.
+            assert not done.wait(0.01)
+
+    # Compiled before.
+    ran[...] += 0
+    device.synchronize_all()
+    graph = device.capture(stream, enqueue)
+    graph.launch(stream)
+    stream.synchronize()
+    thread.join()
+    assert device.get(ran).tolist() == [8] * 1000

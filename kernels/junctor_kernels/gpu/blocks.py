@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -286,7 +285,6 @@ class CudaBlockDevice(CudaDevice):
         self._in, self._work, self._out = _streams_of(self._cupy, number)
         # Graphs are recorded in streams that nobody launches in: what another thread enqueues would become a part.
         self._recorded, self._beside = self.stream(), self.stream()
-        self._recording = Lock()
         self._memory = self.reserve(self.room)
 
     def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
@@ -314,7 +312,7 @@ class CudaBlockDevice(CudaDevice):
         """Return the work of a plan as a CUDA graph; raises MemoryError."""
         # What the graph reads has arrived by then: copies of `put` are in another stream.
         self.synchronize_all()
-        with self.current(), self._recording, cuda_errors():
+        with self.current(), cuda_errors():
             return BlockGraph(self.capture(self._recorded, partial(self._record, work)), self._work)
 
     def _record(self, work: LaunchList) -> None:

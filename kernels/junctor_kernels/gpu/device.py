@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.gpu import early_launch
+from junctor_kernels.gpu.captures import captures_of
 from junctor_kernels.gpu.reserved import ReservedMemory
 
 CUDA_FILES = Path(__file__).parent / "cuda"
@@ -197,6 +198,7 @@ class CudaDevice:
 
     number: of the device, among those that the process sees.
     queue: who enqueues things that belong together holds it.
+    captures: who captures a graph, or waits for the device.
     main: the stream of whatever names no other; None for the current one of the thread.
     Raises ImportError without CuPy.
     """
@@ -209,6 +211,7 @@ class CudaDevice:
         self._runtime = cupy.cuda.runtime
         self.number = number
         self.queue = DeviceLock(self._cupy, number)
+        self.captures = captures_of(number)
         self.main: Stream | None = None
 
     # What it is.
@@ -379,6 +382,11 @@ class CudaDevice:
 
     def synchronize_all(self) -> None:
         """Wait until the device has done all work of all streams."""
+        with self.captures.apart():
+            self.synchronize_apart()
+
+    def synchronize_apart(self) -> None:
+        """The same, for who keeps captures apart."""
         with self.current():
             self._cupy.cuda.runtime.deviceSynchronize()
 
@@ -462,16 +470,17 @@ class CudaDevice:
 
     def capture(self, stream: Stream, enqueue: Callable[[], None]) -> Graph:
         """Return what `enqueue` puts into a stream as a graph, which `launch(stream)` replays; nothing is run now."""
-        stream.begin_capture()
-        try:
-            enqueue()
-        except BaseException:
-            # A capture that stays open refuses all that this process asks of the device from then on. Its end says that
-            # it is broken, too.
-            with suppress(self._runtime.CUDARuntimeError):
-                stream.end_capture()
-            raise
-        return stream.end_capture()
+        with self.captures.apart():
+            stream.begin_capture()
+            try:
+                enqueue()
+            except BaseException:
+                # A capture that stays open refuses all that this process asks of the device from then on. Its end says
+                # that it is broken, too.
+                with suppress(self._runtime.CUDARuntimeError):
+                    stream.end_capture()
+                raise
+            return stream.end_capture()
 
     # Other devices.
 

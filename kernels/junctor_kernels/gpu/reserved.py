@@ -7,18 +7,16 @@ addresses of before. Called by `CudaDevice`; structures and numbers are those of
 from __future__ import annotations
 
 import ctypes
-import time
 import weakref
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from threading import Lock
 from typing import Any, Protocol
 
+from junctor_kernels.gpu.captures import Captures
 from junctor_kernels.gpu.early_launch import driver
 
 # Bytes that are taken at a time, where there are so many left: each piece takes the driver a while.
 PIECE = 1 << 26
-# Seconds until a driver is asked again that could not wait for a device.
-ASK_AGAIN = (0.01, 0.1, 1.0)
 # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
 # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -47,6 +45,7 @@ class Device(Protocol):
     """As much of `CudaDevice` as is needed here."""
 
     number: int
+    captures: Captures
 
     def current(self) -> AbstractContextManager[None]:
         """Context manager: it is the current device of this thread."""
@@ -54,8 +53,8 @@ class Device(Protocol):
     def allocate(self, size: int) -> Any:
         """Return bytes at the address `ptr` that go back with the object; raises MemoryError."""
 
-    def synchronize_all(self) -> None:
-        """Wait until all work is done."""
+    def synchronize_apart(self) -> None:
+        """Wait until all work is done, where nothing is captured."""
 
 
 def can_reserve(number: int) -> bool:
@@ -143,22 +142,15 @@ class ReservedMemory:
 
 
 def _give_back(device: Device, address: int, size: int, pieces: list[tuple[int, int]]) -> None:
-    with device.current():
-        # The driver does not wait for those who use it.
-        _wait(device)
-        for piece, count in pieces:
-            driver().cuMemUnmap(_word(piece), _bytes(count))
-        driver().cuMemAddressFree(_word(address), _bytes(size))
+    def unmap() -> None:
+        with device.current():
+            # The driver does not wait for those who use it.
+            device.synchronize_apart()
+            for piece, count in pieces:
+                driver().cuMemUnmap(_word(piece), _bytes(count))
+            driver().cuMemAddressFree(_word(address), _bytes(size))
 
-
-def _wait(device: Device) -> None:
-    """Wait until all work is done, which may have to be asked again: not while another thread records a graph."""
-    for seconds in ASK_AGAIN:
-        with suppress(RuntimeError):
-            device.synchronize_all()
-            return
-        time.sleep(seconds)
-    device.synchronize_all()
+    device.captures.later(unmap)
 
 
 # The driver would get 32 bits of a plain number.
