@@ -152,7 +152,7 @@ class GpuConstants(DeviceConstants):
     # The same both ways at once, together, from the same table; 2026-11-21.
     bus_rate_both_ways: float = 99.7e9
     # Answers that a kernel writes to the host while a block is computed: less than `bus_rate`, because faster writing
-    # slows the block. H100, docs/performance.md (5.1e10 would be possible); 2026-11-21.
+    # slows the block. H100, docs/decisions/0013-answers-leave-the-gpu.md (5.1e10 would be possible); 2026-11-21.
     answer_rate: float = 3.8e10
     # Copies from another GPU of the host. Estimate, below what NVLink of an H100 or H200 is specified for; 2026-11-21.
     link_rate: float = 300e9

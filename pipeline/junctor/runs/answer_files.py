@@ -88,9 +88,9 @@ class _Columns:
             numbers.update(column for columns in lists.values() for column in columns)
             scores = {column for name in scores for column in lists.get(name, [name])}
             schema = schema_in_columns(schema, lists)
-        # By measurement, see docs/performance.md: dictionaries are for the few different words of a column, to try them
-        # on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either. Nor do
-        # those of scores, their states included, which would take a third of their time.
+        # By measurement, see docs/decisions/0011-columns-of-answers.md: dictionaries are for the few different words of
+        # a column, to try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no
+        # query either. Nor do those of scores, their states included, which would take a third of their time.
         words = [_leaf(field) for field in schema if _has_words(field)]
         floats = [field.name for field in schema if field.type == pa.float64() and field.name not in numbers]
         others = [name for name in schema.names if name not in numbers and name not in targets]
