@@ -14,6 +14,7 @@ from junctor.engine import engine as engine_module
 from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
+from junctor.engine.patterns import MOST_PATTERNS
 from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import random_network, sample
@@ -85,6 +86,23 @@ def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.Mo
     monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
     batch = batch_of(network, 0.05)
     assert engine.serving(batch).router.expected_rows == 10**9
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_no_plan_is_searched_for_rows_with_trees(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: Any) -> None:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr(grouping.Grouping, "plan", plan)
+    # Trees that take next to nothing.
+    monkeypatch.setattr(grouping, "row_tree_seconds", lambda *_: 1e-12)
+    # No two rows observe the same.
+    rows = 16 * MOST_PATTERNS
+    states = sample(network, rows, seed=1).astype(np.int32)
+    states[np.random.default_rng(2).random(states.shape) < 0.5] = UNOBSERVED
+    batch = EvidenceBatch(rows, dict(enumerate(np.ascontiguousarray(states.T))))
+    (group,) = Engine(network, Query("mpe"), AUTO, expected_rows=10**9).router.groups(batch)
+    assert group.by_trees
 
 
 @pytest.mark.usefixtures("a_gpu")

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,6 +228,24 @@ def test_many_rows_are_worth_a_search_and_few_are_not() -> None:
     assert found.entries < greedy.entries
     assert found == best_order(*as_sets(problem), rows=1_000_000)
     assert found.entries == total_by_elimination(problem, found.variables)
+
+
+@given(problem=problems(), rows=st.integers(1, 10**9))
+def test_a_search_is_worth_what_the_best_greedy_order_takes(problem: Problem, rows: int) -> None:
+    greedy = GreedyElimination(*as_sets(problem))
+    least, given = min(greedy.by(criterion).entries for criterion in CRITERIA), list[tuple[float, int]]()
+
+    def searched(*what: Any) -> Any:
+        *_, start, steps, _ = what
+        given.append((start.entries, steps))
+        return SimpleNamespace(done=lambda: True, result=lambda: start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elimination, "_searched", searched)
+        found = good_orders(*as_sets(problem), rows=rows)
+    assert found[0].entries == least
+    steps = min(elimination.MOST_STEPS, int(elimination.STEPS_PER_ENTRY * rows * least))
+    assert given == ([(least, steps)] if greedy.left and steps >= elimination.FEWEST_STEPS else [])
 
 
 def test_the_greedy_order_is_at_hand_while_a_search_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,9 +102,12 @@ class Grouping(Planner):
         groups = self._choice(some, batch, rows.size).groups()
         pattern = serving_all(batch, some, self.threads)
         group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
-        if len(groups) > 1 or not self._fits(pattern, self.uses(group, batch)):
+        if len(groups) > 1:
             return None
-        return [group] if group.by_trees else self._split(group, some, batch)
+        if group.by_trees:
+            # Not asked whether a plan fits: its search takes seconds where it is worth less than trees.
+            return [group]
+        return self._split(group, some, batch) if self._fits(pattern, self.uses(group, batch)) else None
 
     def _split(self, group: PatternGroup, some: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return a group of rows that differ in what they observe, less those that smaller plans serve, and these."""

@@ -131,20 +131,18 @@ def good_orders(
     All others: as in `best_order`.
     """
     greedy = GreedyElimination(graph, members, cardinalities)
-    best = first = greedy.by(CRITERIA[0])
+    best = greedy.by(CRITERIA[0])
     # A graph without further variables is chordal: no triangulation has smaller cliques.
-    if first.entries > HOPELESS or not greedy.left:
-        return [first]
-    steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * first.entries))
-    search = None
-    if steps >= FEWEST_STEPS and len(graph) <= MOST_SEARCHED:
-        frozen = tuple(map(frozenset, graph))
-        search = _searched(frozen, frozenset(members), tuple(cardinalities), first, steps, seed)
+    if best.entries > HOPELESS or not greedy.left:
+        return [best]
     for criterion in CRITERIA[1:]:
         order = greedy.by(criterion, best.entries * WORTH_ENDING)
         best = min(best, order, key=lambda order: order.entries)
-    if search is None:
+    # By the best of them: the first may be many times larger, and so would be the search.
+    steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * best.entries))
+    if steps < FEWEST_STEPS or len(graph) > MOST_SEARCHED:
         return [best]
+    search = _searched(tuple(map(frozenset, graph)), frozenset(members), tuple(cardinalities), best, steps, seed)
     if meanwhile is not None and not search.done():
         meanwhile(best)
     try:
