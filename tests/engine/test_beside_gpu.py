@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import junctor
@@ -86,6 +88,35 @@ def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.Mo
     monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
     batch = batch_of(network, 0.05)
     assert engine.serving(batch).router.expected_rows == 10**9
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("gaps", [0.0, 0.05])
+@pytest.mark.parametrize("query", [Query(), Query(precision="log"), Query("mpe")])
+def test_what_the_cores_answer_before_a_plan_is_made_is_left_to_them(
+    network: Network, query: Query, gaps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Worth compiled code.
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0)
+    batch = batch_of(network, gaps)
+    few, many = (Engine(network, query, AUTO, expected_rows=rows) for rows in (ROWS, 10**9))
+    assert few.serving(batch) is few.without_gpu
+    assert many.serving(batch) is many
+    # Whoever asks for one gets it.
+    asked = Engine(network, query, replace(AUTO, device="gpu"), expected_rows=ROWS)
+    assert asked.serving(batch) is asked
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_rows_that_only_trees_answer_need_no_gpu(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    router, batch = Engine(network, Query(), AUTO, expected_rows=10**9).router, batch_of(network, 0.05)
+    groups = router.groups(batch)
+    assert router.is_faster_on_gpu(groups, batch)
+    assert not router.is_faster_on_gpu([replace(group, per_row=True) for group in groups], batch)
+    # Where the cores have none, a plan is all there is.
+    monkeypatch.setattr(type(router.row_engine), "seconds_alone", lambda *_: math.inf)
+    router.expected_rows = ROWS
+    assert router.is_faster_on_gpu(groups, batch)
 
 
 @pytest.mark.usefixtures("a_gpu")

@@ -136,7 +136,7 @@ class GpuProgram(GpuBlocks):
         shapes = self._way_shapes(self.cases)
         return [_Place(self, lowering.likelihoods, shapes, place(shapes)) for _ in range(IN_FLIGHT)]
 
-    def _put(self, code: Bytecode, items: Sequence[tuple[int, ...]]) -> dict[str, DeviceArray]:
+    def _put(self, code: Bytecode, items: npt.NDArray[np.int32]) -> dict[str, DeviceArray]:
         """Bring what does not change from block to block to the device."""
         put = self.device.put
         closing, self.totals = closing_of(code)
@@ -149,7 +149,7 @@ class GpuProgram(GpuBlocks):
             integers |= {name: _narrowed(getattr(code, name)) for name in ("trace", "traced", "variables")}
             integers["seen"] = _narrowed(np.array(self._sliced_rows, dtype=np.int64))
         return {name: put(array) for name, array in integers.items()} | {
-            "items": put(np.array(items, dtype=np.int32)),
+            "items": put(items),
             "closing": put(closing),
             "columns": put(code.columns),
             "shared": put(code.shared),

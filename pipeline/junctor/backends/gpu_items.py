@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,10 @@ from junctor_kernels.gpu.blocks import BOUND, CONTRACT, FIND, FINISH, FIXED_TABL
 from junctor.backends.lowered_plans import LoweredPlan
 from junctor.cost.features import gpu_stages
 from junctor.planning.levels import LaunchLevels
+
+Ints = npt.NDArray[np.int64]
+# Rows of fields of Item: a wide plan has hundreds of thousands.
+Items = npt.NDArray[np.int32]
 
 
 class Item(NamedTuple):
@@ -34,9 +39,12 @@ MANY_KERNELS = ("contract_many", "rest_many")
 
 
 class Schedule(NamedTuple):
-    """The work of a plan: items, the launches of every stage over them, and counts of work, FEW_WORK or MANY_WORK."""
+    """The work of a plan: items, the launches of every stage over them, and counts of work, FEW_WORK or MANY_WORK.
 
-    items: list[Item]
+    items: int32 [items, fields of Item].
+    """
+
+    items: Items
     stages: list[list[BlockLaunch]]
     work: npt.NDArray[np.float64]
 
@@ -112,58 +120,79 @@ def _beside(items: list[Item], code: layout.Bytecode) -> gpu_stages.SideWork:
     )
 
 
-def _in_order(
-    contractions: list[list[Item]], rest: list[list[Item]], few: bool
-) -> tuple[list[Item], list[list[BlockLaunch]]]:
-    items: list[Item] = []
-    stages = []
-    for stage in zip(contractions, rest, strict=True):
-        parts = {"propagate_few": [*stage[0], *stage[1]]} if few else dict(zip(MANY_KERNELS, stage, strict=True))
+def _in_order(contractions: list[Items], rest: list[list[Item]], few: bool) -> tuple[Items, list[list[BlockLaunch]]]:
+    parts: list[Items] = []
+    begin, stages = 0, []
+    for contracted, beside in zip(contractions, rest, strict=True):
+        both = contracted, _rows_of(beside)
+        of_stage = {"propagate_few": np.concatenate(both)} if few else dict(zip(MANY_KERNELS, both, strict=True))
         launches = []
-        for kernel, members in parts.items():
-            if members:
+        for kernel, members in of_stage.items():
+            if len(members):
                 whole = members if few else _in_blocks(members)
-                launches.append(BlockLaunch(kernel, len(items), len(whole)))
-                items.extend(whole)
+                launches.append(BlockLaunch(kernel, begin, len(whole)))
+                parts.append(whole)
+                begin += len(whole)
         stages.append(launches)
-    return items, stages
+    return np.concatenate(parts), stages
 
 
-def _many(members: list[int], stage: gpu_stages.StageWork, setting: gpu_stages.CaseParallel) -> list[Item]:
+def _rows_of(items: Sequence[Item]) -> Items:
+    return np.array(items, dtype=np.int32).reshape(-1, len(Item._fields))
+
+
+def _pieces(whole: Ints, size: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return of each piece of some wholes which one it is of, its first part and the one behind its last.
+
+    whole: how many parts each has. size: how many of them make a piece, the last one may be smaller.
+    """
+    count = -(-whole // size)
+    of = np.repeat(np.arange(len(whole)), count)
+    first = (np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)) * size[of]
+    return of, first, np.minimum(first + size[of], whole[of])
+
+
+def _contractions(numbers: Ints, first: Ints, last: Ints, shares: Ints, *others: Ints) -> Items:
+    """Return items of contractions; all by piece, others: what follows `shares` in an item."""
+    items = np.zeros((len(numbers), len(Item._fields)), dtype=np.int32)
+    items[:, 0] = CONTRACT
+    for column, values in enumerate((numbers, first, last, shares, *others), start=1):
+        items[:, column] = values
+    return items
+
+
+def _many(members: list[int], stage: gpu_stages.StageWork, setting: gpu_stages.CaseParallel) -> Items:
     """Return items of warps over cases, long ones first, so that none begins when the others end."""
-    items: list[tuple[int, Item]] = []
-    for n, step, longest in zip(members, stage.steps, stage.longest.tolist(), strict=True):
-        tiles = int(step[layout.TILES])
-        size = max(1, setting.terms // longest)
-        # Long sums are shared by all warps of a thread block.
-        shares = gpu.MANY_THREADS // gpu.WARP if longest >= setting.shared else 1
-        cost = size * longest * int(step[layout.LINES_OF_TILE] + step[layout.SIZE] // step[layout.LINES_OF_TILE])
-        items += [(cost, Item(CONTRACT, n, first, min(first + size, tiles), shares)) for first in range(0, tiles, size)]
-    return [item for _, item in sorted(items, key=lambda pair: (pair[1].shares == 1, -pair[0]))]
+    steps, longest = stage.steps, stage.longest
+    size = np.maximum(1, setting.terms // longest)
+    of, first, last = _pieces(steps[:, layout.TILES], size)
+    # Long sums are shared by all warps of a thread block.
+    shares = np.where(longest >= setting.shared, gpu.MANY_THREADS // gpu.WARP, 1)[of]
+    lines = steps[:, layout.LINES_OF_TILE]
+    cost = (size * longest * (lines + steps[:, layout.SIZE] // lines))[of]
+    items = _contractions(np.array(members, dtype=np.int64)[of], first, last, shares)
+    return items[np.lexsort((-cost, shares == 1))]
 
 
-def _in_blocks(items: list[Item]) -> list[Item]:
+def _in_blocks(items: Items) -> Items:
     """Return items such that every thread block has one for each of its warps, or one that all of them share."""
     warps = gpu.MANY_THREADS // gpu.WARP
-    nothing = Item(NOTHING)
-    result: list[Item] = []
-    for item in items:
-        result += [item, *[nothing] * (warps - 1)] if item.shares > 1 else [item]
-    return result + [nothing] * (-len(result) % warps)
+    places = np.where(items[:, Item._fields.index("shares")] > 1, warps, 1)
+    count = int(places.sum())
+    result = np.tile(_rows_of([Item(NOTHING)]), (count + -count % warps, 1))
+    result[np.cumsum(places) - places] = items
+    return result
 
 
-def _few(members: list[int], stage: gpu_stages.StageWork, cases: int, setting: gpu_stages.EntryParallel) -> list[Item]:
+def _few(members: list[int], stage: gpu_stages.StageWork, cases: int, setting: gpu_stages.EntryParallel) -> Items:
     """Return items of thread blocks over entries; threads have about as many terms each in all steps of a stage."""
-    split, sizes = (array[0].tolist() for array in gpu_stages.each_block(stage, [setting], cases))
-    items: list[Item] = []
-    for n, step, shares, size, along in zip(members, stage.steps, split, sizes, stage.along.tolist(), strict=True):
-        entries = int(step[layout.ENTRIES])
-        operands = int(step[layout.FIRST]), int(step[layout.COUNT])
-        items += [
-            Item(CONTRACT, n, first, min(first + size, entries), shares, int(along), *operands)
-            for first in range(0, entries, size)
-        ]
-    return items
+    steps = stage.steps
+    split, size = (array[0] for array in gpu_stages.each_block(stage, [setting], cases))
+    of, first, last = _pieces(steps[:, layout.ENTRIES], size)
+    operands = steps[of, layout.FIRST], steps[of, layout.COUNT]
+    return _contractions(
+        np.array(members, dtype=np.int64)[of], first, last, split[of], stage.along[of].astype(np.int64), *operands
+    )
 
 
 def closing_of(code: layout.Bytecode) -> tuple[npt.NDArray[np.int32], int]:

@@ -45,6 +45,10 @@ class ArrayPool:
         return np.concatenate(self._parts) if self.size else np.zeros(1, self._dtype)
 
 
+# Offsets of a part that is large.
+LARGE_PART = 1 << 14
+
+
 class OffsetPool:
     """Offsets that are concatenated to one array: parts of equal tables share theirs until then."""
 
@@ -67,11 +71,21 @@ class OffsetPool:
         """Return all offsets as one array, of at least one element: compiled code takes no empty arrays."""
         if not self.size:
             return np.zeros(1, np.int64)
-        # All products at once: there are some ten thousand small parts.
-        lengths = [part.size for part in self._parts]
-        result = np.concatenate(self._parts)
-        result *= np.repeat(self._widths, lengths)
-        result += np.repeat(self._places, lengths)
+        result, lengths = np.concatenate(self._parts), np.array([part.size for part in self._parts])
+        widths, places, ends = np.array(self._widths), np.array(self._places), np.cumsum(lengths)
+        begin = 0
+        # Small parts in one go, of which there are some ten thousand; large ones without a width and a place for each
+        # offset.
+        for n in [*np.flatnonzero(lengths >= LARGE_PART), len(lengths)]:
+            small = slice(begin, n)
+            between = result[ends[begin] - lengths[begin] : ends[n - 1]] if n > begin else result[:0]
+            between *= np.repeat(widths[small], lengths[small])
+            between += np.repeat(places[small], lengths[small])
+            if n < len(lengths):
+                one = result[ends[n] - lengths[n] : ends[n]]
+                one *= widths[n]
+                one += places[n]
+            begin = n + 1
         return result
 
 

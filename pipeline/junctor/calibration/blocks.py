@@ -232,7 +232,7 @@ class KeptProgram(GpuProgram):
     def block_seconds(self, schedule: Schedule) -> float:
         """Return the seconds of a block with some launch parameters, on the evidence of the last block."""
         device, place = self.device, self._places[0]
-        items = device.put(np.array(schedule.items, dtype=np.int32))
+        items = device.put(schedule.items)
         # All but the items stays: the same tables, evidence and results.
         record = place._record.copy()
         record.view(np.int64)[FIELDS.index("items")] = device.address(items)

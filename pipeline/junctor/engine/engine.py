@@ -59,16 +59,19 @@ logger = logging.getLogger("junctor")
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """A batch with its equal rows, the groups of those that are answered, and whether these load compiled code.
+    """A batch with its equal rows, and the groups of those that are answered.
 
     batch: with equal rows where so few are left that this engine copies their answers.
     found: with equal rows where any engine would.
+    compiled: whether the groups load compiled code.
+    on_gpu: whether they are worth a GPU that is there.
     """
 
     found: EvidenceBatch
     batch: EvidenceBatch
     groups: list[PatternGroup]
     compiled: bool
+    on_gpu: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +214,7 @@ class Engine:
     def serving(self, batch: EvidenceBatch) -> Engine:
         """Return the engine that answers a batch: on CPUs alone where the rows to come are not worth a GPU."""
         self.prepare(batch)
-        if not self.router.takes_gpu or self.router.is_worth_gpu(self._grouped[batch].compiled):
+        if not self.router.takes_gpu or self._grouped[batch].on_gpu:
             return self
         self.without_gpu.prepare(batch, self._grouped.pop(batch).found)
         return self.without_gpu
@@ -248,7 +251,9 @@ class Engine:
             equal = batch
         with self.router.store.lock:
             groups = self.router.groups(equal)
-            self._grouped[batch] = _Grouped(found, equal, groups, self.router.loads_compiled(groups, equal))
+            compiled = self.router.loads_compiled(groups, equal)
+            on_gpu = self.router.takes_gpu and self.router.is_worth_gpu(groups, equal, compiled)
+            self._grouped[batch] = _Grouped(found, equal, groups, compiled, on_gpu)
 
     @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:

@@ -130,10 +130,11 @@ class Grouping(Planner):
 
     def _compiled_prices(self, per_row: float) -> PatternPricer:
         """Return prices from trees; per_row: seconds of a row with a tree of its own."""
-        cell, table = (GPU.likelihood, GPU.plan_table) if self.takes_gpu else (CPU.likelihood, None)
+        on_gpu = GPU.likelihood, (GPU.plan_table, GPU.plan_entry)
+        cell, planned = on_gpu if self.takes_gpu else (CPU.likelihood, None)
         if self._explains_by_trees:
             cell = CPU.copied_likelihood
-        return compiled_prices(self.work, self.allowed, per_row, self.row_price, cell, table)
+        return compiled_prices(self.work, self.allowed, per_row, self.row_price, cell, planned)
 
     def _savings(self, pattern: Pattern) -> dict[int, float]:
         """Return what a row of a plan would save, in multiply-adds, without one of the weighted variables."""
@@ -229,13 +230,8 @@ class Grouping(Planner):
             # Without compiled code, which several patterns have loaded already.
             return [replace(group, tree=False, per_row=False)]
         work = self.work(group.pattern)
-        row = float(shared_seconds(work, len(group.rows), False, self.row_engine.above_zero)) / len(group.rows)
-        rows, plan = self.uses(group, batch), math.inf
-        if work.tables <= MOST_PLANNED_TABLES:
-            once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
-            operation, table = self.row_price
-            plan = work.operations * operation + work.tables * table + once / rows
-        alone = alone_seconds(work)
+        row, rows = self._shared_seconds(group), self.uses(group, batch)
+        plan, alone = self._planned_seconds(work, rows), alone_seconds(work)
         if whole:
             # Of rows whose states are known: those that evidence leaves impossible are in no tree of a row.
             works = self._works_alone(group, batch)
@@ -256,6 +252,44 @@ class Grouping(Planner):
         # Only the plan itself tells how large its messages are.
         own = alone < self._uncached_seconds(group.pattern, rows)
         return [replace(group, tree=False, per_row=own)]
+
+    def _shared_seconds(self, group: PatternGroup) -> float:
+        """Return the seconds of a row of one pattern on a tree that its group shares."""
+        rows = len(group.rows)
+        return float(shared_seconds(self.work(group.pattern), rows, False, self.row_engine.above_zero)) / rows
+
+    def _planned_seconds(self, work: RowWork, rows: int) -> float:
+        """Return the seconds of a row of a plan in compiled blocks, with its share of what the plan takes to make.
+
+        work: of its tree.
+        rows: of the plan.
+        """
+        if work.tables > MOST_PLANNED_TABLES:
+            return math.inf
+        once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
+        operation, table = self.cpu_costs.coefficients["cpu"].row
+        row = work.operations * operation + work.tables * table
+        return (CPU.compiled_log if self.ladder[0] is reference.LOG else 1) * row + once / rows
+
+    def is_faster_on_gpu(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
+        """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
+        here, there, prices = 0.0, 0.0, self._compiled_prices(math.inf)
+        # Trees of the cores beside a GPU answer the others.
+        for group in (group for group in groups if group.by_plan and group.rows.size):
+            rows = self.to_come(batch, group.rows.size)
+            there += GPU.group + prices.once(group.pattern) + rows * prices.row(group.pattern)
+            here += rows * self._seconds_on_cores(group, batch, rows)
+        return there < here / math.pow(self.threads, CPU.cores)
+
+    def _seconds_on_cores(self, group: PatternGroup, batch: EvidenceBatch, rows: int) -> float:
+        """Return the seconds of a row of a group, of so many, on one core."""
+        alone = self.row_engine.seconds_alone(self._works_alone(group, batch))
+        if group.patterns > 1:
+            return alone
+        planned = self._planned_seconds(self.work(group.pattern), rows)
+        if self.query.kind == "mpe":
+            return min(alone, CPU.maximum * planned)
+        return min(alone, planned, self._shared_seconds(group))
 
     def _uncached_seconds(self, pattern: Pattern, uses: int) -> float:
         """Return the seconds of a row of a plan whose messages leave the cache, 0 for other plans."""

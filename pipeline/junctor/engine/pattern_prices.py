@@ -50,7 +50,7 @@ def compiled_prices(
     per_row: float,
     coefficients: tuple[float, float],
     likelihood: float = CPU.likelihood,
-    table: float | None = None,
+    planned: tuple[float, float] | None = None,
 ) -> PatternPricer:
     """Return prices from the trees of the row engine, which take a millisecond to build.
 
@@ -59,7 +59,7 @@ def compiled_prices(
     per_row: seconds of a row with a tree of its own, infinite where that cannot be.
     coefficients: seconds of an entry operation and of a table.
     likelihood: seconds of a cell that enters as one.
-    table: seconds of a table, to make a plan; None for one of compiled blocks.
+    planned: seconds of a table and of an entry, to make a plan; None for one of compiled blocks.
     """
 
     def row(pattern: Pattern) -> float:
@@ -69,7 +69,8 @@ def compiled_prices(
 
     def once(pattern: Pattern) -> float:
         _, entries, tables = work(pattern)
-        return tables * (ONCE_TABLE_SECONDS if table is None else table) + entries * ONCE_ENTRY_SECONDS
+        table, entry = planned or (ONCE_TABLE_SECONDS, ONCE_ENTRY_SECONDS)
+        return tables * table + entries * entry
 
     # Messages in double precision; a plan takes about as much for a single case.
     return PatternPricer(row, once, lambda pattern: work(pattern)[1] * 8 < allowed, per_row, CPU.pattern_mark)
