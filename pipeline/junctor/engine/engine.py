@@ -251,8 +251,11 @@ class Engine:
             equal = batch
         with self.router.store.lock:
             groups = self.router.groups(equal)
-            compiled = self.router.loads_compiled(groups, equal)
-            on_gpu = self.router.takes_gpu and self.router.is_worth_gpu(groups, equal, compiled)
+            on_gpu = self.router.takes_gpu and self.router.is_worth_gpu(groups, equal)
+            # What is left to the engine without a GPU asks there.
+            compiled = self.router.takes_gpu == on_gpu and self.router.loads_compiled(groups, equal)
+            # A GPU takes about as long to come into play as compiled code.
+            on_gpu &= compiled or self.router.asks_gpu
             self._grouped[batch] = _Grouped(found, equal, groups, compiled, on_gpu)
 
     @short_turns()

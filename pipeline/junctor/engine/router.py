@@ -7,7 +7,7 @@ how rows go through in chunks in `chunk_routes`; plans and devices are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
@@ -26,14 +26,6 @@ KEPT_PROGRAMS = 256
 
 class Router(Grouping, ChunkRouting):
     """Chooses how rows are answered; made as a `Planner`."""
-
-    def is_worth_gpu(self, groups: Sequence[PatternGroup], batch: EvidenceBatch, compiled: bool) -> bool:
-        """Return True if the rows of a batch, and those to come, are worth a GPU that is there.
-
-        groups: of the batch.
-        compiled: whether they are worth compiled code, which takes about as long to come into play.
-        """
-        return self.asks_gpu or (compiled and self.is_faster_on_gpu(groups, batch))
 
     def routes(
         self,
