@@ -187,6 +187,32 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     assert (part.batch.symbols.tolist(), part.case_ids.to_pylist()) == ([1], [7])  # type: ignore[union-attr]
 
 
+def test_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    lists, numbers = pa.array([["one"]]), pa.array([1])
+    for names, columns, message in (
+        (["s", "s"], [lists, lists], "found 2 columns 's', expected one"),
+        (["s", "case_id", "case_id"], [lists, numbers, numbers], "found 2 columns 'case_id', expected one"),
+    ):
+        table = pa.table(columns, names)
+        with pytest.raises(EvidenceError, match=rf"s\.parquet: {message}"):
+            open_sequences(write(table, tmp_path / "s.parquet"), named())
+        # A position of none would be that of the last column.
+        with pytest.raises(EvidenceError, match=message):
+            viterbi(named(), table)
+    path = write(pa.table([lists, numbers, numbers], ["s", "w", "w"]), tmp_path / "s.parquet")
+    with pytest.raises(EvidenceError, match=r"s\.parquet: found 2 columns 'w', expected one"):
+        open_sequences(path, named()).weights("w")
+
+
+@pytest.mark.parametrize("step", [[[0.0, 0.0]], ["a", "b"], [{"p": 0.0}, {"p": 0.0}]])
+def test_steps_of_something_else_are_told(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(EvidenceError, match=r"found lists of .* for the steps, expected symbols, or lists of log-"):
+        viterbi(named(), [[step]])
+    path = write(pa.table({"s": pa.array([[step]])}), tmp_path / "s.parquet")
+    with pytest.raises(EvidenceError, match=r"s\.parquet: found lists of .* for the steps"):
+        list(open_sequences(path, named()).partitions(9, 9))
+
+
 def test_files_of_other_columns_say_which(tmp_path: Path) -> None:
     first = pa.table({"s": pa.array([[0]], pa.list_(pa.int64()))})
     write(first, tmp_path / "a.parquet")
@@ -206,6 +232,10 @@ def test_strict_names_the_row(tmp_path: Path) -> None:
     path = write(pa.table({"a": [["one"], ["uno"]]}), tmp_path / "s.parquet")
     with pytest.raises(EvidenceError, match=r"s.parquet: row 2: step 0: unknown symbol 'uno'"):
         list(open_sequences(path, named(), strict=True).partitions(9, 9))
+    # The row of the file that is named, also behind other files.
+    write(pa.table({"a": [["one"], ["one"], ["one"]]}), tmp_path / "r.parquet")
+    with pytest.raises(EvidenceError, match=r"s.parquet: row 2: step 0: unknown symbol 'uno'"):
+        list(open_sequences(tmp_path, named(), strict=True).partitions(9, 9))
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:

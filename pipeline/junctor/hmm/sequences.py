@@ -59,7 +59,7 @@ class SequenceEncoder:
         names = model.symbol_names or tuple(map(str, range(model.symbols)))
         self._cells = StateCells(Variable("symbol", names), "symbol") if names else None
 
-    def encode(self, column: pa.Array) -> SequenceBatch:
+    def encode(self, column: pa.Array, place: Place | None = None) -> SequenceBatch:
         """Return the sequences of a list column; raises EvidenceError if the model has no use for such lists."""
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -68,11 +68,12 @@ class SequenceEncoder:
         }
         values = plain_words(column.flatten())
         if is_list(values.type):
-            likelihoods, bad = _likelihoods(values, self.model.states)
+            likelihoods, bad = _likelihoods(values, self.model.states, place)
             batch = SequenceBatch(starts, None, likelihoods, invalid)
         else:
             if self._cells is None:
-                raise EvidenceError("the model has no emissions: its sequences have to bring lists of log-likelihoods")
+                said = "the model has no emissions: its sequences have to bring lists of log-likelihoods"
+                raise EvidenceError(said, place)
             symbols, bad = encode_states(values, self._cells)
             batch = SequenceBatch(starts, symbols, None, invalid)
         # The first bad step of a sequence is its reason.
@@ -85,7 +86,9 @@ class SequenceEncoder:
         return batch
 
 
-def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+def _likelihoods(
+    values: pa.Array, states: int, place: Place | None
+) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Return log-likelihoods [steps, states], and the bad steps with reasons."""
     # Steps that are null are unobserved: zeros favour no state.
     lengths = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
@@ -93,7 +96,11 @@ def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64]
     wrong = np.flatnonzero(~fits & (lengths >= 0)).tolist()
     bad = [(step, f"found {lengths[step]} log-likelihoods, expected {states}, one for each state") for step in wrong]
     logs = np.zeros((len(values), states))
-    flat = values.filter(pa.array(fits)).flatten().cast(pa.float64(), safe=False)
+    try:
+        flat = values.filter(pa.array(fits)).flatten().cast(pa.float64(), safe=False)
+    except pa.ArrowException:
+        said = f"found lists of {values.type.value_type} for the steps, expected symbols, or lists of log-likelihoods"
+        raise EvidenceError(said, place) from None
     logs[fits] = pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False).reshape(-1, states)
     broken = np.flatnonzero((np.isnan(logs) | (logs > LARGEST)).any(axis=1))
     logs[broken] = 0.0
@@ -149,17 +156,18 @@ class SequenceSource:
             place, row = Place(str(table.path)), 0
             if column not in table.schema.names:
                 raise EvidenceError(f"no column {column!r} of weights{nearest(column, table.schema.names)}", place)
-            if is_list(table.schema.field(column).type):
+            at = _position(table.schema, column, place)
+            if is_list(table.schema.field(at).type):
                 raise EvidenceError(f"column {column!r}: found lists, expected weights", place)
             with explained(table.path):
-                for batch in table.batches([table.schema.get_field_index(column)]):
+                for batch in table.batches([at]):
                     numbers, _ = encode_numbers(batch.column(0))
                     wrong = wrong_weights(numbers)
                     if len(wrong):
-                        at = int(wrong[0])
+                        first = int(wrong[0])
                         raise EvidenceError(
-                            f"row {row + at + 1}: column {column!r}: found {batch.column(0)[at].as_py()!r}, expected "
-                            f"{A_WEIGHT}",
+                            f"row {row + first + 1}: column {column!r}: found {batch.column(0)[first].as_py()!r}, "
+                            f"expected {A_WEIGHT}",
                             place,
                         )
                     found.append(numbers)
@@ -170,12 +178,14 @@ class SequenceSource:
         first_row = 0
         at, lists = self.positions
         for table in self.tables:
+            first_of_file = first_row
             with explained(table.path):
                 for batch in table.batches([lists] if at is None else [lists, at]):
-                    encoded = self.encoder.encode(batch.column(0))
+                    encoded = self.encoder.encode(batch.column(0), Place(str(table.path)))
                     if self.strict and encoded.invalid:
                         row, reason = min(encoded.invalid.items())
-                        raise EvidenceError(f"row {first_row + row + 1}: {reason}", Place(str(table.path)))
+                        number = first_row - first_of_file + row + 1
+                        raise EvidenceError(f"row {number}: {reason}", Place(str(table.path)))
                     ids = row_numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.
@@ -302,7 +312,7 @@ def _positions(
     """Return the positions of the case ids (None for row numbers) and of the lists."""
     lists = [field.name for field in schema if is_list(field.type)]
     if column is None:
-        if len(lists) != 1:
+        if len(set(lists)) != 1:
             raise EvidenceError(f"found the list columns {lists}, expected one; --column names it", place)
         column = lists[0]
     elif column not in lists:
@@ -310,8 +320,17 @@ def _positions(
     if case_id is not None and case_id not in schema.names:
         raise EvidenceError(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}", place)
     name = case_id or CASE_ID
-    at = schema.get_field_index(name) if name in schema.names and name != column else None
-    return at, schema.get_field_index(column)
+    at = _position(schema, name, place) if name in schema.names and name != column else None
+    return at, _position(schema, column, place)
+
+
+def _position(schema: pa.Schema, name: str, place: Place | None) -> int:
+    """Return the position of a column that is there; raises EvidenceError where several have its name."""
+    names: list[str] = schema.names
+    count = names.count(name)
+    if count > 1:
+        raise EvidenceError(f"found {count} columns {name!r}, expected one: rename the others", place)
+    return names.index(name)
 
 
 def _differing(schema: pa.Schema, first: pa.Schema) -> tuple[str, str]:
