@@ -220,6 +220,13 @@ def test_names_and_reasons_are_text(tmp_path: Path) -> None:
     assert "script" not in Tags((job.directory.path / "comparison.html").read_text()).tags
 
 
+def test_names_in_any_script(recwarn: pytest.WarningsRecorder) -> None:
+    # Matplotlib measures texts with fonts of its own, which lack most scripts; the page is shown by a browser's.
+    group = pictures.Group("病", ("健康", "冷"), np.array([0.5, 0.5]), np.array([0.4, 0.6]))
+    assert "健康" in pictures.columns([group])[0]
+    assert not recwarn.list
+
+
 def test_nothing_is_loaded(tmp_path: Path) -> None:
     job = make_job(tmp_path, rows_of(100))
     run(job, HERE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -230,7 +231,10 @@ def percent(value: float, _position: float | None = None) -> str:
 def svg(figure: Figure, title: str) -> str:
     """Return a figure as SVG; the title is for readers that do not see it."""
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata=_NO_METADATA, transparent=True)
+    with warnings.catch_warnings():
+        # Texts stay texts: a browser has fonts for letters that the fonts of Matplotlib lack.
+        warnings.filterwarnings("ignore", "Glyph ")
+        figure.savefig(file, format="svg", metadata=_NO_METADATA, transparent=True)
     text = file.getvalue()
     # No ids of groups, because pictures share a page, and its fonts. Names in texts have no angle brackets left.
     text = _FONTS.sub("", _GROUP_ID.sub("<g>", text[text.index("<svg") :]))
