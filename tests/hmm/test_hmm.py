@@ -36,6 +36,7 @@ HERE = Place("here")
         ({"states": ["a"]}, "found 1 state names, expected 2"),
         ({"states": ["a", "a"]}, "found the state name 'a', expected texts, none empty, all different"),
         ({"states": [1, 2]}, "found the state name 1, expected texts, none empty, all different"),
+        ({"states": ["a", "\ud800"]}, r"found the state name '\\ud800', whose characters no file can hold"),
         ({"symbols": ["x"]}, "symbols have names, but there is no emission matrix"),
         ({"transition": SparseMatrix(np.array([0, 1]), np.array([0]), np.ones(1))}, "does not fit 2 states"),
         ({"transition": SparseMatrix(np.array([0, 1, 2]), np.array([0, 2]), np.ones(2))}, "no state between 0 and 1"),

@@ -247,5 +247,11 @@ def _checked_names(names: Sequence[str] | None, count: int, what: str, place: Pl
     for name in names:
         if not isinstance(name, str) or not name or name in seen:
             raise ModelError(f"found the {what} name {name!r}, expected texts, none empty, all different", place)
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            # JSON may have them, Arrow and UTF-8 may not.
+            said = f"found the {what} name {name!r}, whose characters no file can hold (half of a surrogate pair)"
+            raise ModelError(said, place) from None
         seen.add(name)
     return tuple(names)
