@@ -142,20 +142,45 @@ except KeyboardInterrupt as error:
     assert not done.returncode
 
 
-def test_signal_inside_of_the_import_system() -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_signal_inside_of_the_import_system(name: str) -> None:
     code = (
         "import os, signal, sys, time\n"
         "from junctor.cli.signals import end_on_sigterm\n"
         "end_on_sigterm()\n"
         # As if it were a function of the import system.
-        "body = 'def find_spec(*_): os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.01)'\n"
+        f"body = 'def find_spec(*_): os.kill(os.getpid(), signal.{name}); time.sleep(0.01)'\n"
         "exec(compile(body, '<frozen importlib._bootstrap>', 'exec'))\n"
         "sys.meta_path.insert(0, type('Finder', (), {'find_spec': staticmethod(find_spec)}))\n"
         "try: import colorsys; sys.meta_path.pop(0); time.sleep(5)\n"
         "except KeyboardInterrupt as error: print(type(error).__name__, 'colorsys' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
-    assert (done.stdout.split()[-2:], done.stderr) == (["Terminated", "True"], "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, preexec_fn=hear_ctrl_c
+    )
+    expected = "Terminated" if name == "SIGTERM" else "KeyboardInterrupt"
+    assert (done.stdout.split()[-2:], done.stderr) == ([expected, "True"], "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_signal_while_a_module_is_imported(name: str, tmp_path: Path) -> None:
+    """Arrow goes on without pandas where its import raises anything: half of pandas stayed, and a signal was lost."""
+    (tmp_path / "module.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\nwhole = True\n")
+    code = (
+        "import time\n"
+        "from junctor.cli.signals import end_on_sigterm\n"
+        "end_on_sigterm()\n"
+        "try:\n"
+        "    try: import module\n"
+        "    except BaseException: pass\n"
+        "    time.sleep(5)\n"
+        "except KeyboardInterrupt as error: print(type(error).__name__, module.whole)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20, preexec_fn=hear_ctrl_c
+    )
+    expected = "Terminated" if name == "SIGTERM" else "KeyboardInterrupt"
+    assert (done.stdout.split(), done.stderr) == ([expected, "True"], "")
 
 
 def test_signal_while_a_class_is_made() -> None:

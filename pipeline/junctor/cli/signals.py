@@ -45,12 +45,14 @@ def end_on_sigterm() -> None:
             remote.ending.set()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if _imports(frame):
+            again(number)
+            return
         try_no_more()
         signal.default_int_handler(number, frame)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-            # An exception between two steps of the import system leaves its lock locked, and other threads wait for it.
+        if _imports(frame):
             again(number)
             return
         # Once: another one must not stop what is being cleared away.
@@ -81,6 +83,17 @@ def end_on_sigterm() -> None:
     # The handler waits for compiled code of the main thread; the descriptor tells at once.
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     threading.Thread(target=_end_late, args=(told,), name="junctor-signals", daemon=True).start()
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Return True if a frame, or one that it was called from, is of the import system."""
+    # An exception between two of its steps leaves its lock locked, and other threads wait for it. One within a module
+    # leaves half of it, and is lost where the import is of compiled code that goes on without: Arrow's of pandas.
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end_late(told: int) -> None:
