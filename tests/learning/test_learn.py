@@ -10,6 +10,7 @@ from typing import Any
 import junctor
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from helpers.expected_counts import em_step, enumerate_counts
 from helpers.noisy_max import noisy_network
@@ -23,6 +24,7 @@ from junctor.learning.em import Iteration
 from junctor.learning.learn import Learned, learn
 from junctor.model.errors import EvidenceError, InputError, ModelError
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from pyarrow import parquet
 
 # Ordinary numbers: EM by enumeration divides where the engine has its own ways.
 ORDINARY = (1.0, 0.0, 2.0, 3.0, 0.7, 0.1)
@@ -547,6 +549,8 @@ def test_rows_that_cannot_be_read() -> None:
         ("p.json", '{"smoke": ["a", 1]}', "expected numbers"),
         ("p.json", '{"smoke": [-1, 1]}', "not negative"),
         ("p.json", '{"cough": [[1, 1], [1, 1]]}', "structural zero"),
+        ("p.json", '{"smoke": [1e101, 1]}', r"pseudo counts of 'smoke': found 1e\+101, expected at most 1e\+100"),
+        ("p.json", f'{{"smoke": [1{"0" * 400}, 1]}}', "expected numbers"),
         ("p.csv", "a,b\n1,2\n", "expected the columns variable, state, parents, count"),
         ("p.csv", "variable,state,parents,count\n", "p.csv: none of its variables is in the network"),
         ("p.csv", "variable,state,parents,count\nx,a,,1\n", "no variable is named 'x'"),
@@ -554,6 +558,7 @@ def test_rows_that_cannot_be_read() -> None:
         ("p.csv", "variable,state,parents,count\ncough,no,smoke=maybe,1\n", "no the configuration 'smoke=maybe'"),
         ("p.csv", "variable,state,parents,count\nsmoke,yes,,x\n", "expected a number"),
         ("p.csv", "variable,state,parents,count\nsmoke,yes,,1\nsmoke,yes,,1\n", "row 2: a second count"),
+        ("p.csv", "variable,state,parents,count\nsmoke,yes,,1\rsmoke,no,,1\n", r"p.csv: line \d: new-line character"),
         ("p.parquet", "PAR1", "cannot be read as Parquet"),
         ("p.uai", "BAYES 1 2 1 1 0 2 0.5 0.5", "p.uai: none of its variables is in the network"),
     ],
@@ -565,11 +570,36 @@ def test_bad_priors_are_refused(tmp_path: Path, name: str, content: str, message
         learn(ZEROS, smoke_rows((1, 1, 1, 0)), prior=f"dirichlet:{file}")
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"parents": ["smoke=yes"]}, "row 1: found the parents 'smoke=yes', expected a list of records"),
+        ({"parents": [["smoke"]]}, r"row 1: found the parents \['smoke'\], expected a list of records"),
+        ({"parents": [[{"name": "smoke"}]]}, "row 1: found the parents .*, expected a list of records"),
+        ({"variable": [["cough"]]}, r"no variable is named \['cough'\]"),
+    ],
+)
+def test_priors_of_other_tables_are_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    file = tmp_path / "p.parquet"
+    right = {
+        "variable": ["cough"],
+        "state": ["yes"],
+        "parents": [[{"variable": "smoke", "state": "yes"}]],
+        "count": [1],
+    }
+    parquet.write_table(pa.table(right | columns), file)
+    with pytest.raises(InputError, match=message):
+        learn(SMOKE, smoke_rows(), prior=f"dirichlet:{file}")
+
+
 def test_bad_strengths_of_priors_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     file.write_text("{}")
     with pytest.raises(InputError, match="expected a number from 1e-100"):
         learn(SMOKE, smoke_rows(), prior=f"dirichlet:{file}@-1")
+    file.write_text('{"smoke": [1e60, 1]}')
+    with pytest.raises(InputError, match=r"'smoke': found 1e\+60 times 1e\+50, expected at most 1e\+100"):
+        learn(SMOKE, smoke_rows(), prior=f"dirichlet:{file}@1e50")
 
 
 @pytest.mark.parametrize("weight", [1e-100, 1e100])

@@ -106,6 +106,12 @@ def _of_file(text: str, parameters: NetworkParameters) -> Floats:
             )
         if not (np.isfinite(table) & (table >= 0)).all():
             raise InputError(f"pseudo counts of {known!r}: expected finite numbers that are not negative", place)
+        # Sums of larger ones would leave the range of numbers. By a division: a product may leave it as well.
+        if (table > MOST_WEIGHT / strength).any():
+            times = "" if strength == 1 else f" times {strength:g}"
+            raise InputError(
+                f"pseudo counts of {known!r}: found {table.max():g}{times}, expected at most {MOST_WEIGHT:g}", place
+            )
         counts[block.span] = strength * table.ravel()
     wrong = np.flatnonzero((counts > 0) & ~parameters.support)
     if wrong.size:
@@ -160,7 +166,7 @@ def _json_tables(path: AnyPath, parameters: NetworkParameters) -> dict[int, Floa
         variable = _found(name, parameters, place)
         try:
             table = np.array(counts, dtype=np.float64)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             raise InputError(f"pseudo counts of {name!r}: expected numbers in nested lists", place) from None
         expected = parameters.network.factors[variable].table.shape
         if table.shape != expected and table.shape != (math.prod(expected),):
@@ -181,9 +187,12 @@ def _csv_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
     except UnicodeDecodeError:
         raise InputError("not UTF-8", place) from None
     reader = csv.DictReader(io.StringIO(text))
-    if not set(COUNT_COLUMNS) <= set(reader.fieldnames or ()):
-        raise InputError(f"expected the columns {', '.join(COUNT_COLUMNS)}", place)
-    yield from reader
+    try:
+        if not set(COUNT_COLUMNS) <= set(reader.fieldnames or ()):
+            raise InputError(f"expected the columns {', '.join(COUNT_COLUMNS)}", place)
+        yield from reader
+    except csv.Error as error:
+        raise InputError(f"line {reader.line_num}: {error}", place) from None
 
 
 def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]] | None:
@@ -201,8 +210,13 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]] | None:
             return None
         table: pa.Table = file.read(columns=list(COUNT_COLUMNS))
     rows: list[dict[str, Any]] = table.to_pylist()
-    for row in rows:
-        row["parents"] = ", ".join(f"{each['variable']}={each['state']}" for each in row["parents"] or ())
+    for number, row in enumerate(rows, 1):
+        try:
+            row["parents"] = ", ".join(f"{each['variable']}={each['state']}" for each in row["parents"] or ())
+        except (KeyError, TypeError):
+            found = f"found the parents {row['parents']!r}"
+            said = f"row {number}: {found}, expected a list of records with variable and state"
+            raise InputError(said, Place(str(path))) from None
     return iter(rows)
 
 
@@ -239,7 +253,8 @@ def _row_tables(rows: Iterator[Mapping[str, Any]], parameters: NetworkParameters
 def _found(name: Any, parameters: NetworkParameters, place: Place) -> int:
     """Return the index of a variable with a table; raises InputError."""
     network = parameters.network
-    if name not in network.index:
+    # Cells of Parquet may be anything, such as lists, which have no hash.
+    if not isinstance(name, str) or name not in network.index:
         raise InputError(f"no variable is named {name!r}{nearest(str(name), network.index)}", place)
     variable = network.index[name]
     if parameters.blocks[variable].is_contribution:
