@@ -52,6 +52,8 @@ def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "other.toml").write_text("workers = 2")
     monkeypatch.setenv("JUNCTOR_CONFIG", str(tmp_path / "other.toml"))
     assert load_settings().workers == 2
+    monkeypatch.setenv("JUNCTOR_CONFIG", "")
+    assert load_settings().workers is None
     monkeypatch.setenv("JUNCTOR_CONFIG", str(tmp_path / "nowhere.toml"))
     with pytest.raises(InputError, match=r"nowhere\.toml: cannot read"):
         load_settings()
@@ -62,8 +64,8 @@ def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ("worker = 2", r"junctor\.toml: unknown setting 'worker', did you mean 'workers'"),
         ("nope = 2", r"unknown setting 'nope'\. Known are workers, "),
-        ("workers = -1", "'workers'.*found -1"),
-        ('memory = "lots"', "'memory'.*found 'lots'"),
+        ("workers = -1", r"'workers' \(junctor\.toml\): found -1"),
+        ('memory = "lots"', r"'memory' \(junctor\.toml\): found 'lots'"),
         ("workers = ", r"junctor\.toml: cannot read"),
         ("workers = " + "[" * 5000, r"junctor\.toml: cannot read"),
     ],

@@ -113,8 +113,8 @@ def _parsing(parse: Callable[[str], int]) -> Callable[[object], object]:
 
 
 def _from_file() -> dict[str, Any]:
-    path = Path(os.environ.get(CONFIG) or "junctor.toml")
-    if CONFIG not in os.environ and not path.exists():
+    path = Path(_file())
+    if not os.environ.get(CONFIG) and not path.exists():
         return {}
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -124,6 +124,11 @@ def _from_file() -> dict[str, Any]:
         if name not in _NAMES:
             raise InputError(_unknown(name), Place(str(path)))
     return settings
+
+
+def _file() -> str:
+    # Without a text it is unset, as the others are.
+    return os.environ.get(CONFIG) or "junctor.toml"
 
 
 def _from_environment() -> dict[str, str]:
@@ -146,4 +151,6 @@ def _unknown(name: str) -> str:
 
 def _explain(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"][:1])
-    return f"setting {name!r} ({PREFIX}{name.upper()}): found {error['input']!r}: {error['msg']}"
+    variable = f"{PREFIX}{name.upper()}"
+    where = variable if os.environ.get(variable) else _file()
+    return f"setting {name!r} ({where}): found {error['input']!r}: {error['msg']}"
