@@ -126,5 +126,18 @@ def test_no_status() -> None:
     assert (nothing.exit_code, "no run here" in nothing.stderr) == (6, True)
     write("in.csv", "a")
     run(evidence="in.csv")
-    Path("out/manifest.json").write_text("{}")
-    assert junctor_cli("status", "out").exit_code == 6
+    for text in ("{}", "", "[]", '{"parts": [1], "statuses": 1}'):
+        Path("out/manifest.json").write_text(text)
+        broken = junctor_cli("status", "out")
+        assert broken.exit_code == 6
+        assert broken.stderr == "error: out/manifest.json: not a manifest: the same command again makes a new one\n"
+
+
+def test_a_damaged_manifest_of_increments_is_to_be_restored() -> None:
+    """Without it a run that starts afresh has no answers to inputs that are gone."""
+    write("in/a.csv", "a")
+    assert run("--incremental").exit_code == 0
+    Path("out/manifest.json").write_text("")
+    broken = junctor_cli("status", "out")
+    assert broken.exit_code == 6
+    assert broken.stderr == "error: out/manifest.json: not a manifest: restore it from a copy\n"

@@ -6,10 +6,10 @@ Main function: `read_status`, called by the command line for runs of all kinds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from junctor.model.errors import RunError
+from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
 from junctor.runs.storage import INPUTS, KINDS, parts_in
@@ -87,25 +87,36 @@ def read_status(path: AnyPath) -> RunStatus:
     spec = read_json(path / "run.json")
     if spec is None:
         raise RunError(f"{path}: {lacking(path, 'no run here (run.json is missing)')}")
-    manifest = read_json(path / "manifest.json")
-    if manifest is None:
-        return _unfinished(path, spec)
+    file = path / "manifest.json"
     try:
-        return RunStatus(
-            directory=str(path),
-            state=_state(path, spec, len(manifest.get("increments", ()))),
-            spec=spec,
-            rows=manifest["rows"],
-            statuses=manifest["statuses"],
-            parts=len(manifest["parts"]),
-            bytes=sum(part["bytes"] for part in manifest["parts"]),
-            finished_at=manifest["finished_at"],
-            seconds=manifest["seconds"],
-            inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
-            increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
-        )
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{path / 'manifest.json'}: not a manifest ({error})") from error
+        manifest = read_json(file)
+        found = None if manifest is None else _finished(path, spec, manifest)
+    except RefusedError:
+        raise
+    except (RunError, KeyError, TypeError, AttributeError) as error:
+        # As `junctor verify`: a manifest of evidence that grows alone knows what was answered.
+        remade = "restore it from a copy" if spec.get("incremental") else "the same command again makes a new one"
+        raise RunError(f"{file}: not a manifest: {remade}") from error
+    if found is None:
+        return _unfinished(path, spec)
+    return replace(found, state=_state(path, spec, len(found.increments)))
+
+
+def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) -> RunStatus:
+    """Return the state that a manifest tells; raises KeyError, TypeError or AttributeError for another record."""
+    return RunStatus(
+        directory=str(path),
+        state="finished",
+        spec=spec,
+        rows=manifest["rows"],
+        statuses=manifest["statuses"],
+        parts=len(manifest["parts"]),
+        bytes=sum(part["bytes"] for part in manifest["parts"]),
+        finished_at=manifest["finished_at"],
+        seconds=manifest["seconds"],
+        inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
+        increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
+    )
 
 
 def _state(path: AnyPath, spec: Mapping[str, Any], increments: int) -> State:
