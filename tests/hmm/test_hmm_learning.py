@@ -390,7 +390,12 @@ def test_starts_of_a_fit() -> None:
     [
         ({"fix": ["strat"]}, "found part of a model 'strat', expected 'start' or 'transition' or 'emission'"),
         ({"prior": {"emissions": 1}}, "found part of a model 'emissions'"),
-        ({"prior": {"emission": -1}}, "a pseudo count of -1 for emission, expected a number of at least 0"),
+        ({"prior": {"emission": -1}}, r"a pseudo count of -1 for emission, expected a number from 0 to 1e\+100"),
+        (
+            {"prior": {"emission": 1e308}},
+            r"a pseudo count of 1e\+308 for emission, expected a number from 0 to 1e\+100",
+        ),
+        ({"prior": {"emission": "1"}}, "a pseudo count of '1' for emission, expected a number"),
         ({"prior": {"emission": math.nan}}, "a pseudo count of nan"),
         ({"start": "network"}, "found start 'network'"),
         ({"restarts": 0}, "found 0 restarts, expected at least 1"),

@@ -6,11 +6,11 @@ Main functions: `learn` for sequences in memory, and `fit_model` for the command
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible
 from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.errors import Shared, refuse_free
-from junctor.learning.expectation import A_WEIGHT, Floats, wrong_weights
+from junctor.learning.expectation import A_WEIGHT, MOST_WEIGHT, Floats, wrong_weights
 from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult, compared, is_held_out
 from junctor.learning.parameters import tied_groups
@@ -72,8 +72,9 @@ class ChainOptions:
         for part in (*self.prior, *self.fix):
             one_of("part of a model", part, Part)
         for part, count in self.prior.items():
-            if not (math.isfinite(count) and count >= 0):
-                raise InputError(f"a pseudo count of {count!r} for {part}, expected a number of at least 0")
+            # Sums of larger ones would leave the range of numbers.
+            if not (isinstance(count, Real) and 0 <= count <= MOST_WEIGHT):
+                raise InputError(f"a pseudo count of {count!r} for {part}, expected a number from 0 to {MOST_WEIGHT:g}")
         check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
 
 
