@@ -12,7 +12,7 @@ import pytest
 from helpers.command_line import junctor_cli
 from helpers.hmm_models import random_model
 from junctor.cli.fits import FitLines
-from junctor.hmm import build_model, learn, read_model, write_model
+from junctor.hmm import build_model, learn, learning_files, read_model, write_model
 from junctor.learning import checkpoint
 from junctor.learning.checkpoint import Checkpoint, LearnState
 from junctor.learning.holdout import is_held_out
@@ -252,6 +252,19 @@ def test_bad_weights() -> None:
     )
     assert "row 2: column 'v': found 'a', expected a weight" in run("--weight", "v", code=3).stderr
     assert "none of 3 sequences takes part" in run("--weight", "n", code=3).stderr
+
+
+def test_sequences_that_change_while_they_are_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = learning_files.digest_of
+
+    def then_change(path: Any) -> str:
+        digest = real(path)
+        write_words(words_there()[:-1])
+        return digest
+
+    monkeypatch.setattr(learning_files, "digest_of", then_change)
+    assert "words.parquet: was written to while it was read" in run(code=3).stderr
+    assert not Path("fitted.json").exists()
 
 
 def test_no_sequences() -> None:

@@ -349,6 +349,40 @@ def test_counts_are_those_of_python(rows: str, tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize(
+    ("command", "change"), [("learn", "grows"), ("learn", "goes"), ("learn", "comes"), ("counts", "grows")]
+)
+def test_rows_that_change_while_they_are_read_are_refused(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, change: str
+) -> None:
+    from junctor.learning import counts, learn
+
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("a.csv", "b.csv"):
+        (folder / name).write_bytes(Path(rows).read_bytes())
+    # A fit names the files by their digest: from there on they stay.
+    module, moment = (learn, "digest_of") if command == "learn" else (counts, "read_rows")
+    real = getattr(module, moment)
+
+    def then_change(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        if change == "goes":
+            (folder / "a.csv").unlink()
+        else:
+            lines = Path(rows).read_text().splitlines(keepends=True)
+            (folder / ("b.csv" if change == "grows" else "c.csv")).write_text("".join([*lines, lines[-1]]))
+        return found
+
+    monkeypatch.setattr(module, moment, then_change)
+    out = tmp_path / ("f.bif" if command == "learn" else "counts.csv")
+    done = junctor_cli(command, ASIA, str(folder), "-o", str(out), *COLUMNS)
+    assert done.exit_code == 3, done.output
+    name = {"grows": "b.csv", "goes": "a.csv", "comes": "c.csv"}[change]
+    assert f"{name}: was written to while it was read" in " ".join(done.stderr.split())
+    assert not out.exists()
+
+
 def test_counts_that_are_refused(rows: str, tmp_path: Path) -> None:
     done = junctor_cli("counts", ASIA, rows, "-o", str(tmp_path / "counts.txt"))
     assert done.exit_code == 3

@@ -104,6 +104,7 @@ def learn(
     from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
     from junctor.evidence.pipes import spooled
+    from junctor.evidence.read import stamps_of
     from junctor.formats import read_network, writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint, checkpoint_path
     from junctor.learning.em import FitOptions
@@ -150,6 +151,8 @@ def learn(
         # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
         _ = model.expanded
     source = spooled(evidence)
+    # Before the digest of the rows, which names the checkpoint.
+    stamps = stamps_of(source)
     checkpoint = Checkpoint(checkpoint_path(target), identity_of(model, source, options, rows), overwrite)
     files = {"network file": network, "evidence": evidence, "fitted network": output}
     facts = {name: shown(file) for name, file in files.items()}
@@ -159,7 +162,7 @@ def learn(
         # Lines would get into a bar: its display ends before the first of them.
         lines = fits.FitLines(options.restarts, quiet, reading.close)
         extras = Extras(errors, report, facts, lines.tell_extra)
-        found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras)
+        found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras, stamps)
     mean = found.log_likelihood / found.weight
     refuse_crossed_fit(thresholds, found.rows, mean, report, found.cells, found.reasons)
     for warning in write_network(found.network, target):

@@ -8,7 +8,8 @@ from importlib.metadata import version
 
 import numpy as np
 
-from junctor.evidence.read import digest_of
+from junctor.evidence.files import refuse_changes
+from junctor.evidence.read import digest_of, stamps_of
 from junctor.hmm.formats import read_model, write_model
 from junctor.hmm.learned import LearnedModel
 from junctor.hmm.learning import ChainOptions, fit_model
@@ -78,6 +79,7 @@ class ChainJob:
         check_device(compute.device)
         output = location(self.output)
         model = read_model(self.model, self.model_format)
+        stamps = stamps_of(self.sequences)
         identity = {
             "model": model.digest,
             "sequences": digest_of(self.sequences),
@@ -96,6 +98,7 @@ class ChainJob:
         if batch is None:
             batch = encode_sequences([], model).batch
         weights = np.ones(len(batch)) if self.weight is None else source.weights(self.weight)
+        refuse_changes(stamps, stamps_of(self.sequences))
         learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint, extras)
         judge(learned)
         write_model(learned.model, output)

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from junctor.evidence.files import refuse_changes
 from junctor.evidence.mapping import MappingSource
 from junctor.formats import read_network
 from junctor.learning.expectation import Floats
 from junctor.learning.observations import values_of
 from junctor.learning.pieces import read_rows
-from junctor.learning.rows import RowOptions, open_rows, row_options
+from junctor.learning.rows import RowOptions, open_rows, row_options, stamps_of_rows
 from junctor.model.network import Network
 from junctor.model.options import DeviceChoice
 from junctor.runtime.dask_cluster import Resources
@@ -87,8 +88,10 @@ def count_rows(
     """
     check_device(resources.compute.device)
     whole = network.expanded
+    stamps = stamps_of_rows(table)
     source = open_rows(table, network, rows, resources)
     observations, reading = read_rows(source, whole, resources, progress=progress)
+    refuse_changes(stamps, stamps_of_rows(table))
     statuses = {"ok": observations.rows, "impossible": len(observations.impossible), "invalid": reading.invalid}
     return observations.expect(values_of(whole)).counts, statuses, reading.first_reason
 

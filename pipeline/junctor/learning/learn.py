@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from junctor.evidence.files import Stamps, refuse_changes
 from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.read import digest_of
 from junctor.formats import read_network
@@ -39,7 +40,7 @@ from junctor.learning.pieces import HeldOut, RowReading, read_rows
 from junctor.learning.priors import prior_file, pseudo_counts
 from junctor.learning.report.page import write_fit_page
 from junctor.learning.restarts import best_of_starts
-from junctor.learning.rows import RowOptions, open_rows, row_options, with_new_states
+from junctor.learning.rows import RowOptions, open_rows, row_options, stamps_of_rows, with_new_states
 from junctor.model.arguments import real, texts, whole
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
@@ -178,6 +179,7 @@ def learn_rows(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     extras: Extras | None = None,
+    stamps: Stamps | None = None,
 ) -> Learned:
     """Fit a network; errors as of `learn`.
 
@@ -191,8 +193,9 @@ def learn_rows(
     progress: told of the rows while they are read.
     checkpoint: where the state is kept after each iteration, and taken from.
     extras: what is found out besides.
+    stamps: of the files of rows, which must have the same ones when they are read; None for those that they have now.
     """
-    extras = extras or Extras()
+    extras, stamps = extras or Extras(), stamps_of_rows(table) if stamps is None else stamps
     check_device(resources.compute.device)
     fixed = named_variables(network, options.fix, "--fix")
     # Before rows are read: what cannot be fitted needs no minutes to be seen.
@@ -204,6 +207,7 @@ def learn_rows(
     given, network, pseudo = network, parameters.network, pseudo_counts(options.prior, parameters)
     source = open_rows(table, network, rows, resources)
     observations, reading = read_rows(source, network, resources, options.holdout, options.seed, progress)
+    refuse_changes(stamps, stamps_of_rows(table))
     _refuse(observations, reading, options)
     compute, allowed = resources.compute, allowed_memory(resources.compute)
     if extras.errors and observations.components:

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from junctor.evidence.encode import Encoder, as_arrow
+from junctor.evidence.files import Stamps
 from junctor.evidence.layout import read_layout
 from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
-from junctor.evidence.read import EvidenceSource, TableSource, open_evidence
+from junctor.evidence.read import EvidenceSource, TableSource, open_evidence, stamps_of
 from junctor.learning.pieces import read_new_states
 from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
@@ -50,6 +51,11 @@ def row_options(
     """Return the record of what users gave; raises EvidenceError for other types."""
     more = texts("missing", missing, numbers=True)
     return RowOptions(text("weight", weight), text("case_id", case_id), ignore_extra, strict, more, mapping)
+
+
+def stamps_of_rows(table: Any) -> Stamps:
+    """Return the stamps of the files of rows, by which is seen that they change; none of a table in memory."""
+    return stamps_of(table) if isinstance(table, str | os.PathLike | RemotePath) else {}
 
 
 def open_rows(table: Any, network: Network, options: RowOptions, resources: Resources) -> EvidenceSource:
