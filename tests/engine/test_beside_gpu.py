@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from helpers.engine_cases import plans_alone
 from junctor import api
+from junctor.backends.row_work import RowWork
 from junctor.engine import engine as engine_module
 from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
@@ -113,9 +114,11 @@ def test_rows_that_only_trees_answer_need_no_gpu(network: Network, monkeypatch: 
     groups = router.groups(batch)
     assert router.is_faster_on_gpu(groups, batch)
     assert not router.is_faster_on_gpu([replace(group, per_row=True) for group in groups], batch)
-    # Where the cores have none, a plan is all there is.
+    # Where the cores have none, a plan is all there is, however large.
     monkeypatch.setattr(type(router.row_engine), "seconds_alone", lambda *_: math.inf)
     router.expected_rows = ROWS
+    assert router.is_faster_on_gpu(groups, batch)
+    monkeypatch.setattr(type(router), "work", lambda *_: RowWork(math.inf, math.inf, math.inf))
     assert router.is_faster_on_gpu(groups, batch)
 
 

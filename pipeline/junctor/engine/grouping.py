@@ -280,12 +280,15 @@ class Grouping(Planner):
     def is_faster_on_gpu(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
         here, there, prices = 0.0, 0.0, self._compiled_prices(math.inf)
+        # Threads share rows.
+        threads = min(self.threads, batch.rows)
         # Trees of the cores beside a GPU answer the others.
         for group in (group for group in groups if group.by_plan and group.rows.size):
             rows = self.to_come(batch, group.rows.size)
             there += GPU.group + prices.once(group.pattern) + rows * prices.row(group.pattern)
             here += rows * self._seconds_on_cores(group, batch, rows)
-        return there < here / math.pow(self.threads, CPU.cores)
+        # What is too large for cores, and for prices, may go in chunks: both devices are compared where these are made.
+        return math.isinf(here) or there < here / math.pow(threads, CPU.cores)
 
     def _seconds_on_cores(self, group: PatternGroup, batch: EvidenceBatch, rows: int) -> float:
         """Return the seconds of a row of a group, of so many, on one core."""
