@@ -72,19 +72,18 @@ class OffsetPool:
         if not self.size:
             return np.zeros(1, np.int64)
         result, lengths = np.concatenate(self._parts), np.array([part.size for part in self._parts])
-        widths, places, ends = np.array(self._widths), np.array(self._places), np.cumsum(lengths)
+        widths, places, bounds = np.array(self._widths), np.array(self._places), np.cumsum([0, *lengths])
         begin = 0
         # Small parts in one go, of which there are some ten thousand; large ones without a width and a place for each
         # offset.
         for n in [*np.flatnonzero(lengths >= LARGE_PART), len(lengths)]:
-            small = slice(begin, n)
-            between = result[ends[begin] - lengths[begin] : ends[n - 1]] if n > begin else result[:0]
-            between *= np.repeat(widths[small], lengths[small])
-            between += np.repeat(places[small], lengths[small])
+            small = result[bounds[begin] : bounds[n]]
+            small *= np.repeat(widths[begin:n], lengths[begin:n])
+            small += np.repeat(places[begin:n], lengths[begin:n])
             if n < len(lengths):
-                one = result[ends[n] - lengths[n] : ends[n]]
-                one *= widths[n]
-                one += places[n]
+                large = result[bounds[n] : bounds[n + 1]]
+                large *= widths[n]
+                large += places[n]
             begin = n + 1
         return result
 

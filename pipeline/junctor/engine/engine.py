@@ -64,14 +64,14 @@ class _Grouped:
     batch: with equal rows where so few are left that this engine copies their answers.
     found: with equal rows where any engine would.
     compiled: whether the groups load compiled code.
-    on_gpu: whether they are worth a GPU that is there.
+    is_left: whether they are left to the cores beside a GPU.
     """
 
     found: EvidenceBatch
     batch: EvidenceBatch
     groups: list[PatternGroup]
     compiled: bool
-    on_gpu: bool
+    is_left: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Engine:
     def serving(self, batch: EvidenceBatch) -> Engine:
         """Return the engine that answers a batch: on CPUs alone where the rows to come are not worth a GPU."""
         self.prepare(batch)
-        if not self.router.takes_gpu or self._grouped[batch].on_gpu:
+        if not self._grouped[batch].is_left:
             return self
         self.without_gpu.prepare(batch, self._grouped.pop(batch).found)
         return self.without_gpu
@@ -251,12 +251,12 @@ class Engine:
             equal = batch
         with self.router.store.lock:
             groups = self.router.groups(equal)
-            on_gpu = self.router.takes_gpu and self.router.is_worth_gpu(groups, equal)
-            # What is left to the engine without a GPU asks there.
-            compiled = self.router.takes_gpu == on_gpu and self.router.loads_compiled(groups, equal)
+            is_left = self.router.is_left_to_cores(groups, equal)
+            # The engine without a GPU asks for itself.
+            compiled = not is_left and self.router.loads_compiled(groups, equal)
             # A GPU takes about as long to come into play as compiled code.
-            on_gpu &= compiled or self.router.asks_gpu
-            self._grouped[batch] = _Grouped(found, equal, groups, compiled, on_gpu)
+            is_left |= self.router.takes_gpu and not (compiled or self.router.asks_gpu)
+            self._grouped[batch] = _Grouped(found, equal, groups, compiled, is_left)
 
     @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:

@@ -85,8 +85,7 @@ class Grouping(Planner):
             return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1 or (self._explains_by_trees and patterns.rows.size):
             groups = self._choice(patterns, batch, patterns.rows.size).groups()
-            is_left = self.takes_gpu and not self.is_worth_gpu(groups, batch)
-            return groups if is_left else self._fitting(groups, patterns, batch)
+            return groups if self.is_left_to_cores(groups, batch) else self._fitting(groups, patterns, batch)
         if not len(patterns.counts):
             return []
         return [_of_one(patterns)]
@@ -106,7 +105,7 @@ class Grouping(Planner):
         group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
         if len(groups) > 1:
             return None
-        if group.by_trees or not self.is_worth_gpu([group], batch):
+        if group.by_trees or self.is_left_to_cores([group], batch):
             # Not asked whether a plan fits: its search takes seconds where it is worth less than trees.
             return [group]
         return self._split(group, some, batch) if self._fits(pattern, self.uses(group, batch)) else None
@@ -273,9 +272,9 @@ class Grouping(Planner):
         row = work.operations * operation + work.tables * table
         return (CPU.compiled_log if self.ladder[0] is reference.LOG else 1) * row + once / rows
 
-    def is_worth_gpu(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
-        """Return True if some groups of a batch are worth a GPU that is there; nothing is planned for others."""
-        return self.asks_gpu or self.is_faster_on_gpu(groups, batch)
+    def is_left_to_cores(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
+        """Return True if some groups of a batch are not worth the GPU that is there: nothing is planned for them."""
+        return self.takes_gpu and not (self.asks_gpu or self.is_faster_on_gpu(groups, batch))
 
     def is_faster_on_gpu(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
