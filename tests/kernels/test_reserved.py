@@ -14,7 +14,7 @@ from junctor_kernels.gpu import reserved
 from junctor_kernels.gpu.device import CudaDevice
 from junctor_kernels.gpu.reserved import ReservedMemory
 
-GRANULE, START, NO_MEMORY, INVALID = 1 << 21, 1 << 40, 2, 1
+GRANULE, START, NO_MEMORY, NOT_STARTED, INVALID = 1 << 21, 1 << 40, 2, 3, 1
 
 
 class Driver:
@@ -29,8 +29,15 @@ class Driver:
         self.pieces: dict[int, int] = {}
         self.ranges: dict[tuple[int, int], list[int]] = {}
         self.refuses = ""
+        self.started = False
+
+    def cuInit(self, flags: int) -> int:
+        self.started = True
+        return 0
 
     def cuDeviceGetAttribute(self, found: Any, attribute: int, number: int) -> int:
+        if not self.started:
+            return NOT_STARTED
         found._obj.value = self.supported
         return 0
 

@@ -60,6 +60,8 @@ class Device(Protocol):
 def can_reserve(number: int) -> bool:
     """Return True if a device can reserve addresses; some of virtual machines cannot."""
     found = ctypes.c_int()
+    # Nobody may have started the driver yet; a second start does nothing.
+    driver().cuInit(0)
     return not driver().cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTED, number) and found.value != 0
 
 
