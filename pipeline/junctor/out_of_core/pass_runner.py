@@ -1,7 +1,7 @@
 """The order of passes, shared by threads and Dask workers: submit what may begin, take reports, drop what is read.
 
 `PassRunner` is what either of them offers. Streams of GPUs have a loop of their own (`gpu.run`), because they never
-wait for a report: see docs/decisions/three-ways-to-hand-in-work.md.
+wait for a report: see docs/decisions/0023-three-ways-to-hand-in-work.md.
 """
 
 from __future__ import annotations
