@@ -19,7 +19,7 @@ import psutil
 import pytest
 from junctor.model.errors import RunError
 from junctor.runtime import local_cluster
-from junctor.runtime.dask_cluster import Resources, workers_ahead, workers_of
+from junctor.runtime.dask_cluster import Resources, cluster_client, workers_ahead, workers_of
 from junctor.runtime.local_cluster import largest_worker, local_client, silent_dask
 
 
@@ -38,6 +38,35 @@ def test_dask_is_silent_whatever_levels_its_loggers_have(
     assert not caplog.messages
     logger.error("as before")
     assert caplog.messages == ["as before"]
+
+
+def no_workers(**_: Any) -> Any:
+    raise RuntimeError("Nanny failed to start.\nand more")
+
+
+def test_workers_that_do_not_start_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cluster, "_cluster_class", lambda gpus: no_workers)
+    with (
+        pytest.raises(RunError, match=r"did not start \(Nanny failed to start\.\): "),
+        local_client(2, False),
+    ):
+        pass
+
+
+def test_workers_that_never_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed import Client
+    from distributed.exceptions import WorkerStartTimeoutError
+
+    def wait(*_: Any, **__: Any) -> None:
+        # An error of the system by its class, whose numbers passed for a file and a reason.
+        raise WorkerStartTimeoutError(0, 1, 60.0)
+
+    monkeypatch.setattr(Client, "wait_for_workers", wait)
+    with (
+        pytest.raises(RunError, match="Only 0/1 workers arrived after 60"),
+        cluster_client(Resources(1)),
+    ):
+        pass
 
 
 def give_code() -> str:

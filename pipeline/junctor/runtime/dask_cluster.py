@@ -28,6 +28,7 @@ from junctor.runtime.local_cluster import (
     silent_dask,
     start_fork_server,
     tell_stopped_workers,
+    told_where_none_start,
     worker_threads,
 )
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_memory, usable_cores
@@ -309,7 +310,8 @@ def cluster_client(resources: Resources) -> Iterator[Client]:
         return
     workers, gpus = resources.workers or 1, resources.compute.device == "gpu"
     with local_client(at_most(workers, gpus), gpus) as client:
-        client.wait_for_workers(1, timeout=PATIENCE)
+        with told_where_none_start():
+            client.wait_for_workers(1, timeout=PATIENCE)
         yield client
 
 

@@ -18,7 +18,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from junctor.model.errors import DeviceError
+from junctor.model.errors import DeviceError, RunError
 from junctor.runtime.devices import count_gpus
 from junctor.runtime.machine import peak_memory, usable_cores
 
@@ -132,8 +132,9 @@ def _local_cluster(workers: int, gpus: bool) -> Iterator[Any]:
         }
         # For as long as the cluster is there: workers that replace dead ones are started as the first ones are.
         with dask.config.set(settings):
-            with _keyboard_is_ours():
-                cluster = _cluster_class(gpus)(
+            make = _cluster_class(gpus)
+            with _keyboard_is_ours(), told_where_none_start():
+                cluster = make(
                     n_workers=workers,
                     threads_per_worker=worker_threads(workers, gpus),
                     host="127.0.0.1",
@@ -148,6 +149,19 @@ def _local_cluster(workers: int, gpus: bool) -> Iterator[Any]:
                 yield cluster
             finally:
                 _close(cluster)
+
+
+@contextmanager
+def told_where_none_start() -> Iterator[None]:
+    """Context manager: RunError where the workers of this machine do not start, which Dask tells in several ways."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        why, *_ = (str(error) or type(error).__name__).splitlines()
+        raise RunError(
+            f"the worker processes of this machine did not start ({why}): --workers 0 does without; a script that "
+            'starts some begins with `if __name__ == "__main__":`'
+        ) from error
 
 
 @contextmanager
