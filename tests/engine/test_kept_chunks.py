@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from junctor.engine.kept_chunks import KeptChunks
 from junctor.engine.router import Router
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.out_of_core import memory_splits
 from junctor.out_of_core.cluster.workers import WorkerPool
-from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+from junctor.out_of_core.memory_splits import ChunkRoute, GpuSplits, MemoryLimits, Overlap
 from junctor.planning import chunk_search
 from junctor.planning.chunk_search import ChunkChoice
 from junctor.planning.chunks import ChunkPlan, PassRecord
@@ -89,6 +91,82 @@ def test_plans_are_equal_and_searched_once(cache: Cache, monkeypatch: pytest.Mon
     assert found() == expected
     assert found() == expected
     assert len(searched) == 3
+
+
+def test_how_tasks_overlap_is_looked_for_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_splits, "KEPT_STEPS", 0)
+    looked: list[int] = []
+    best = GpuSplits._best_slots
+
+    def counted(self: GpuSplits, chunks: ChunkPlan, numbers: Sequence[int]) -> tuple[float, int]:
+        looked.append(1)
+        return best(self, chunks, numbers)
+
+    monkeypatch.setattr(GpuSplits, "_best_slots", counted)
+    expected = _parts(_cut(device="gpu"))
+    first = len(looked)
+    assert _parts(_cut(device="gpu")) == expected
+    assert len(looked) == first
+    (path,) = [entry.path for entry in cache.entries() if entry.kind == kept_chunks.OVERLAP]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [_parts(_cut(device="gpu")) == expected for _ in range(2)] == [True] * 2
+    assert len(looked) == 2 * first
+
+
+class FixedOverlap:
+    """How tasks overlap, as others left it, and what is kept instead."""
+
+    def __init__(self, overlap: Overlap | None) -> None:
+        self.overlap = overlap
+        self.kept: list[Overlap] = []
+
+    def find(self, members: frozenset[int]) -> ChunkChoice | None:
+        return None
+
+    def keep(self, choice: ChunkChoice) -> None:
+        pass
+
+    def find_overlap(self) -> Overlap | None:
+        return self.overlap
+
+    def keep_overlap(self, overlap: Overlap) -> None:
+        self.kept.append(overlap)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 6])
+def test_passes_side_by_side_are_found_again(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_splits, "KEPT_STEPS", 0)
+    # Two passes take less, in whatever order they come.
+    monkeypatch.setattr(GpuSplits, "seconds_with", lambda self, chunks, s: abs(s - slots) + (1 - bool(chunks.spans)))
+    ways = GpuSplits(replace(LIMITS, task=1 << 27, on_gpu=True), reference.DOUBLE, GPU, 1)
+    chunks, split = chunk_search.cheapest_chunks(
+        PROBLEM, 8, ways.splits, chunk_search.ChunkPrices(ways.least, ways.seconds, 0.0)
+    )
+    first = FixedOverlap(None)
+    expected = ways.chunking(chunks, split, first)
+    assert expected.chunks.spans
+    again = FixedOverlap(first.kept[0])
+    assert _parts(ways.chunking(chunks, split, again)) == _parts(expected)
+    assert not again.kept
+
+
+@pytest.mark.parametrize("strange", [(0, 0), (5, 0), (2, 5), (99, 0), (-1, 1), (1, 10**20)])
+def test_slots_that_there_are_not_are_looked_for_anew(strange: tuple[int, int]) -> None:
+    ways = GpuSplits(replace(LIMITS, task=1 << 27, on_gpu=True), reference.DOUBLE, GPU, 1)
+    chunks, split = chunk_search.cheapest_chunks(
+        PROBLEM, 8, ways.splits, chunk_search.ChunkPrices(ways.least, ways.seconds, 0.0)
+    )
+    expected = _parts(ways.chunking(chunks, split))
+    assert _parts(ways.chunking(chunks, split, FixedOverlap(Overlap(*strange)))) == expected
+
+
+@given(strange=st.none() | st.integers() | st.lists(st.none() | st.booleans() | st.integers(-2, 10**20), max_size=3))
+def test_what_is_no_overlap_is_refused(strange: object) -> None:
+    try:
+        overlap = kept_chunks._overlap(json.dumps(strange).encode())
+    except ValueError:
+        return
+    assert list(overlap) == strange
 
 
 def test_what_a_search_depends_on_is_its_key(cache: Cache) -> None:

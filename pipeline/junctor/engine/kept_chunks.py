@@ -15,11 +15,11 @@ from junctor.cost.model import CostModel
 from junctor.runtime.cache import Cache
 
 if TYPE_CHECKING:
-    from junctor.out_of_core.memory_splits import MemoryLimits
+    from junctor.out_of_core.memory_splits import MemoryLimits, Overlap
     from junctor.planning.chunk_search import ChunkChoice
     from junctor.planning.compile import Problem
 
-KIND = "chunks"
+KIND, OVERLAP = "cut", "overlap"
 # Part of the key: another way to search, another number.
 SEARCH = 4
 
@@ -65,7 +65,7 @@ class KeptChunks:
 
 @dataclass(frozen=True, slots=True)
 class CachedChoice:
-    """The entry for one problem: implements `KeptChoice`."""
+    """The entries for one problem: implements `KeptSearch`."""
 
     cache: Cache
     key: str
@@ -77,6 +77,14 @@ class CachedChoice:
     def keep(self, choice: ChunkChoice) -> None:
         """Keep what a search chose."""
         self.cache.write(KIND, self.key, json.dumps(choice._asdict()).encode())
+
+    def find_overlap(self) -> Overlap | None:
+        """Return how the tasks of the plan overlap on a GPU, None where it is not known."""
+        return self.cache.read(OVERLAP, self.key, _overlap)
+
+    def keep_overlap(self, overlap: Overlap) -> None:
+        """Keep how the tasks of the plan overlap on a GPU."""
+        self.cache.write(OVERLAP, self.key, json.dumps(overlap).encode())
 
 
 def _parsed(content: bytes, members: frozenset[int]) -> ChunkChoice:
@@ -100,6 +108,17 @@ def _parsed(content: bytes, members: frozenset[int]) -> ChunkChoice:
     # Whether they are passes of the plan shows when it is cut.
     records = tuple(PassRecord(tuple(steps), tuple(fixed)) for steps, fixed in passes)
     return ChunkChoice(tuple(variables), criterion, lean, split, records)
+
+
+def _overlap(content: bytes) -> Overlap:
+    """Return how tasks overlap; raises ValueError for other bytes."""
+    from junctor.out_of_core.memory_splits import Overlap
+
+    record = json.loads(content)
+    # Whether there is room for so many slots shows when the plan is cut.
+    if not _are_numbers(record) or len(record) != 2:
+        raise ValueError("not two numbers of slots")
+    return Overlap(*record)
 
 
 def _is_pass(record: object) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
@@ -30,7 +31,7 @@ from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
 from junctor.placement.pass_spans import side_by_side
 from junctor.placement.placement import slot_bytes
-from junctor.planning.chunk_search import MemorySplit
+from junctor.planning.chunk_search import KEPT_STEPS, KeptChoice, MemorySplit
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
@@ -101,6 +102,27 @@ class CpuSplit(MemorySplit):
     threads: int = 0
 
 
+class Overlap(NamedTuple):
+    """How the tasks of a cut plan overlap on a GPU.
+
+    one: slots with one pass at a time.
+    two: slots with two of them side by side, 0 where that takes longer.
+    """
+
+    one: int
+    two: int = 0
+
+
+class KeptSearch(KeptChoice, Protocol):
+    """Where another process finds what a search chose, and how the tasks of the plan overlap, which takes a second."""
+
+    def find_overlap(self) -> Overlap | None:
+        """Return how they do, None where it is not known."""
+
+    def keep_overlap(self, overlap: Overlap) -> None:
+        """Keep how they do."""
+
+
 class CpuSplits:
     """Ways to divide the memory of this machine. costs: of its CPU. rows: cases to come."""
 
@@ -154,8 +176,8 @@ class CpuSplits:
         work = self._costs.seconds(backend, chunk_work(chunks, split.arithmetic))
         return work + disk_seconds(chunks, self._itemsize)
 
-    def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
-        """Return what a plan takes that was cut for a split."""
+    def chunking(self, chunks: ChunkPlan, split: MemorySplit, kept: KeptSearch | None = None) -> ChunkRoute:
+        """Return the route of a plan that was cut for a split; there is nothing to choose."""
         assert isinstance(split, CpuSplit)
         working = split.scratch + chunks.working * (self._itemsize + MASK_BYTES)
         seconds, scratch = self.seconds(chunks, split), split.arithmetic.scratch
@@ -220,19 +242,35 @@ class GpuSplits:
         # What slots leave keeps resident tables, so more slots mean more traffic over the bus.
         return max(0, self._whole - slots * self._slot_bytes(chunks))
 
-    def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
-        """Return the route of a plan that was cut for a split, with the slots and the order that take least."""
+    def chunking(self, chunks: ChunkPlan, split: MemorySplit, kept: KeptSearch | None = None) -> ChunkRoute:
+        """Return the route of a plan that was cut for a split, with the slots and the order that take least.
+
+        kept: what an earlier call for the same plan chose, or where this one leaves it.
+        """
         fitting = [slots for slots in SLOTS if slots <= self.most_slots(chunks)]
+        found = kept.find_overlap() if kept is not None else None
+        if found is not None and {found.one, found.two or found.one} <= set(fitting):
+            slots = found.two or found.one
+            there = self._side_by_side(chunks, found.one) if found.two else chunks
+            if there is chunks or self._fits(there, split):
+                return self._route(there, self.seconds_with(there, slots), slots)
         seconds, slots = self._best_slots(chunks, fitting)
-        beside = self._side_by_side(chunks, slots)
-        if beside.peak(on_disk=False) * self._itemsize <= split.memory and not chunks.on_disk:
+        overlap, beside = Overlap(slots), self._side_by_side(chunks, slots)
+        if self._fits(beside, split):
             # Two passes have as many slots, or some more.
             first = fitting.index(slots)
             less, more = self._best_slots(beside, fitting[first : first + 2])
             if less < seconds:
-                seconds, slots, chunks = less, more, beside
-        working = OFFSET_BYTES + slots * self._slot_bytes(chunks)
-        overhead = launch_bytes(chunks.plan)
+                overlap, seconds, slots, chunks = Overlap(slots, more), less, more, beside
+        if kept is not None and len(chunks.plan.steps) * len(fitting) >= KEPT_STEPS:
+            kept.keep_overlap(overlap)
+        return self._route(chunks, seconds, slots)
+
+    def _fits(self, chunks: ChunkPlan, split: MemorySplit) -> bool:
+        return chunks.peak(on_disk=False) * self._itemsize <= split.memory and not chunks.on_disk
+
+    def _route(self, chunks: ChunkPlan, seconds: float, slots: int) -> ChunkRoute:
+        working, overhead = OFFSET_BYTES + slots * self._slot_bytes(chunks), launch_bytes(chunks.plan)
         return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
 
     def _best_slots(self, chunks: ChunkPlan, numbers: Sequence[int]) -> tuple[float, int]:

@@ -26,13 +26,14 @@ from junctor.out_of_core.memory_splits import (
     CpuSplits,
     GpuGroup,
     GpuSplits,
+    KeptSearch,
     MemoryLimits,
     SideBySide,
     device_bytes,
 )
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import exact_bytes, format_bytes
-from junctor.planning.chunk_search import ChunkPrices, KeptChoice, MemorySplit, TooLongError, cheapest_chunks
+from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
@@ -60,7 +61,7 @@ def cut(
     costs: CostModel,
     rows: int = 1,
     gpus: int = 1,
-    kept: KeptChoice | None = None,
+    kept: KeptSearch | None = None,
 ) -> ChunkRoute:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
@@ -87,7 +88,7 @@ def cut(
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
         ) from None
-    return ways.chunking(*cheapest)
+    return ways.chunking(*cheapest, kept)
 
 
 def cut_for_gpus(
