@@ -37,7 +37,7 @@ def read_answers(
     columns and those named twice.
     """
     batches = answer_batches(output, columns)
-    # There is one at the least, which has the schema.
+    # There is one at the least, and with it the schema.
     table = pa.Table.from_batches(list(batches))
     return named_columns(table) if named else table
 
@@ -45,7 +45,9 @@ def read_answers(
 def answer_batches(
     output: str | os.PathLike[str] | RemotePath, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the answers of a finished run in batches, which hold one batch of one part at a time; one at the least.
+    """Yield the answers of a finished run in batches, with one batch of one part in memory at a time.
+
+    Of a run without rows there is one empty batch, which has the columns.
 
     output, columns: as of `read_answers`.
     rows: of a batch, at the most.
@@ -70,14 +72,17 @@ def answer_batches(
     # Counts of one part say nothing of all of them.
     facts = {key: value for key, value in (schema.metadata or {}).items() if key != PART_KEY}
     picked = pa.schema([schema.field(name) for name in names], facts)
-    yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in picked.types], schema=picked)
+    found = False
     for part in parts:
         with _explained(part, directory, record):
             for table in columns_in_batches(part.path, names, rows):
                 part.check(table.schema)
                 for batch in table.cast(picked).to_batches(rows):
                     if batch.num_rows:
+                        found = True
                         yield batch
+    if not found:
+        yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in picked.types], schema=picked)
 
 
 def named_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
