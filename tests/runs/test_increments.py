@@ -393,6 +393,11 @@ def test_links_that_lead_nowhere_hold_up_no_others(world: World) -> None:
     assert world.run().rows == 15
 
 
+def test_standard_input_cannot_grow(world: World) -> None:
+    with pytest.raises(EvidenceError, match="found standard input for an incremental run, expected files that stay"):
+        world.run(evidence="-")
+
+
 def test_a_pipe_holds_up_no_others(world: World) -> None:
     world.days([1])
     os.mkfifo(world.evidence / "z.csv")

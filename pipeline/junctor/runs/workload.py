@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
 from junctor.evidence.files import Stamps, input_files, lists, stamp_of
+from junctor.evidence.pipes import STDIN
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import (
     AnswerFiles,
@@ -383,6 +384,8 @@ class Job(Workload):
         files = AnswerFiles(self.output_format, self.layout, compression_of(self.compression, self.query), self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
+        if self.incremental and str(self.evidence) in STDIN:
+            raise EvidenceError("found standard input for an incremental run, expected files that stay")
         if self.incremental and self.csv:
             raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
         if (self.backfill or self.drop_removed) and not self.incremental:
