@@ -73,7 +73,7 @@ def test_files_of_answers_as_asked() -> None:
     assert table["note"].to_pylist() == ["01", ""]
     assert junctor_cli("validate", ASIA, "evidence.csv", "--keep", "note").exit_code == 0
     assert junctor_cli("inspect", ASIA, "evidence.csv", "--keep", "note").exit_code == 0
-    fails(run("--overwrite", "--keep", "nota"), 3, "cannot keep column 'nota'", "did you mean 'note'?")
+    fails(run("--overwrite", "--keep", "nota"), 3, "there is no column 'nota'", "did you mean 'note'?")
     assert run("--part-size", "1KiB", "--partition-rows", "3").exit_code == 2
     assert run("--part-size", "much").exit_code == 2
     assert run("--output-format", "csv").exit_code == 2

@@ -76,7 +76,7 @@ def test_a_fit_that_crosses_a_threshold_is_not_written() -> None:
     assert Path("fit.html").exists()
     assert not Path("fitted.json").exists()
     assert "are never missed" in run("--fail-if", "missed > 0", code=3).stderr
-    assert "no column 'words'" in run("--fail-if", "missing(words) > 0", code=3).stderr
+    assert "no column of the inputs is counted" in run("--fail-if", "missing(words) > 0", code=3).stderr
     run("--fail-if", "invalid > 2", "--fail-if", "mean(log_likelihood) < -99")
     assert Path("fitted.json").exists()
 

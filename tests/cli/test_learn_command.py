@@ -265,7 +265,7 @@ def test_a_checkpoint_of_another_fit_is_refused(
         (("--holdout", "100%"), 2, "expected a share such as 10%"),
         (("--holdout", "some"), 2, "expected a share such as 10%"),
         (("--impossible", "ignore"), 2, "impossible"),
-        (("--weight", "wait"), 3, "cannot keep column 'wait'"),
+        (("--weight", "wait"), 3, "there is no column 'wait'"),
         (("--weight", "id", "--ignore-extra"), 3, "expected a weight of 0, or from 1e-100 to 1e100"),
         (("--case-id", "number", "--ignore-extra"), 3, "no column 'number'"),
         (("--mapping", "nowhere.toml"), 3, "cannot read the mapping"),

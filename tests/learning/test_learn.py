@@ -501,7 +501,7 @@ MARKOV = build_network("m", "markov", [DraftVariable("a", ("x", "y"), PLACE)], [
         (SMOKE, {"acceleration": "aitken"}, "found acceleration 'aitken'"),
         (SMOKE, {"holdout": 1.0}, "a holdout of 1.0"),
         (SMOKE, {"impossible": "ignore"}, "found impossible 'ignore'"),
-        (SMOKE, {"weight": "w"}, "cannot keep column 'w'"),
+        (SMOKE, {"weight": "w"}, "there is no column 'w'"),
         (SMOKE, {"weight": "cough"}, "has the name of a variable"),
         (SMOKE, {"strict": True, "missing": ["x"], "case_id": "number"}, "no column 'number'"),
     ],

@@ -242,7 +242,7 @@ def job(tmp_path: Path) -> Job:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keep": ("noet",)}, "cannot keep column 'noet': there is none, did you mean 'note'"),
+        ({"keep": ("noet",)}, "there is no column 'noet', did you mean 'note'"),
         ({"keep": ("note", "note")}, "column 'note' to keep is named twice"),
         ({"keep": ("status",)}, "'status': the answers have a column of that name; rename it"),
         ({"keep": ("case_id",)}, "'case_id': the answers have a column of that name; case ids are in them anyway"),
@@ -260,7 +260,7 @@ def test_what_cannot_be_written_is_refused(job: Job, changes: dict[str, Any], me
 
 def test_kept_columns_that_are_there_twice_are_refused(job: Job, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("smoke,note,note\nyes,1,2\n")
-    with pytest.raises(EvidenceError, match="cannot keep column 'note': there are 2 of that name"):
+    with pytest.raises(EvidenceError, match="there are 2 columns 'note', expected one"):
         run(replace(job, evidence=str(tmp_path / "in.csv"), keep=("note",)), HERE)
 
 

@@ -207,14 +207,15 @@ class _LayoutReader:
             )
 
     def position_of(self, name: str) -> int:
-        """Return the position of a column to keep; raises EvidenceError unless there is exactly one."""
+        """Return the position of a column that was asked for; raises EvidenceError unless there is exactly one."""
         found = [i for i, raw in enumerate(self.names) if raw == name]
         found = found or [i for i, raw in enumerate(self.names) if raw.strip() == name]
         if found and found[-1] >= len(self.names) - self.partition:
             return found[-1]
         if len(found) != 1:
-            there = f"there is none{nearest(name, self.names)}" if not found else f"there are {len(found)} of that name"
-            self.fail(f"cannot keep column {name!r}: {there}")
+            if not found:
+                self.fail(f"there is no column {name!r}{nearest(name, self.names)}")
+            self.fail(f"there are {len(found)} columns {name!r}, expected one")
         return found[0]
 
     def _column(self, position: int, name: str, kind: pa.DataType) -> Column | None:

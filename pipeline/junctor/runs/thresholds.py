@@ -132,7 +132,12 @@ def refuse_unknown(
             raise InputError(f"{each.text!r}: the answers have no {each.name}, expected mean({logarithm})")
         if columns is None or each.subject not in ("missing", "drift"):
             continue
-        if each.name not in (names := columns()):
+        if not (names := columns()):
+            raise InputError(
+                f"{each.text!r}: no column of the inputs is counted, expected {', '.join(statuses)}, rows or "
+                f"mean({logarithm})"
+            )
+        if each.name not in names:
             hint = nearest(each.name or "", names)
             raise InputError(f"{each.text!r}: the evidence has no column {each.name!r} of the network{hint}")
 
