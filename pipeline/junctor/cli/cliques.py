@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from junctor.model.network import Variable
 
-Given = Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, once a variable.")]
+Given = Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, such as smoke=yes; repeatable.")]
 Row = tuple[list[str], float]
 
 
@@ -33,7 +33,7 @@ def calibrate(
     given: Given = None,
     precision: cli.PrecisionOption = "double",
     memory: Annotated[
-        str | None, typer.Option(help="What tables may take, such as 4GiB; 60 % of what is free.")
+        str | None, typer.Option(help="What tables may take, such as 4GiB; by default 60 % of what is free.")
     ] = None,
     device: Annotated[DeviceChoice, typer.Option(help="CPU or GPU; auto: a GPU where there is one.")] = "cpu",
     device_memory: Annotated[
@@ -100,7 +100,9 @@ def joint(
         typer.Option(help="By messages, from stored clique tables, or what is forecast to take less time."),
     ] = "auto",
     precision: cli.PrecisionOption = "double",
-    memory: Annotated[str | None, typer.Option(help="What this may take, such as 4GiB; 60 % of what is free.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What this may take, such as 4GiB; by default 60 % of what is free.")
+    ] = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,

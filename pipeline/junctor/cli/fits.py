@@ -34,7 +34,12 @@ ImpossibleOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-Restarts = Annotated[int, typer.Option(min=1, help="Random starts, the best of which is kept.", rich_help_panel=LOOP)]
+Restarts = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Starts, the best of which is kept; more than one with --start random.", rich_help_panel=LOOP
+    ),
+]
 Tolerance = Annotated[
     float,
     typer.Option(

@@ -47,7 +47,7 @@ def inspect(
     answers: cli.AnswersOption = "posteriors",
     top: cli.Top = None,
     probability: cli.Probabilities = None,
-    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    precision: Annotated[Precision, typer.Option(help="Number format of the computation.")] = "double",
     memory: Annotated[str | None, typer.Option(help="What propagation may take, such as 4GiB.")] = None,
     device: Annotated[
         DeviceChoice, typer.Option(help="Where it would run; a GPU need not be here. auto: a GPU if there is one.")

@@ -71,7 +71,7 @@ def learn(
     holdout: fits.Holdout = None,
     errors: fits.Errors = False,
     report: fits.FitReport = None,
-    fail_if: cli.FailIf = None,
+    fail_if: cli.FailIfWithoutDrift = None,
     overwrite: fits.FitOverwrite = False,
     weight: cli.Weight = None,
     case_id: cli.CaseId = None,

@@ -73,7 +73,7 @@ def learn_chain(
     holdout: fits.Holdout = None,
     errors: fits.Errors = False,
     report: fits.FitReport = None,
-    fail_if: cli.FailIf = None,
+    fail_if: cli.FailIfWithoutDrift = None,
     overwrite: fits.FitOverwrite = False,
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
     column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
@@ -88,7 +88,8 @@ def learn_chain(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="What sums and rows may take, such as 4GiB; 60 % of what is free.", rich_help_panel=cli.RESOURCES
+            help="What sums and rows may take, such as 4GiB; by default 60 % of what is free.",
+            rich_help_panel=cli.RESOURCES,
         ),
     ] = None,
     device: cli.LearningDevice = "cpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,7 +97,7 @@ Top = Annotated[
     typer.Option(
         min=1,
         max=MOST_TOP,
-        help="Lists of so many states in scores, the most probable first.",
+        help="Scores have lists of so many states, the most probable first.",
         rich_help_panel=QUESTION,
     ),
 ]
@@ -111,7 +111,7 @@ Probabilities = Annotated[
     ),
 ]
 PrecisionOption = Annotated[
-    Precision, typer.Option("--precision", help="Numbers to compute with.", rich_help_panel=QUESTION)
+    Precision, typer.Option("--precision", help="Number format of the computation.", rich_help_panel=QUESTION)
 ]
 Overwrite = Annotated[
     bool,
@@ -145,7 +145,9 @@ DropRemoved = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Processes, as many as the work is worth; 0: this process itself.", rich_help_panel=RESOURCES
+        min=0,
+        help="Processes; as many as the work is worth if not given; 0: this process itself.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 RowWorkers = Annotated[
@@ -165,7 +167,8 @@ Threads = Annotated[
 Memory = Annotated[
     str | None,
     typer.Option(
-        help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.", rich_help_panel=RESOURCES
+        help="What propagation may take in all workers, such as 4GiB; by default 60 % of what is free.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 _DEVICE = typer.Option(
@@ -176,8 +179,8 @@ LearningDevice = Annotated[DeviceChoice, _DEVICE]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
-        help="What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; 70 % of its memory. "
-        "On a CPU: what their tables may take of the memory.",
+        help="What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; by default 70 % "
+        "of its memory. On a CPU: what their tables may take of the memory.",
         rich_help_panel=RESOURCES,
     ),
 ]
@@ -226,18 +229,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.",
 Report = Annotated[
     bool | None,
     typer.Option(
-        "--report/--no-report", help="Write a page on the run, report.html; yes as a flow.", rich_help_panel=CHECKS
-    ),
-]
-FailIf = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fail-if",
-        metavar="CONDITION",
-        help="End as failed (code 7) where it holds: 'impossible > 1%', 'drift(xray) > 0.2', ...; repeatable.",
+        "--report/--no-report",
+        help="Write a page on the run, report.html; yes where Prefect shows it.",
         rich_help_panel=CHECKS,
     ),
 ]
+
+
+def _fail_if(examples: str) -> Any:
+    return typer.Option(
+        "--fail-if",
+        metavar="CONDITION",
+        help=f"End as failed (code 7) where it holds: {examples}, ...; repeatable.",
+        rich_help_panel=CHECKS,
+    )
+
+
+FailIf = Annotated[list[str] | None, _fail_if("'impossible > 1%', 'drift(xray) > 0.2'")]
+# Fits and sequences have no drift.
+FailIfWithoutDrift = Annotated[list[str] | None, _fail_if("'impossible > 1%', 'rows < 1000'")]
 Rejects = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Rows that are not ok, with reasons: .csv or .parquet.", rich_help_panel=CHECKS),
@@ -254,7 +264,7 @@ Normalize = Annotated[
     bool,
     typer.Option(
         "--normalize",
-        help="Divide the rows of NETWORK's tables by their sums: counts, percentages.",
+        help="Divide the rows of NETWORK's tables, such as counts or percentages, by their sums.",
         rich_help_panel=NETWORK,
     ),
 ]

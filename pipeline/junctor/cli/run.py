@@ -79,7 +79,8 @@ def run(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     partition_rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows in one part.", rich_help_panel=cli.OUTPUT)
+        int | None,
+        typer.Option(min=1, help="Rows in one part; by default 524,288 at most.", rich_help_panel=cli.OUTPUT),
     ] = None,
     part_size: cli.PartSize = None,
     part: cli.PartOfRun = None,

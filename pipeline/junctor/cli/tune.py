@@ -26,8 +26,8 @@ def tune(
 ) -> None:
     """Measure plans of built-in networks, so that forecasts and choices fit this machine.
 
-    The measurements lie in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
-    that come with the package. Runs that began earlier are not changed by it.
+    The measurements lie in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and go before those that come
+    with the package. Runs that began earlier are not changed by them.
     """
     from junctor.calibration.blocks import calibrate_blocks
     from junctor.calibration.chunked import calibrate_chunks

@@ -41,13 +41,14 @@ def viterbi(
         str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
     ] = None,
     report: cli.Report = None,
-    fail_if: cli.FailIf = None,
+    fail_if: cli.FailIfWithoutDrift = None,
     rejects: cli.Rejects = None,
     overwrite: cli.Overwrite = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
     memory: Annotated[
-        str | None, typer.Option(help="What trellises may take in all workers, such as 4GiB; 60 % of what is free.")
+        str | None,
+        typer.Option(help="What trellises may take in all workers, such as 4GiB; by default 60 % of what is free."),
     ] = None,
     device: cli.Device = None,
     device_memory: cli.DeviceMemory = None,
