@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from junctor.cli.display import show_statuses
-from junctor.model.errors import JunctorError
+from junctor.model.errors import JunctorError, counted
 from junctor.runs.increments import lines_of
 from junctor.runs.run import Manifest
 from junctor.runs.workload import Workload
@@ -108,7 +108,8 @@ class Reporter:
         # Stages of one name are tasks of one name.
         stage, number = f"stage {self._stages}", self._stages
         self._stage = stage
-        self._log(logging.INFO, f"{name}{'' if rows is None else f' {rows:,} rows'}: {self._label}")
+        of = "" if rows is None else f" {counted(rows, 'row')}"
+        self._log(logging.INFO, f"{name}{of}: {self._label}")
         begun = {
             "task_key": f"junctor-{slug(name)}",
             "dynamic_key": f"{self._attempt}-{number}",
@@ -348,9 +349,9 @@ def statuses(manifest: Manifest) -> str:
 def _rows(manifest: Manifest) -> str:
     """Return the rows that a run answered, and of evidence that grows those of all its runs."""
     if not manifest.increments:
-        return f"{manifest.rows:,} rows in {manifest.seconds:.1f} s"
-    rows = "nothing is new" if manifest.increment is None else f"{manifest.increments[-1].rows:,} rows"
-    return f"{rows} in {manifest.seconds:.1f} s; {manifest.rows:,} rows in all"
+        return f"{counted(manifest.rows, 'row')} in {manifest.seconds:.1f} s"
+    rows = "nothing is new" if manifest.increment is None else counted(manifest.increments[-1].rows, "row")
+    return f"{rows} in {manifest.seconds:.1f} s; {counted(manifest.rows, 'row')} in all"
 
 
 def slug(text: str) -> str:
@@ -370,7 +371,7 @@ def summary(inputs: str, output: str, manifest: Manifest) -> str:
         f"# {title[0].upper()}{title[1:]}\n\n"
         f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{rows}\n\n"
-        f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
+        f"{counted(len(manifest.parts), 'part')} ({manifest.reused_parts} were there already) in "
         f"`{output}`\n" + _news(manifest)
     )
 
@@ -385,4 +386,4 @@ def _news(manifest: Manifest) -> str:
     lines = lines_of(last, manifest.inputs)
     more = [f"and {len(lines) - MOST_INPUTS:,} more"] if len(lines) > MOST_INPUTS else []
     listed = "\n".join(f"- {line}" for line in [*lines[:MOST_INPUTS], *more])
-    return f"\nIncrement {last.number}: {last.rows:,} rows\n\n{listed}\n"
+    return f"\nIncrement {last.number}: {counted(last.rows, 'row')}\n\n{listed}\n"

@@ -18,6 +18,7 @@ from helpers.command_line import junctor_cli
 from helpers.files import ASIA, ROOT
 from helpers.prefect_servers import BIN, PrefectServer
 from junctor.cli.deployed import checking
+from junctor.model.errors import counted
 from pyarrow import parquet
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
@@ -62,7 +63,7 @@ def nights(server: PrefectServer, folder: Path, last: int, program: Path = BIN /
     server.every("nightly", 4.0)
     with server.serve(folder, "nightly", program=program):
         for night in range(1, last + 1):
-            said = f"; {night} rows in all: {night} ok"
+            said = f"; {counted(night, 'row')} in all: {night} ok"
             # Runs may be faster than nights: one in between finds nothing new.
             found = server.until(
                 lambda said=said: [
@@ -78,11 +79,11 @@ def nights(server: PrefectServer, folder: Path, last: int, program: Path = BIN /
     assert run["parameters"]["memory"] == "1GiB"
     assert "propagating: patients on asia.bif" in [task["name"] for task in server.tasks(run["id"])]
     assert {task["state"]["type"] for task in server.tasks(run["id"])} == {"COMPLETED"}
-    assert "propagating 1 rows: patients on asia.bif" in server.lines(run["id"])
+    assert "propagating 1 row: patients on asia.bif" in server.lines(run["id"])
     artifacts = server.artifacts(run["id"])
     assert artifacts["nightly-progress"] == 100.0
     assert f"| ok | {last} |" in artifacts["nightly-summary"]
-    assert f"Increment {last}: 1 rows\n\n- new: {last}.csv, 1 rows" in artifacts["nightly-summary"]
+    assert f"Increment {last}: 1 row\n\n- new: {last}.csv, 1 row" in artifacts["nightly-summary"]
     server.delete("nightly")
 
 

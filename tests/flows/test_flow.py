@@ -383,11 +383,11 @@ def test_a_summary_says_what_is_new(tmp_path: Path) -> None:
     evidence.write_text("smoke,xray\nyes,no\n")
     job = Job(ASIA, str(tmp_path / "in"), str(tmp_path / "out"), incremental=True)
     manifest = run_plainly(job, Resources(workers=0))
-    assert "Increment 1: 1 rows\n\n- new: date=2026-11-22/a.csv, 1 rows\n" in summary("", "", manifest)
-    assert re.match(r"# 1 rows in \d\.\d s; 1 rows in all\n", summary("", "", manifest))
+    assert "Increment 1: 1 row\n\n- new: date=2026-11-22/a.csv, 1 row\n" in summary("", "", manifest)
+    assert re.match(r"# 1 row in \d\.\d s; 1 row in all\n", summary("", "", manifest))
     manifest = run_plainly(job, Resources(workers=0))
-    assert re.match(r"# Nothing is new in \d\.\d s; 1 rows in all\n", summary("", "", manifest))
-    assert re.fullmatch(r"nothing is new in \d\.\d s; 1 rows in all: 1 ok", statuses(manifest))
+    assert re.match(r"# Nothing is new in \d\.\d s; 1 row in all\n", summary("", "", manifest))
+    assert re.fullmatch(r"nothing is new in \d\.\d s; 1 row in all: 1 ok", statuses(manifest))
 
 
 @pytest.mark.slow

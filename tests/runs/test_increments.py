@@ -477,7 +477,7 @@ def test_columns_may_be_missing_and_are_told(world: World, caplog: pytest.LogCap
     (world.evidence / "b.csv").write_text("case_id,x_0\nb,\n")
     (world.evidence / "c.csv").write_text("x_2,case_id\n,c\n")
     manifest = world.run()
-    assert "2 inputs lack columns" in caplog.text
+    assert "2 inputs without columns that others have" in caplog.text
     assert "b.csv lacks x_1" in caplog.text
     assert manifest.columns is not None
     assert manifest.columns.evidence == ("x_0", "x_1", "x_2")

@@ -16,6 +16,7 @@ from junctor_kernels.cpu.compilation import compilation
 
 from junctor.cli.deployed import deployed
 from junctor.cli.lines import LineFormatter, is_json, say
+from junctor.model.errors import counted
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runtime.progress import Progress, Silence
@@ -108,18 +109,17 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     if manifest.increments:
         _show_increment(manifest)
     else:
-        typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {show_statuses(manifest.statuses)}")
+        typer.echo(f"{counted(manifest.rows, 'row')} in {manifest.seconds:.1f} s: {show_statuses(manifest.statuses)}")
     size = format_bytes(sum(part.bytes for part in manifest.parts))
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
-    parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
-    typer.echo(f"{directory.path / manifest.spec.folder}: {parts}{there}, {size}")
+    typer.echo(f"{directory.path / manifest.spec.folder}: {counted(len(manifest.parts), 'part')}{there}, {size}")
     peak, of_workers = map(format_bytes, manifest.peak_bytes)
     workers = f", {of_workers} in its largest worker" if manifest.peak_bytes[1] else ""
     typer.echo(f"memory at the most: {peak} in this process{workers}, libraries and files included")
 
 
 def _show_increment(manifest: Manifest) -> None:
-    rows = f"{manifest.rows:,} rows of {len(manifest.inputs):,} inputs in all"
+    rows = f"{counted(manifest.rows, 'row')} of {counted(len(manifest.inputs), 'input')} in all"
     if manifest.increment is None:
         typer.echo(f"nothing is new ({manifest.seconds:.1f} s); {rows}")
         return
@@ -128,7 +128,8 @@ def _show_increment(manifest: Manifest) -> None:
     last = manifest.increments[-1]
     answered = [each for each in manifest.inputs if each.increment == last.number]
     told = f": {show_statuses(last.statuses)}" if answered else ""
-    typer.echo(f"{last.rows:,} rows of {len(answered):,} inputs in {manifest.seconds:.1f} s{told}")
+    what = f"{counted(last.rows, 'row')} of {counted(len(answered), 'input')}"
+    typer.echo(f"{what} in {manifest.seconds:.1f} s{told}")
     lines = lines_of(last, manifest.inputs)
     for line in lines[:MOST_LINES]:
         typer.echo(f"  {line}")
@@ -226,7 +227,7 @@ class LineProgress:
         self._name, self._rows, self._done, self._passes = name, rows, done, ""
         self._rate = Rate(self._clock, done)
         self._started = self._shown = self._clock()
-        of = f" {rows:,} rows" if rows is not None else ""
+        of = f" {counted(rows, 'row')}" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
         say("stage", f"{name}{of}{there}", stage=name, rows=rows, done=done)
 
@@ -247,7 +248,7 @@ class LineProgress:
         if not self._name or now - self._shown < LINE_SECONDS:
             return
         self._shown = now
-        far = f"{self._done:,} rows, " if self._done else ""
+        far = f"{counted(self._done, 'row')}, " if self._done else ""
         if self._rows:
             far = f"{self._done:,} of {self._rows:,} rows ({self._done / self._rows:.0%}), "
         message = f"{self._name}: {far}{self._speed(now)}{self._passes}"

@@ -9,7 +9,7 @@ import typer
 
 from junctor.cli import options as cli
 from junctor.cli.deployed import deployed, is_check
-from junctor.model.errors import ThresholdError
+from junctor.model.errors import ThresholdError, counted
 from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
@@ -193,7 +193,9 @@ def run_share_and_show(
         return
     there = f", {done.reused:,} of them there already" if done.reused else ""
     typer.echo(f"part {share}: {done.partitions:,} of {done.all_partitions:,} partitions{there}")
-    typer.echo(f"{done.rows:,} rows in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}")
+    typer.echo(
+        f"{counted(done.rows, 'row')} in {done.seconds:.1f} s; when all are done: junctor finalise {job.directory.path}"
+    )
 
 
 def _refuse_of_all_answers(job: Workload) -> None:

@@ -40,6 +40,7 @@ def status(
 
 def _show(found: RunStatus, everything: bool) -> None:
     from junctor.cli.display import show_statuses
+    from junctor.model.errors import counted
     from junctor.planning.budget import format_bytes
 
     spec = found.spec
@@ -48,13 +49,11 @@ def _show(found: RunStatus, everything: bool) -> None:
     size = format_bytes(found.bytes)
     if found.rows is None:
         parts = "" if found.expected_parts is None else f" of {found.expected_parts:,}"
-        rows = "" if found.expected_rows is None else f" ({found.expected_rows:,} rows in all)"
+        rows = "" if found.expected_rows is None else f" ({counted(found.expected_rows, 'row')} in all)"
         typer.echo(f"{found.state}: {found.parts:,}{parts} parts{rows}, {size}: the same command goes on")
         return
     typer.echo(f"{found.state}, {found.finished_at}, {found.seconds:.1f} s")
-    typer.echo(
-        f"{found.rows:,} rows: {show_statuses(found.statuses)}; {found.parts:,} part{'s' * (found.parts != 1)}, {size}"
-    )
+    typer.echo(f"{counted(found.rows, 'row')}: {show_statuses(found.statuses)}; {counted(found.parts, 'part')}, {size}")
     if found.increments:
         _table("increments", _INCREMENT, [_increment(each) for each in found.increments], everything)
         _table("partitions", _PARTITION, [_partition(each) for each in found.partitions], everything)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from junctor.cli import options as cli
+from junctor.model.errors import counted
 
 if TYPE_CHECKING:
     from junctor.evidence.read import EvidenceSource
@@ -102,7 +103,7 @@ def _print(network: str, model: dict[str, Any], evidence: str | None, facts: dic
     )
     if facts is None:
         return
-    typer.echo(f"{evidence}: {facts['rows']:,} rows, {facts['invalid_rows']:,} invalid")
+    typer.echo(f"{evidence}: {counted(facts['rows'], 'row')}, {facts['invalid_rows']:,} invalid")
     for item in facts["first_invalid"]:
         typer.echo(f"  row {item['row']:,}: {item['reason']}")
     if facts["invalid_rows"] > len(facts["first_invalid"]):

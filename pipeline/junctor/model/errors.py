@@ -94,6 +94,11 @@ class AllInvalidError(JunctorError):
     exit_code = 4
 
 
+def counted(value: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return ", did you mean 'x' or 'y'?" for the known names nearest to `name`, or an empty string."""
     # Names that users give may be numbers.

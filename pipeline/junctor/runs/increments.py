@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from junctor.evidence.files import partition_of
-from junctor.model.errors import RunError
+from junctor.model.errors import RunError, counted
 from junctor.model.options import OutputFormat
 from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
@@ -336,7 +336,7 @@ def lines_of(increment: Increment, inputs: Sequence[Input]) -> list[str]:
     lines += [f"returned: {path}, its answers are there" for path in increment.returned]
     answered = (each for each in inputs if each.increment == increment.number)
     for each in sorted(answered, key=lambda each: each.path not in reasons):
-        lines.append(f"{reasons.get(each.path, 'new')}: {each.path}, {each.rows:,} rows")
+        lines.append(f"{reasons.get(each.path, 'new')}: {each.path}, {counted(each.rows, 'row')}")
     return lines
 
 

@@ -25,7 +25,7 @@ from junctor.evidence.files import (
     refuse_changes,
     stamp_of,
 )
-from junctor.model.errors import EvidenceError, Place
+from junctor.model.errors import EvidenceError, Place, counted
 from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, stem_of
 from junctor.runs.inputs import Backfill, Change, Changes, Input, Listed, compare, selects
 from junctor.runs.partition import network_for
@@ -368,8 +368,8 @@ class _Encoding:
         if self.lacking:
             path, names = next(iter(self.lacking.items()))
             logger.warning(
-                "%d inputs lack columns that others have, and their rows do not observe these variables: %s lacks %s",
-                len(self.lacking),
+                "%s without columns that others have: their rows do not observe these variables; %s lacks %s",
+                counted(len(self.lacking), "input"),
                 path,
                 ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED),
             )

@@ -16,7 +16,7 @@ from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
-from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.errors import BudgetError, EvidenceError, counted
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, target_names
@@ -128,7 +128,7 @@ class SamplingEngine:
                 begin(self.threads, self.gpu, row)()
         short = sum(1 for row in sheet.answers.reasons if sheet.answers.status[row] == OK)
         if short:
-            logger.warning("%d rows have too few effective samples: see their reasons", short)
+            logger.warning("too few effective samples in %s: see the reasons", counted(short, "row"))
         return sheet.answers
 
     def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[CaseLayout, SampledCase, Estimate | None]:

@@ -22,8 +22,9 @@ from junctor.learning.report.sections import (
     ParameterLine,
     number_text,
 )
+from junctor.model.errors import counted
 from junctor.runs.report.pictures import short
-from junctor.runs.report.words import counted, part, share, write
+from junctor.runs.report.words import part, share, write
 from junctor.runtime.remote import AnyPath
 
 # Lines of the table of variables at most.

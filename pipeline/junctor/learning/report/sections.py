@@ -19,8 +19,9 @@ from junctor.learning.checkpoint import Restart
 from junctor.learning.em import Iteration
 from junctor.learning.holdout import HoldoutComparison
 from junctor.learning.report import pictures
+from junctor.model.errors import counted
 from junctor.runs.report.pictures import MOST_STATES, Group, short
-from junctor.runs.report.words import SHOWN, counted, part
+from junctor.runs.report.words import SHOWN, part
 
 # Distributions with pictures, and lines of tables at most.
 PICTURED, MOST_PARAMETERS, MOST_ITERATIONS, MOST_STARTS, MOST_REASONS = 6, 1000, 200, 50, 12

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from junctor.model.errors import counted
 from junctor.runs.drift import DRIFTED, by_chance, distance
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
@@ -15,7 +16,6 @@ from junctor.runs.report.words import (
     SHOWN,
     Table,
     bars,
-    counted,
     differing,
     drift_heading,
     facts_of,

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from junctor.model.errors import counted
 from junctor.runs.drift import DRIFTED, Drift
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
@@ -19,7 +20,6 @@ from junctor.runs.report.words import (
     SHOWN,
     Table,
     bars,
-    counted,
     drift_heading,
     facts_of,
     kind_of,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from junctor.model.errors import counted
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
 from junctor.runs.statistics import Cells
@@ -133,11 +134,6 @@ def drift_heading(names: Sequence[str], whence: str, what: str = "column") -> st
     shown = ", ".join(pictures.short(name, 30) for name in names[:4])
     more = f" and {len(names) - 4:,} more" if len(names) > 4 else ""
     return f"{counted(len(names), what)} {'drifts' if len(names) == 1 else 'drift'} {whence}: {shown}{more}"
-
-
-def counted(value: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def part(some: float, whole: float) -> float:
