@@ -92,6 +92,15 @@ def test_tables_of_counts_are_refused_with_the_option_that_takes_them() -> None:
     assert network.factors[1].table.tolist() == [[0.25, 0.75], [0.3, 0.7]]
 
 
+@pytest.mark.parametrize("row", [[0.02, 0.99], [0.02, 0.97]])
+def test_a_sum_that_is_as_far_off_as_allowed_is_divided_out(row: list[float]) -> None:
+    drafts = [DraftVariable("a", ["no", "yes"], Place("f"))]
+    network = build_network("n", "bayes", drafts, [DraftTable("a", row, Place("f", 5))])
+    assert network.factors[0].table.tolist() == [number / sum(row) for number in row]
+    with pytest.raises(ModelError, match=r"sums to 1.011, expected 1 \(up to 0.01 off is divided out"):
+        build_network("n", "bayes", drafts, [DraftTable("a", [0.021, 0.99], Place("f", 5))])
+
+
 @pytest.mark.parametrize("largest", [1.7e308, sys.float_info.max])
 def test_counts_whose_sum_is_no_double(largest: float) -> None:
     table = _counts([[1e308, largest], [1, 3]], normalize=True).factors[1].table

@@ -32,8 +32,8 @@ MAX_TABLE_VARIABLES = 64
 SMALL_TABLE = 4096
 
 # A row of a conditional table may miss 1 by this much, as in files with three printed digits, and is then divided by
-# its sum; anything further off is refused as a mistake.
-ROW_SUM_TOLERANCE = 1e-2
+# its sum; anything further off is refused as a mistake. A sum of 1.01 is off by more than 0.01 as a double.
+ROW_SUM_TOLERANCE = 1e-2 + 1e-12
 # Rows this close to 1 are taken as written: dividing would only move the last digits.
 ROW_SUM_EXACT = 2e-6
 # Negative entries of at most this size are roundings of tools that subtract, and count as zero.
