@@ -9,19 +9,28 @@ import typer
 
 from junctor.cli import options as cli
 
+# Nouns for the kinds of entries whose names are no nouns for a user.
+_NOUNS = {
+    "order": "elimination order",
+    "chunks": "cut plan",
+    "bound": "bound plan",
+    "lowered": "lowered plan",
+    "fit": "price list",
+}
+
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     json: cli.AsJson = False,
 ) -> None:
-    """Show or clear what is kept for the next run: networks, elimination orders, plans, their cuts, bytecode, prices.
+    """Show or clear what is kept for the next run: networks, elimination orders, plans (cut, lowered), prices.
 
     It lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`). No answer depends on it. `JUNCTOR_CACHE`, or
     `cache` in `junctor.toml`, is its bound, such as 2GiB; `off` is no cache.
     """
     import json as writer
 
-    from junctor.model.errors import RunError
+    from junctor.model.errors import RunError, counted
     from junctor.planning.budget import format_bytes
     from junctor.runtime.cache import user_cache
     from junctor.runtime.settings import load_settings
@@ -41,7 +50,7 @@ def cache(
         typer.echo(writer.dumps({**record, "kinds": kinds, "removed": removed}, indent=2))
         return
     if clear:
-        typer.echo(f"{removed:,} entries removed")
-    told = ", ".join(f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in sorted(kinds.items())) or "no entries"
+        typer.echo(f"{removed:,} {'entry' if removed == 1 else 'entries'} removed")
+    told = ", ".join(counted(count, _NOUNS.get(kind, kind)) for kind, count in sorted(kinds.items())) or "no entries"
     bound = f"of {format_bytes(kept.limit)}" if kept.limit else "and it is off"
     typer.echo(f"{kept.folder}: {told}, {format_bytes(size)} {bound}")
