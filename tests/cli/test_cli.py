@@ -275,6 +275,7 @@ def test_inspect() -> None:
     assert record["evidence"]["resident_bytes"] > 64 << 20
     text = junctor_cli("inspect", ASIA, "evidence.csv", "--memory", "1kB").stdout
     assert "too much, it will be refused" in text
+    assert "evidence.csv: 3 rows, " in text
     assert inspected(ASIA, "--query", "mpe")["no_evidence"]["patterns"] == 1
 
 

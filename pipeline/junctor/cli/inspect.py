@@ -13,6 +13,7 @@ from junctor.cli import options as cli
 from junctor.cli.choices import choices, show_choices
 from junctor.cli.chunks import chunk_facts, show_chunks
 from junctor.cli.validate import network_facts
+from junctor.model.errors import counted
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, QueryKind
 from junctor.planning.budget import approximate, format_bytes
@@ -40,7 +41,8 @@ MOST_BOUND_OPERATIONS = 10**9
 def inspect(
     network: cli.NetworkFile,
     evidence: Annotated[
-        str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence, whose patterns are planned too.")
+        str | None,
+        typer.Argument(metavar="[EVIDENCE]", help=f"Evidence, whose first {SAMPLE_ROWS:,} rows are planned too."),
     ] = None,
     targets: cli.Targets = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
@@ -311,7 +313,8 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
     _print_work("plan without evidence", record["no_evidence"], record["allowed_bytes"])
     if evidence is not None:
         work = record["evidence"]
-        title = f"{evidence}: the first {work['rows']:,} rows, {work['invalid_rows']:,} of them invalid"
+        rows = f"the first {SAMPLE_ROWS:,} rows" if work["rows"] == SAMPLE_ROWS else counted(work["rows"], "row")
+        title = f"{evidence}: {rows}, {work['invalid_rows']:,} of them invalid"
         _print_work(title, work, record["allowed_bytes"])
 
 
