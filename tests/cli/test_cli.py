@@ -352,7 +352,7 @@ def test_demo_without_prefect() -> None:
     assert result.exit_code == 0, result.output
     assert "BearingWear = failed" in result.stdout
     assert "300 rows" in result.stdout
-    assert "WARNING" not in result.output
+    assert "warning" not in result.output
     assert parquet.read_table("demo-run/answers/posteriors").num_rows == 300
 
 

@@ -87,8 +87,8 @@ def test_a_page_without_a_home_adds_no_lines(tmp_path: Path) -> None:
 
 def test_records_of_the_log_are_documents() -> None:
     record = logging.LogRecord("junctor", logging.WARNING, "", 0, "%d of %d", (1, 2), None)
-    formatter = LineFormatter("%(levelname)s: %(message)s")
-    assert formatter.format(record) == "WARNING: 1 of 2"
+    formatter = LineFormatter()
+    assert formatter.format(record) == "warning: 1 of 2"
     set_log_format("json")
     assert json.loads(formatter.format(record))["message"] == "1 of 2"
 

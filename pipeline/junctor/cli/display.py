@@ -72,7 +72,7 @@ def _log_to_stderr() -> None:
     logger = logging.getLogger("junctor")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(LineFormatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(LineFormatter())
         logger.addHandler(handler)
     # Without a home to write to it warns of its temporary folder, which no reader of lines in JSON expects.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)

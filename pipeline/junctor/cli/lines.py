@@ -134,5 +134,5 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         if not is_json():
-            return super().format(record)
+            return f"{record.levelname.lower()}: {super().format(record)}"
         return document("log", record.getMessage(), record.levelname.lower(), logger=record.name)
