@@ -31,7 +31,9 @@ def test_kept_cliques_answer_later(tmp_path: Path) -> None:
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
-    assert "expected NAME=STATE" in junctor_cli("calibrate", ASIA, "--keep-cliques", kept, "--given", "smoke").stderr
+    assert (
+        "expected VARIABLE=STATE" in junctor_cli("calibrate", ASIA, "--keep-cliques", kept, "--given", "smoke").stderr
+    )
     twice = junctor_cli("calibrate", ASIA, "--keep-cliques", kept, "--given", "smoke=no", "--given", "smoke=no")
     assert twice.exit_code == 2
     missing = junctor_cli("ask", kept, "lung")

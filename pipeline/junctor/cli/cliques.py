@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from junctor.model.network import Variable
 
-Given = Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, such as smoke=yes; repeatable.")]
+Given = Annotated[
+    list[str] | None, typer.Option(metavar="VARIABLE=STATE", help="Evidence, such as smoke=yes; repeatable.")
+]
 Row = tuple[list[str], float]
 
 
@@ -72,7 +74,7 @@ def calibrate(
 
 def ask(
     directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="What `junctor calibrate` kept.")],
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Variables that share a clique.")],
+    names: Annotated[list[str], typer.Argument(metavar="VARIABLE...", help="Variables that share a clique.")],
     json: cli.AsJson = False,
 ) -> None:
     """Print the joint posterior of some variables, without any further propagation."""
@@ -166,7 +168,7 @@ def _evidence(given: list[str]) -> dict[str, str]:
         if not state.strip() or name in evidence:
             fault = "a variable twice" if name in evidence else "no state" if equals else "no '='"
             raise typer.BadParameter(
-                f"found {fault} in {text!r}, expected NAME=STATE, once a variable", param_hint="--given"
+                f"found {fault} in {text!r}, expected VARIABLE=STATE, once a variable", param_hint="--given"
             )
         evidence[name] = state
     return evidence
