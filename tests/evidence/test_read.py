@@ -347,6 +347,29 @@ def test_case_ids_of_a_folder_have_one_type(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.parametrize("first", [pa.string(), pa.large_string(), pa.string_view(), pa.null()], ids=str)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_text_of_a_folder_has_the_type_of_the_first_file_with_some(
+    tmp_path: Path, first: pa.DataType, format: str
+) -> None:
+    others = [pa.string(), pa.large_string(), pa.string_view(), pa.null(), pa.dictionary(pa.int8(), pa.large_string())]
+    expected: list[str | None] = []
+    for number, kind in enumerate([first, *others]):
+        cells = [None] * 2 if pa.types.is_null(kind) else [f"{number}", None]
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        table = pa.table({"case_id": pa.array(cells, kind), "smoke": ["yes", None], "k": pa.array(cells, plain)})
+        WRITERS[f"t.{format}"](tmp_path / f"{number}.{format}", table)
+        expected += cells
+    source = open_evidence(tmp_path, NETWORK, keep=["k"])
+    parts = list(source.partitions(2))
+    kind = pa.string() if pa.types.is_null(first) else first
+    assert source.case_id_type == source.kept_schema.field("k").type == kind
+    ids = pa.chunked_array([part.case_ids for part in parts])
+    kept = pa.concat_tables([part.kept for part in parts if part.kept is not None])["k"]
+    assert ids.type == kept.type == kind
+    assert ids.to_pylist() == kept.to_pylist() == expected
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -495,9 +495,30 @@ def test_types_of_carried_columns_are_those_of_the_first_input(world: World) -> 
     world.run(keep=("k",))
     parquet.write_table(pa.table({"case_id": ["1"], "x_0": [None], "k": ["a"]}), world.evidence / "b.parquet")
     parquet.write_table(pa.table({"case_id": [1], "x_0": [None], "k": [1.0]}), world.evidence / "c.parquet")
-    with pytest.raises(EvidenceError, match="case ids of type string, but those of other inputs are int64") as error:
+    with pytest.raises(EvidenceError, match="case ids of type string, but of type int64 in other inputs") as error:
         world.run(keep=("k",))
-    assert "column 'k' of type double, but in other inputs it is string" in str(error.value)
+    assert "column 'k' of type double, but of type string in other inputs" in str(error.value)
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+@pytest.mark.parametrize("first", [pa.string(), pa.large_string(), pa.null()], ids=str)
+def test_text_has_the_type_of_the_first_input_with_some(world: World, first: pa.DataType, output_format: str) -> None:
+    world.evidence.mkdir()
+    options = {"keep": ("k",), "output_format": output_format}
+    kinds = [first, pa.large_string(), pa.string(), pa.null(), pa.string()]
+    expected: list[str | None] = []
+    for number, kind in enumerate(kinds):
+        ids = [None] if pa.types.is_null(kind) else [f"{number}"]
+        table = pa.table({"case_id": pa.array(ids, kind), "x_0": [None], "k": pa.array(ids, kind)})
+        parquet.write_table(table, world.evidence / f"{number}.parquet")
+        expected += ids
+        # The first two together.
+        if number:
+            world.run(**options)
+    found = junctor.read_answers(world.folder / "out")
+    kind = pa.large_string() if pa.types.is_null(first) else first
+    assert found.schema.field("case_id").type == found.schema.field("k").type == kind
+    assert found["case_id"].to_pylist() == found["k"].to_pylist() == expected
 
 
 def write_notes(world: World, **notes: list[object]) -> None:
@@ -524,7 +545,7 @@ def test_a_column_that_is_missing_in_all_rows_has_the_type_of_others(world: Worl
     assert found.schema.field("k").type == pa.string()
     assert found["k"].to_pylist() == [None] * 4 + ["x", None] + [None] + [None] * 2 + ["y"]
     write_notes(world, f=[1])
-    with pytest.raises(EvidenceError, match="'k' of type int64, but in other inputs it is string: write the file with"):
+    with pytest.raises(EvidenceError, match="'k' of type int64, but of type string in other inputs: write"):
         world.run(**options)
 
 
@@ -534,7 +555,7 @@ def test_a_column_without_a_type_is_answered_anew_with_one(world: World) -> None
     write_notes(world, b=[None])
     assert world.run(keep=("k",)).rows == 5
     write_notes(world, c=["x"])
-    with pytest.raises(EvidenceError, match=r"'k' of type string, but .* has no type: .* another --output"):
+    with pytest.raises(EvidenceError, match=r"'k' of type string, but .* have no type: .* another --output"):
         world.run(keep=("k",))
     assert world.run("other", keep=("k",)).rows == 6
     write_notes(world, d=["y"])

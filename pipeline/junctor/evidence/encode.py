@@ -236,6 +236,9 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # Arrow loads all of its functions for a cast to the same type, too.
     if column.type == kind:
         return column
+    # Arrow does not cast dictionaries to views.
+    if pa.types.is_dictionary(column.type) and pa.types.is_string_view(kind):
+        column = column.dictionary_decode()
     # Without a type, because all of its cells are missing. Such cells are not cast to every type.
     return pa.nulls(len(column), kind) if pa.types.is_null(column.type) else column.cast(kind)
 

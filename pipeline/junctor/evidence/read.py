@@ -39,6 +39,8 @@ from junctor.runtime.threads import ahead
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
 NO_TYPES: Mapping[str, pa.DataType] = MappingProxyType({})
+# One file has the one, another the other: pandas, polars and Arrow itself write different ones.
+TEXTS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
 # Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
 # share of all.
 MOST_PARTITIONS, SPAN_LOSS = 8, 0.6
@@ -86,6 +88,7 @@ def open_evidence(
     folder: AnyPath | None = None,
     mapping: EvidenceMapping | MappingSource | None = None,
     kept_types: Mapping[str, pa.DataType] = NO_TYPES,
+    case_id_type: pa.DataType | None = None,
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
@@ -99,7 +102,8 @@ def open_evidence(
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     folder: of which a single file is; names of its subfolders may be columns.
     mapping: what columns and cells mean, its file, or the content of one.
-    kept_types: types of kept columns that no file here gives one, because all of their cells are missing.
+    kept_types, case_id_type: types of columns that are carried through: of those whose cells are all missing, and of
+        text; None, or without one, for those of the first file that has some.
     Raises EvidenceError.
     """
     format = checked_format(format)
@@ -133,7 +137,7 @@ def open_evidence(
     if ignore_extra:
         # One for all files, whose columns are the same.
         warn_of_no_evidence(layouts[0], tables[0].schema, str(tables[0].path))
-    layouts = _with_types(layouts, kept_types)
+    layouts = _with_types(layouts, kept_types, case_id_type)
     # Files of a folder may differ in the order of columns, so that each has its own encoder, but not in the columns.
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
@@ -386,24 +390,34 @@ def _encoded(block: _Block) -> tuple[_Block, EncodedPartition | None]:
         return block, block.encoder.encode_valid(block.batch, block.first_row)
 
 
-def untyped(kept: pa.Schema) -> bool:
-    """Return True if kept columns have no type: all of their cells are missing, as pandas writes them."""
-    return any(map(pa.types.is_null, kept.types))
+def untyped(source: EvidenceSource) -> bool:
+    """Return True if columns that are carried through have no type: all of their cells are missing."""
+    return any(map(pa.types.is_null, [source.case_id_type, *source.kept_schema.types]))
 
 
-def _with_types(layouts: list[ColumnLayout], kept_types: Mapping[str, pa.DataType]) -> list[ColumnLayout]:
-    """Return layouts whose kept columns without a type have that of another file, or the given one."""
-    if not any(untyped(layout.kept_schema) for layout in layouts):
-        return layouts
-    typed = [field for layout in reversed(layouts) for field in layout.kept_schema if not pa.types.is_null(field.type)]
-    # Of several types the first one: files of another are refused.
-    types = {**kept_types, **{field.name: field.type for field in typed}}
-    return [replace(layout, kept_schema=_filled(layout.kept_schema, types)) for layout in layouts]
+def _with_types(
+    layouts: list[ColumnLayout], kept_types: Mapping[str, pa.DataType], case_id_type: pa.DataType | None
+) -> list[ColumnLayout]:
+    """Return layouts whose columns that are carried through have one type, where they can."""
+    ids = _alike([layout.case_id_type for layout in layouts], case_id_type)
+    kept = [
+        _alike([layout.kept_schema.field(at).type for layout in layouts], kept_types.get(name))
+        for at, name in enumerate(layouts[0].kept_schema.names)
+    ]
+    schemas = [
+        pa.schema([field.with_type(kinds[i]) for field, kinds in zip(layout.kept_schema, kept, strict=True)])
+        for i, layout in enumerate(layouts)
+    ]
+    return [
+        replace(layout, case_id_type=kind, kept_schema=schema)
+        for layout, kind, schema in zip(layouts, ids, schemas, strict=True)
+    ]
 
 
-def _filled(kept: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    of = [types.get(field.name, field.type) if pa.types.is_null(field.type) else field.type for field in kept]
-    return pa.schema([field.with_type(kind) for field, kind in zip(kept, of, strict=True)])
+def _alike(kinds: Sequence[pa.DataType], given: pa.DataType | None) -> list[pa.DataType]:
+    """Return types of a column in several files; text, and cells that are all missing, have the given or first one."""
+    first = given or next((kind for kind in kinds if not pa.types.is_null(kind)), pa.null())
+    return [first if pa.types.is_null(kind) or {kind, first} <= TEXTS else kind for kind in kinds]
 
 
 def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:

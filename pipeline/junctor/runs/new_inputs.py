@@ -154,6 +154,7 @@ def open_inputs(
     mapping: str | None,
     folder: AnyPath | None = None,
     kept_types: Mapping[str, pa.DataType] | None = None,
+    case_id_type: pa.DataType | None = None,
 ) -> EvidenceSource:
     """Open evidence as a run reads it.
 
@@ -163,7 +164,7 @@ def open_inputs(
     format: None for one by name or content.
     mapping: file of what columns and cells mean.
     folder: of which the names of folders below are columns.
-    kept_types: of kept columns all of whose cells are missing, as of `open_evidence`.
+    kept_types, case_id_type: of columns that are carried through, as of `open_evidence`.
     Raises EvidenceError, also for kept columns of types that the answers cannot have.
     """
     from junctor.evidence.mapping import read_mapping
@@ -185,6 +186,7 @@ def open_inputs(
         folder=folder,
         mapping=read,
         kept_types=kept_types or {},
+        case_id_type=case_id_type,
     )
     refuse_other_types(source.kept_schema, spec.as_files())
     return source
@@ -274,6 +276,22 @@ def _write(task: _Write) -> int:
 
 
 @dataclass(slots=True)
+class _Types:
+    """Types of columns that are carried through, of those that have one; kept: by name."""
+
+    case_id: pa.DataType | None = None
+    kept: dict[str, pa.DataType] = field(default_factory=dict)
+
+    def add(self, source: EvidenceSource) -> None:
+        """Add those of an input that are not known."""
+        if self.case_id is None and str(source.case_id_type) != _UNTYPED:
+            self.case_id = source.case_id_type
+        for each in source.kept_schema:
+            if str(each.type) != _UNTYPED:
+                self.kept.setdefault(each.name, each.type)
+
+
+@dataclass(slots=True)
 class _Encoding:
     """The inputs of an increment while they are encoded, one after the other.
 
@@ -282,6 +300,7 @@ class _Encoding:
     broken: path -> reason of inputs that cannot be read.
     encoded: the others.
     lacking: path -> columns that other inputs have.
+    first: the first input that was read.
     """
 
     directory: IncrementDirectory
@@ -292,14 +311,13 @@ class _Encoding:
     broken: dict[str, str]
     encoded: list[Encoded] = field(default_factory=list)
     lacking: dict[str, list[str]] = field(default_factory=dict)
-    _types: dict[str, pa.DataType] | None = None
+    first: EvidenceSource | None = None
+    _types: _Types | None = None
 
     def partitions(self, changes: Changes, known: Sequence[Input], increment: int, threads: int) -> Iterator[_Write]:
         """Yield the partitions of all inputs of an increment; none of them has rows of two inputs."""
         if not changes.answer:
             return
-        from junctor.evidence.read import untyped
-
         network = network_for(self.directory.network, self.spec.network_digest)
         taken = {(each.partition, each.key) for each in known}
         taken |= self.directory.leftovers(self.spec, known, increment)
@@ -307,12 +325,12 @@ class _Encoding:
             listed = change.listed
             try:
                 source = self._open(listed, network)
-                if untyped(source.kept_schema):
+                if self._is_unlike(source):
                     if self._types is None:
                         self._types = self._types_of(changes, known, network)
                     source = self._open(listed, network, self._types)
                 columns = self._columns(listed, source, network)
-                key = self._free_key(change, source.kept_schema, taken)
+                key = self._free_key(change, source, taken)
                 rows = []
                 for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
                     target = self.directory.ingested.parent / f"{stem_of(listed.path, key, number)}.arrow"
@@ -326,41 +344,56 @@ class _Encoding:
                 self.broken[listed.path] = str(error)
                 continue
             self.columns = columns
+            self.first = self.first or source
             its = listed.path, change.digest, listed.bytes, listed.modified
             self.encoded.append(Encoded(*its, key, change.why, tuple(rows)))
 
-    def _open(
-        self, listed: Listed, network: Network, kept_types: Mapping[str, pa.DataType] | None = None
-    ) -> EvidenceSource:
+    def _open(self, listed: Listed, network: Network, types: _Types | None = None) -> EvidenceSource:
         path, files = self.files.paths[listed.path], self.files
-        return open_inputs(path, network, self.spec, files.format, self.mapping, files.found.folder, kept_types)
+        how = self.spec, files.format, self.mapping, files.found.folder
+        return open_inputs(path, network, *how, *(() if types is None else (types.kept, types.case_id)))
 
-    def _types_of(self, changes: Changes, known: Sequence[Input], network: Network) -> dict[str, pa.DataType]:
-        """Return the types of kept columns in the answers there are, without any in the inputs to be answered.
+    def _is_unlike(self, source: EvidenceSource) -> bool:
+        """Return True if columns that are carried through have no type, or another one than in the inputs so far."""
+        from junctor.evidence.read import untyped
+
+        types = str(source.case_id_type), {field.name: str(field.type) for field in source.kept_schema}
+        return untyped(source) or (self.columns is not None and types != (self.columns.case_id, self.columns.kept))
+
+    def _types_of(self, changes: Changes, known: Sequence[Input], network: Network) -> _Types:
+        """Return the types in the inputs so far: those answered, or read before; without any, in those to be answered.
 
         Raises EvidenceError for answers that cannot be read.
         """
-        from junctor.runs.answer_files import schema_of_part
-
-        types: dict[str, pa.DataType] = {}
+        types = _Types()
         if known:
-            parts = (self.directory.path / part for each in known for part in each.parts)
-            part = next((part for part in parts if part.exists()), None)
-            if part is not None and self.columns is not None:
-                with explained(part):
-                    schema = schema_of_part(part)
-                # Parquet has not all types of Arrow.
-                same = [name for name, kind in self.columns.kept.items() if str(schema.field(name).type) == kind]
-                types = {name: schema.field(name).type for name in same}
+            return self._types_of_answers(known)
+        if self.first is not None:
+            types.add(self.first)
             return types
         for change in changes.answer:
             # It is told when its turn comes.
             with suppress(EvidenceError):
-                for each in self._open(change.listed, network).kept_schema:
-                    if str(each.type) != _UNTYPED:
-                        types.setdefault(each.name, each.type)
-            if len(types) == len(self.spec.keep):
+                types.add(self._open(change.listed, network))
+            if types.case_id is not None and len(types.kept) == len(self.spec.keep):
                 break
+        return types
+
+    def _types_of_answers(self, known: Sequence[Input]) -> _Types:
+        from junctor.runs.answer_files import schema_of_part
+
+        types = _Types()
+        parts = (self.directory.path / part for each in known for part in each.parts)
+        part = next((part for part in parts if part.exists()), None)
+        if part is not None and self.columns is not None:
+            with explained(part):
+                schema = schema_of_part(part)
+            # Parquet has not all types of Arrow. Case ids are the first column of answers, whatever its name.
+            if str(schema.field(0).type) == self.columns.case_id != _UNTYPED:
+                types.case_id = schema.field(0).type
+            for name, kind in self.columns.kept.items():
+                if str(schema.field(name).type) == kind != _UNTYPED:
+                    types.kept[name] = schema.field(name).type
         return types
 
     def tell(self) -> None:
@@ -382,12 +415,10 @@ class _Encoding:
         here = EvidenceColumns(names, str(source.case_id_type), kept)
         before = self.columns or here
         if here.case_id != before.case_id:
-            raise EvidenceError(
-                f"case ids of type {here.case_id}, but those of other inputs are {before.case_id}", place
-            )
+            raise EvidenceError(_other_type("case ids", here.case_id, before.case_id), place)
         for name, kind in kept.items():
             if kind != before.kept[name]:
-                raise EvidenceError(_other_type(name, kind, before.kept[name]), place)
+                raise EvidenceError(_other_type(f"column {name!r}", kind, before.kept[name]), place)
         missing = [name for name in before.evidence if name not in names]
         if missing and self.spec.strict:
             raise EvidenceError(f"no column {missing[0]!r}, but other inputs have one", place)
@@ -395,12 +426,12 @@ class _Encoding:
             self.lacking[listed.path] = missing
         return replace(before, evidence=tuple(dict.fromkeys([*before.evidence, *names])))
 
-    def _free_key(self, change: Change, kept: pa.Schema, taken: set[tuple[str, str]]) -> str:
+    def _free_key(self, change: Change, source: EvidenceSource, taken: set[tuple[str, str]]) -> str:
         """Return the key of an input, which is not among those that are taken in its partition."""
         path = change.listed.path
         format = self.files.format or format_of(self.files.paths[path])
         # Other files may have given them, and when an interrupted increment goes on others may be there.
-        types = {field.name: str(field.type) for field in kept}
+        types = [str(source.case_id_type), {field.name: str(field.type) for field in source.kept_schema}]
         for copy in count():
             told = [spec_record(self.spec), change.digest, format, types, copy]
             key = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:_KEY_DIGITS]
@@ -441,14 +472,14 @@ def _recorded(root: AnyPath) -> str:
     return root.url if isinstance(root, RemotePath) else str(root)
 
 
-def _other_type(name: str, kind: str, before: str) -> str:
-    """Return why an input cannot join others whose kept column is of another type, and what helps."""
+def _other_type(what: str, kind: str, before: str) -> str:
+    """Return why an input cannot join others of which a column has another type, and what helps."""
     if before == _UNTYPED:
         return (
-            f"column {name!r} of type {kind}, but in all inputs answered so far its cells are missing and it has no "
-            "type: answer them anew, together with this one, into another --output or after deleting this one"
+            f"{what} of type {kind}, but in all inputs answered so far they are missing and have no type: "
+            "answer those anew, together with this one, into another --output or after deleting this one"
         )
-    return f"column {name!r} of type {kind}, but in other inputs it is {before}: write the file with that type"
+    return f"{what} of type {kind}, but of type {before} in other inputs: write the file with that type"
 
 
 def _partitions(source: EvidenceSource, rows: int, threads: int) -> Iterator[EncodedPartition]:
