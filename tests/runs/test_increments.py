@@ -367,6 +367,15 @@ def test_conditions_on_columns_ask_for_no_file_that_has_all_of_them(world: World
         world.run(fail_if=fail_if)
 
 
+def test_a_column_is_missing_in_files_without_it(world: World) -> None:
+    world.evidence.mkdir()
+    first, second = world.network.variables[:2]
+    (world.evidence / "a.csv").write_text(f'{first.name}\n{first.states[0]}\n""\nmaybe\n')
+    (world.evidence / "b.csv").write_text(f"{second.name}\n{second.states[0]}\n{second.states[0]}\nmaybe\n")
+    with pytest.raises(ThresholdError, match=r"found 3 of 4 cells, 75%.*found 2 of 4 cells, 50%"):
+        world.run(fail_if=(f"missing({first.name}) >= 75%", f"missing({second.name}) >= 2"))
+
+
 def test_links_that_lead_nowhere_hold_up_no_others(world: World) -> None:
     world.days([1, 2])
     world.run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from junctor.model.errors import RunError
 from junctor.runs.drift import Drift, Vector, drifts, marginals
 from junctor.runs.partition import Part, StageTimings, network_for
-from junctor.runs.statistics import Statistics, merged, statistics_of
+from junctor.runs.statistics import Statistics, complete, merged, statistics_of
 from junctor.runs.storage import AnySpec, Directory, RunDirectory, run_digest
 from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
 from junctor.runtime.files import read_json
@@ -120,9 +120,10 @@ def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
     run = run_digest(directory.read_spec())
     parts = [_statistics(directory, run, part) for part in manifest.parts]
     # In the order of the rows, whoever answered them.
-    statistics = merged(
-        found or Statistics(part.rows, part.statuses) for found, part in zip(parts, manifest.parts, strict=True)
-    )
+    statistics = complete(merged(found for found in parts if found is not None))
+    for found, part in zip(parts, manifest.parts, strict=True):
+        if found is None:
+            statistics += Statistics(part.rows, part.statuses)
     network = None
     if isinstance(directory, RunDirectory):
         network = network_for(directory.network, directory.read_spec().network_digest)

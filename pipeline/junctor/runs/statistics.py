@@ -317,6 +317,15 @@ def merged(parts: Iterable[Statistics]) -> Statistics:
     return reduce(add, parts, Statistics())
 
 
+def complete(statistics: Statistics) -> Statistics:
+    """Return the statistics with a cell for each valid row: columns that a partition lacks are missing there."""
+    valid = statistics.rows - statistics.statuses.get("invalid", 0)
+    columns = {
+        name: replace(cells, missing=cells.missing + valid - cells.cells) for name, cells in statistics.columns.items()
+    }
+    return replace(statistics, columns=columns)
+
+
 def count_cells(network: Network, batch: EvidenceBatch) -> dict[str, Cells]:
     """Return the cells of each evidence column, without those of invalid rows."""
     bad = np.fromiter(batch.invalid, np.int64, len(batch.invalid))
