@@ -84,8 +84,7 @@ def joint_posteriors(
 
     network: bayesian or not, or the path of a network file.
     questions: names of variables that belong together.
-    given: evidence of the case, as for `StoredTree.propagate`; a question may be about what has a likelihood of several
-        states, but not about what is observed.
+    given: evidence of the case, as for `StoredTree.propagate`; a question may be about what has some.
     precision: numbers to compute with.
     architecture: by messages, from stored clique tables (whose variables have to share a clique), or what is forecast
         to take less time.
@@ -136,14 +135,6 @@ class JointQuestions:
             if len(set(question)) < max(1, len(question)):
                 names = [network.variables[v].name for v in question]
                 raise EvidenceError(f"found {names}, expected different variables")
-            for v in question:
-                # A likelihood of several states leaves something to ask.
-                if v in self._likelihoods and np.count_nonzero(self._likelihoods[v]) == 1:
-                    name, state = network.variables[v].name, network.variables[v].states[self._likelihoods[v].argmax()]
-                    raise EvidenceError(
-                        f"{name!r} is asked about, but the evidence says that it is {state!r}: leave it out of the "
-                        "question, or of the evidence"
-                    )
         # The variable with most states of each is answered, given the others.
         self._answered = [max(question, key=lambda v: network.cardinalities[v]) for question in self._questions]
         self._conditions = [
@@ -273,12 +264,11 @@ class JointQuestions:
                 states[v][rows] = column
         likelihoods = {}
         for v, likelihood in self._likelihoods.items():
+            # Where the variable is given, the answers get its likelihood as a factor.
+            free = np.flatnonzero(states[v] == UNOBSERVED) if v in states else np.arange(count)
             # As a state, not a likelihood: evidence that is cut out makes all tables smaller.
             if np.count_nonzero(likelihood) == 1 and likelihood.max() == 1:
-                states[v] = np.full(count, likelihood.argmax(), np.int32)
-            else:
-                # Where the variable is given, the answers get its likelihood as a factor.
-                free = np.flatnonzero(states[v] == UNOBSERVED) if v in states else np.arange(count)
-                if len(free):
-                    likelihoods[v] = SoftEvidence(free, np.tile(likelihood, (len(free), 1)))
+                states.setdefault(v, np.empty(count, np.int32))[free] = likelihood.argmax()
+            elif len(free):
+                likelihoods[v] = SoftEvidence(free, np.tile(likelihood, (len(free), 1)))
         return EvidenceBatch(count, states, likelihoods)
