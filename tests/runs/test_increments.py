@@ -530,6 +530,50 @@ def test_text_has_the_type_of_the_first_input_with_some(world: World, first: pa.
     assert found["case_id"].to_pylist() == found["k"].to_pylist() == expected
 
 
+def write_ids(world: World, **ids: object) -> None:
+    """Write a file for each case id."""
+    world.evidence.mkdir(exist_ok=True)
+    for name, each in ids.items():
+        parquet.write_table(
+            pa.table({"case_id": [each], "x_0": [None], "k": [each]}), world.evidence / f"{name}.parquet"
+        )
+
+
+def test_types_go_with_the_answers_that_have_them(world: World) -> None:
+    write_ids(world, a="1")
+    world.run(keep=("k",))
+    write_ids(world, b=2)
+    with pytest.raises(EvidenceError, match=r"b.parquet: case ids of type int64, but of type string in other"):
+        world.run(keep=("k",))
+    write_ids(world, a=1)
+    assert world.run(keep=("k",)).rows == 2
+    assert world.answers()["case_id"].to_pylist() == world.answers()["k"].to_pylist() == [1, 2]
+    for name in "ab":
+        (world.evidence / f"{name}.parquet").unlink()
+    write_ids(world, c="3")
+    with pytest.raises(EvidenceError, match="of type string, but of type int64"):
+        world.run(keep=("k",))
+    assert world.run(keep=("k",), drop_removed=True).rows == 1
+    assert world.answers()["case_id"].to_pylist() == ["3"]
+
+
+def test_types_stay_with_the_answers_to_what_cannot_be_read(world: World) -> None:
+    write_ids(world, a="1", b="2")
+    world.run(keep=("k",))
+    write_ids(world, a=1)
+    (world.evidence / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(EvidenceError, match=r"b.parquet: case ids .* have other types now, .*damaged.*mend or remove"):
+        world.run(keep=("k",))
+    assert world.answers()["case_id"].to_pylist() == ["1", "2"]
+    write_ids(world, a="3")
+    with pytest.raises(EvidenceError, match="1 could not be read, 1 answered"):
+        world.run(keep=("k",))
+    assert world.answers()["case_id"].to_pylist() == ["3", "2"]
+    write_ids(world, a=1, b=2)
+    world.run(keep=("k",))
+    assert world.answers()["case_id"].to_pylist() == [1, 2]
+
+
 def write_notes(world: World, **notes: list[object]) -> None:
     """Write a file for each column of notes; all of them missing, they have no type."""
     world.evidence.mkdir(exist_ok=True)

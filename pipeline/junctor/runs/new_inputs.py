@@ -115,24 +115,30 @@ def ingest(
     )
     if spec.strict and changes.broken:
         raise EvidenceError(next(iter(changes.broken.values())))
+    missed = {each.path for each in known if each.removed}
+    # Before this call, or found by it.
+    gone = {path for path in missed - files.paths.keys() if files.found.covers(path)}
+    dropped = tuple(sorted({*gone, *changes.removed})) if growth.drop_removed else ()
     progress.stage("reading the evidence")
-    encoding = _Encoding(directory, spec, files, columns, growth.mapping, dict(changes.broken))
+    # Answers that leave say nothing about the columns of others.
+    leaving = {*dropped, *(changes.renamed.get(each.listed.path, each.listed.path) for each in changes.answer)}
+    before = columns if any(each.path not in leaving for each in known) else None
+    encoding = _Encoding(directory, spec, files, before, growth.mapping, dict(changes.broken))
     threads = usable_cores()
     for rows in ahead(
         _write, encoding.partitions(changes, known, number, threads), threads, lambda task: task.partition.bytes, _AHEAD
     ):
         progress.advance(rows)
     encoding.tell()
-    missed = {each.path for each in known if each.removed}
-    # Before this call, or found by it.
-    gone = {path for path in missed - files.paths.keys() if files.found.covers(path)}
+    if before is None and columns is not None:
+        encoding.columns = _with_staying(columns, encoding, [each.path for each in known if each.path not in dropped])
     pending = Pending(
         number=number,
         inputs=tuple(encoding.encoded),
         renamed=changes.renamed,
         touched=changes.touched,
         removed=changes.removed,
-        dropped=tuple(sorted({*gone, *changes.removed})) if growth.drop_removed else (),
+        dropped=dropped,
         returned=tuple(each.path for each in changes.touched if each.path in missed),
         broken=encoding.broken,
         columns=encoding.columns,
@@ -366,11 +372,11 @@ class _Encoding:
         Raises EvidenceError for answers that cannot be read.
         """
         types = _Types()
-        if known:
-            return self._types_of_answers(known)
         if self.first is not None:
             types.add(self.first)
             return types
+        if self.columns is not None:
+            return self._types_of_answers(known, self.columns)
         for change in changes.answer:
             # It is told when its turn comes.
             with suppress(EvidenceError):
@@ -379,19 +385,19 @@ class _Encoding:
                 break
         return types
 
-    def _types_of_answers(self, known: Sequence[Input]) -> _Types:
+    def _types_of_answers(self, known: Sequence[Input], columns: EvidenceColumns) -> _Types:
         from junctor.runs.answer_files import schema_of_part
 
         types = _Types()
         parts = (self.directory.path / part for each in known for part in each.parts)
         part = next((part for part in parts if part.exists()), None)
-        if part is not None and self.columns is not None:
+        if part is not None:
             with explained(part):
                 schema = schema_of_part(part)
             # Parquet has not all types of Arrow. Case ids are the first column of answers, whatever its name.
-            if str(schema.field(0).type) == self.columns.case_id != _UNTYPED:
+            if str(schema.field(0).type) == columns.case_id != _UNTYPED:
                 types.case_id = schema.field(0).type
-            for name, kind in self.columns.kept.items():
+            for name, kind in columns.kept.items():
                 if str(schema.field(name).type) == kind != _UNTYPED:
                     types.kept[name] = schema.field(name).type
         return types
@@ -439,6 +445,26 @@ class _Encoding:
                 taken.add((partition_of(path), key))
                 break
         return key
+
+
+def _with_staying(columns: EvidenceColumns, encoding: _Encoding, known: Sequence[str]) -> EvidenceColumns:
+    """Return the columns where all inputs before were to be answered again, and some could not be read.
+
+    columns: before.
+    known: paths of those inputs.
+    Raises EvidenceError where answers that stay for that reason have other types than the new ones.
+    """
+    found = encoding.columns
+    staying = [path for path in known if path in encoding.broken]
+    if found is None or not staying:
+        return columns if found is None else found
+    if (found.case_id, found.kept) != (columns.case_id, columns.kept):
+        raise EvidenceError(
+            "case ids or kept columns of other inputs have other types now, but the answers to this one stay, because "
+            f"it cannot be read ({encoding.broken[staying[0]]}): mend or remove it",
+            Place(str(encoding.files.paths[staying[0]])),
+        )
+    return replace(found, evidence=tuple(dict.fromkeys([*columns.evidence, *found.evidence])))
 
 
 def _refuse_another_folder(found: InputFiles, root: AnyPath, known: Sequence[Input]) -> None:
