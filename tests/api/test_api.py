@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from helpers.files import ASIA
 from junctor.generate import random_network
-from junctor.model.errors import BudgetError, JunctorError
+from junctor.model.errors import BudgetError, EvidenceError, JunctorError
 from junctor.runs.results import default_partition_rows
 
 ROWS = [{"smoke": "yes", "xray": "no"}, {"asia": "yes"}, {}]
@@ -207,3 +207,27 @@ def test_parts_of_the_package_need_no_import_of_their_own() -> None:
     code = "import junctor; print(junctor.generate.random_network, junctor.hmm.viterbi)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert {"generate", "hmm"} <= set(dir(junctor))
+
+
+class OwnType(pa.ExtensionType):
+    """A type of a user, which has no hash, as any such type in Python."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.string(), "junctor.tests.own")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> OwnType:
+        return cls()
+
+
+def test_types_of_users_are_told_or_kept() -> None:
+    own = pa.ExtensionArray.from_storage(OwnType(), pa.array(["yes"]))
+    with pytest.raises(EvidenceError, match=r"column 'smoke': found cells of type .*own.*, expected text or numbers"):
+        junctor.posteriors(ASIA, pa.table({"smoke": own}))
+    with pytest.raises(EvidenceError, match=r"case ids of type .*own.* cannot be carried through"):
+        junctor.posteriors(ASIA, pa.table({"case_id": own}))
+    kept = junctor.posteriors(ASIA, pa.table({"note": own}), ["lung"], keep=["note"])
+    assert kept.schema.field("note").type == own.type

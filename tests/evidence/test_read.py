@@ -340,6 +340,31 @@ def test_folders_that_are_no_table(
     assert str(raised.value).startswith(message)
 
 
+def test_types_of_users_are_kept(tmp_path: Path) -> None:
+    class Own(pa.ExtensionType):
+        def __init__(self) -> None:
+            super().__init__(pa.string(), "junctor.tests.read")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Own:
+            return cls()
+
+    # They have no hash.
+    pa.register_extension_type(Own())
+    try:
+        own = pa.ExtensionArray.from_storage(Own(), pa.array(["a"]))
+        for name in "ab":
+            pq.write_table(pa.table({"k": own}), tmp_path / f"{name}.parquet")
+        (found,) = read(tmp_path, keep=["k"])
+        assert found.kept is not None
+        assert found.kept["k"].type == own.type
+    finally:
+        pa.unregister_extension_type("junctor.tests.read")
+
+
 def test_case_ids_of_a_folder_have_one_type(tmp_path: Path) -> None:
     pq.write_table(as_arrow({"case_id": [1]}), tmp_path / "a.parquet")
     pq.write_table(as_arrow({"case_id": ["1"]}), tmp_path / "b.parquet")

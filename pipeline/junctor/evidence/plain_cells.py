@@ -22,8 +22,10 @@ CASE_ID = "case_id"
 MOST_ROWS = 64
 # Cells whose meaning does not depend on the column's type in Arrow.
 _PLAIN = frozenset([str, int, float, bool])
-# Types of Arrow whose cells are those in Python.
-_ARROW_TYPES = frozenset([pa.string(), pa.large_string(), pa.int64(), pa.float64(), pa.bool_(), pa.null()])
+# Types of Arrow whose cells are those in Python, by their numbers: extension types of users have no hash.
+_ARROW_TYPES = frozenset(
+    kind.id for kind in (pa.string(), pa.large_string(), pa.int64(), pa.float64(), pa.bool_(), pa.null())
+)
 _PANDAS_TYPES = frozenset(["object", "str", "string", "int64", "float64", "bool"])
 
 # Names and cells of columns.
@@ -119,7 +121,7 @@ def _plain_columns(evidence: Any) -> tuple[int, _Columns | None]:
         return rows, (list(evidence), cells) if same else None
     if isinstance(evidence, pa.Table | pa.RecordBatch):
         rows = evidence.num_rows
-        plain = 0 < rows <= MOST_ROWS and _ARROW_TYPES.issuperset(evidence.schema.types)
+        plain = 0 < rows <= MOST_ROWS and _ARROW_TYPES.issuperset(kind.id for kind in evidence.schema.types)
         return rows, (evidence.schema.names, [column.to_pylist() for column in evidence.columns]) if plain else None
     if type(evidence).__module__.partition(".")[0] == "pandas" and type(evidence).__name__ == "DataFrame":
         plain = 0 < len(evidence) <= MOST_ROWS and all(str(kind) in _PANDAS_TYPES for kind in evidence.dtypes)

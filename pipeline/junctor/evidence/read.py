@@ -39,8 +39,9 @@ from junctor.runtime.threads import ahead
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
 NO_TYPES: Mapping[str, pa.DataType] = MappingProxyType({})
-# One file has the one, another the other: pandas, polars and Arrow itself write different ones.
-TEXTS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
+# One file has the one, another the other: pandas, polars and Arrow itself write different ones. By their numbers:
+# extension types of users have no hash.
+_TEXTS = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
 # Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
 # share of all.
 MOST_PARTITIONS, SPAN_LOSS = 8, 0.6
@@ -417,7 +418,7 @@ def _with_types(
 def _alike(kinds: Sequence[pa.DataType], given: pa.DataType | None) -> list[pa.DataType]:
     """Return types of a column in several files; text, and cells that are all missing, have the given or first one."""
     first = given or next((kind for kind in kinds if not pa.types.is_null(kind)), pa.null())
-    return [first if pa.types.is_null(kind) or {kind, first} <= TEXTS else kind for kind in kinds]
+    return [first if pa.types.is_null(kind) or {kind.id, first.id} <= _TEXTS else kind for kind in kinds]
 
 
 def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 _Table = TypeVar("_Table", pa.Table, pa.RecordBatch)
-_PLAIN_WORDS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_PLAIN_WORDS = {pa.lib.Type_STRING_VIEW: pa.string(), pa.lib.Type_BINARY_VIEW: pa.binary()}
 # Types that are, or may hold, dictionaries.
 _WITH_WORDS = {
     *(pa.lib.Type_DICTIONARY, pa.lib.Type_STRUCT),
@@ -142,7 +142,7 @@ def plain_words(column: _Column) -> _Column:
 def plain_words_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of `plain_words`."""
     if pa.types.is_dictionary(kind):
-        plain = _PLAIN_WORDS.get(kind.value_type)
+        plain = _PLAIN_WORDS.get(kind.value_type.id)
         return kind if plain is None else pa.dictionary(kind.index_type, plain, kind.ordered)
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(plain_words_type(field.type)) for field in kind])
