@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -62,6 +63,27 @@ def test_ids_of_rows_that_are_not_ok_may_be_uuids(tmp_path: Path, output_format:
     assert junctor.read_answers(tmp_path / "out")["case_id"].to_pylist() == ids
     found = csv.read_csv(tmp_path / "bad.csv")["case_id"].to_pylist()
     assert found == [str(ids[row]) for row in BAD]
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "arrow"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_views_of_rows_that_are_not_ok_are_texts(tmp_path: Path, output_format: OutputFormat, ending: str) -> None:
+    keep = ("bytes", "record")
+    job = make_job(tmp_path, BAD, rejects=str(tmp_path / f"bad.{ending}"), output_format=output_format, keep=keep)
+    table = parquet.read_table(tmp_path / "evidence.parquet").select(["xray"])
+    ids = [f"c{row}" for row in range(ROWS)]
+    table = table.append_column("case_id", pa.array(ids, pa.string_view()))
+    table = table.append_column("bytes", pa.array(map(str.encode, ids), pa.binary_view()))
+    record = pa.struct([("x", pa.string_view())])
+    table = table.append_column("record", pa.array([{"x": each} for each in ids], record))
+    parquet.write_table(table, tmp_path / "evidence.parquet")
+    run(job, HERE)
+    file = tmp_path / f"bad.{ending}"
+    found = csv.read_csv(file) if ending == "csv" else parquet.read_table(file)
+    assert found["case_id"].to_pylist() == found["bytes"].to_pylist() == [ids[row] for row in BAD]
+    # Parquet gives records back without views.
+    told = [cell if isinstance(cell, dict) else json.loads(cell) for cell in found["record"].to_pylist()]
+    assert told == [{"x": ids[row]} for row in BAD]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -80,8 +80,9 @@ def write_rejects(folder: AnyPath, parts: Sequence[Part], kept: int, path: AnyPa
     # Answers begin with case ids and kept columns, and end with status and reason.
     schema = schema_of_part(folder / parts[0].file)
     names = [*schema.names[: 1 + kept], *schema.names[-2:]]
-    # Cells that Arrow files alone have; few functions of Arrow take them.
-    texts = [name for name in names[1:-2] if not is_in_parquet(schema.field(name))]
+    # Cells that Arrow files alone have, or that Arrow does not pick; few functions of it take them.
+    fields = [schema.field(name) for name in names[:-2]]
+    texts = [each.name for each in fields if not (_can_be_picked(each.type) and is_in_parquet(each))]
     number = free_names(names)("row")
     first = next(columns_in_batches(folder / parts[0].file, names, BATCH_ROWS)).slice(0, 0)
     empty = _numbered(_with_texts(first, texts), 0, number)
@@ -111,6 +112,15 @@ def _rejected(
                 yield _numbered(_with_texts(table, texts), row, number).filter(pc.not_equal(status, "ok"))
                 row += table.num_rows
         first += part.rows
+
+
+def _can_be_picked(kind: pa.DataType) -> bool:
+    """Return True if Arrow can filter cells of a type: views, also within records and lists, it cannot."""
+    try:
+        pa.nulls(1, kind).filter(pa.array([True]))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _with_texts(table: pa.Table, names: Sequence[str]) -> pa.Table:
