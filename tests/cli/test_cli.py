@@ -279,6 +279,18 @@ def test_inspect() -> None:
     assert inspected(ASIA, "--query", "mpe")["no_evidence"]["patterns"] == 1
 
 
+def test_inspect_reads_the_files_of_increments_one_by_one() -> None:
+    folder = Path("in/date=2026-11-22")
+    folder.mkdir(parents=True)
+    (folder / "a.csv").write_text("case_id,smoke\na,yes\nb,\n")
+    (folder / "b.csv").write_text("xray\nno\n")
+    result = junctor_cli("inspect", ASIA, "in")
+    assert (result.exit_code, "no column 'case_id'" in result.stderr) == (3, True)
+    work = inspected(ASIA, "in", "--incremental", "--keep", "date")["evidence"]
+    assert (work["rows"], work["invalid_rows"]) == (3, 0)
+    assert inspected(ASIA, "in/date=2026-11-22/b.csv", "--incremental")["evidence"]["rows"] == 1
+
+
 def test_inspect_counts_what_plans_do_not_have_to_do() -> None:
     savings = {
         each["name"]: each for each in inspected(ASIA, "evidence.csv", "--targets", "smoke")["evidence"]["savings"]

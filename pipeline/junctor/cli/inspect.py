@@ -69,6 +69,9 @@ def inspect(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    incremental: Annotated[
+        bool, typer.Option("--incremental", help="Read each file of EVIDENCE by itself; their columns may differ.")
+    ] = False,
     json: cli.AsJson = False,
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
@@ -77,7 +80,7 @@ def inspect(
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
     from junctor.evidence.batch import EvidenceBatch
-    from junctor.evidence.read import open_evidence
+    from junctor.evidence.read import first_rows
     from junctor.formats import read_network
     from junctor.model.query import Query, Sampling
     from junctor.runtime.machine import allowed_memory
@@ -102,9 +105,12 @@ def inspect(
         "no_evidence": _work(engine, EvidenceBatch(1), stored),
     }
     if evidence is not None:
-        source = open_evidence(
+        # A sample: reading all of it would take as long as answering it.
+        first = first_rows(
             evidence,
             model,
+            SAMPLE_ROWS,
+            incremental,
             case_id=case_id,
             ignore_extra=ignore_extra,
             keep=keep or (),
@@ -112,9 +118,7 @@ def inspect(
             format=evidence_format,
             mapping=mapping,
         )
-        # A sample: reading a whole file would take as long as answering it.
-        first = next(iter(source.partitions(SAMPLE_ROWS)), None)
-        record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), stored)
+        record["evidence"] = _work(engine, first, stored)
     if plot is not None:
         # Imported here, because matplotlib takes a second.
         from junctor.cli.picture import draw_tree

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
 from junctor.evidence.files import (
     InputFiles,
@@ -148,6 +149,27 @@ def open_evidence(
     )
     # The first file stands for all of them: they have equal columns and types of case ids.
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
+
+
+def first_rows(
+    path: str | os.PathLike[str] | RemotePath, network: Network, rows: int, apart: bool = False, **options: Any
+) -> EvidenceBatch:
+    """Return the first rows of evidence, `rows` at the most.
+
+    path, network, options: as of `open_evidence`, whose errors it raises.
+    apart: whether each file of a folder or glob is read by itself, with the columns that it has.
+    """
+    files = input_files(path) if apart else None
+    each = [(path, None)] if files is None else [(file, files.folder) for file in files.paths]
+    found: list[EncodedPartition] = []
+    for file, folder in each:
+        if (left := rows - sum(part.batch.rows for part in found)) == 0:
+            break
+        part = next(iter(open_evidence(file, network, folder=folder, **options).partitions(left)), None)
+        if part is not None:
+            # Files by themselves may have case ids and kept columns of different types.
+            found.append(replace(part, case_ids=pa.nulls(part.batch.rows), kept=None))
+    return concatenate(found, pa.null(), 0).batch
 
 
 def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
