@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.format_helpers import BIF, CONTENT, NETWORK, UAI, XMLBIF, assert_same, error_of, fuzz, odd_networks
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from junctor.formats import EXTENSIONS, WRITABLE, files, read_network, uai, write_network
 from junctor.formats.files import decode, place_at
 from junctor.formats.numbers import BadNumber, parse_numbers
-from junctor.model.errors import ModelError
+from junctor.model.errors import InputError, ModelError
 from junctor.model.network import Network
 
 Factory = pytest.TempPathFactory
@@ -261,6 +262,12 @@ def test_what_is_written_reads_back(tmp_path: Path, format: str, end: str) -> No
         else ()
     )
     assert write_network(read_network(path), path) == ()
+
+
+@pytest.mark.parametrize("other", [None, "a.bif"])
+def test_what_is_no_network_is_not_written(tmp_path: Path, other: Any) -> None:
+    with pytest.raises(InputError, match="as network, expected a Network: read_network makes one of a file"):
+        write_network(other, tmp_path / "n.bif")
 
 
 def test_what_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:

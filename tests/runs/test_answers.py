@@ -92,6 +92,12 @@ def test_a_batch_has_rows(tmp_path: Path, rows: Any) -> None:
         next(junctor.answer_batches(answered(tmp_path), rows=rows))
 
 
+@pytest.mark.parametrize("columns", [5, [1], [None]])
+def test_columns_are_texts(tmp_path: Path, columns: Any) -> None:
+    with pytest.raises(EvidenceError, match=r"found columns 5, expected a list of texts|in columns, expected texts"):
+        junctor.read_answers(answered(tmp_path), columns)
+
+
 @pytest.mark.parametrize(
     "query", [Query("mpe"), Query(answers="scores"), Query(answers="scores", top=2)], ids=["mpe", "scores", "top"]
 )

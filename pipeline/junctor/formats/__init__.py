@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from junctor.formats.files import decode, publish, read_bytes
-from junctor.model.errors import ModelError, Place, nearest
+from junctor.model.errors import InputError, ModelError, Place, nearest
 from junctor.model.network import Network, Reading
 from junctor.runtime.cache import LARGEST_SHARE, user_cache
 from junctor.runtime.remote import AnyPath, RemotePath, location
@@ -79,8 +79,11 @@ def write_network(
     network: the network to write.
     path: target; an existing file is replaced.
     format: a name of WRITABLE or an extension; None for the format of the extension.
-    Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
+    Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written, and
+    InputError for what is no network or path.
     """
+    if not isinstance(network, Network):
+        raise InputError(f"found {network!r} as network, expected a Network: read_network makes one of a file")
     path = location(path)
     chosen = writable_format(path, format)
     # Converted before the file is touched: a network that the format cannot hold leaves the old file as it is.

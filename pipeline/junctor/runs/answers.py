@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError, RunError, nearest
 from junctor.runs.answer_files import columns_in_batches, in_columns, schema_of_part
 from junctor.runs.results import METADATA_KEY, PART_KEY, run_of
@@ -53,8 +54,7 @@ def answer_batches(
     rows: of a batch, at the most.
     Raises what `read_answers` raises.
     """
-    if isinstance(columns, str):
-        columns = [columns]
+    wanted = None if columns is None else texts("columns", columns)
     if not isinstance(rows, Integral) or rows < 1:
         raise EvidenceError(f"found batches of {rows!r} rows, expected at least 1")
     directory = location(output).absolute()
@@ -63,7 +63,7 @@ def answer_batches(
     with _explained(parts[0], directory, record):
         schema = schema_of_part(parts[0].path)
         parts[0].check(schema)
-    names = schema.names if columns is None else list(columns)
+    names = schema.names if wanted is None else list(wanted)
     if not names or len(set(names)) < len(names):
         raise EvidenceError(f"found the columns {names}, expected at least one, and each once")
     for name in names:
