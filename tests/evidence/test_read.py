@@ -368,7 +368,9 @@ def test_types_of_users_are_kept(tmp_path: Path) -> None:
 def test_case_ids_of_a_folder_have_one_type(tmp_path: Path) -> None:
     pq.write_table(as_arrow({"case_id": [1]}), tmp_path / "a.parquet")
     pq.write_table(as_arrow({"case_id": ["1"]}), tmp_path / "b.parquet")
-    with pytest.raises(EvidenceError, match=r"b.parquet: case ids of type string, but .*a.parquet has int64"):
+    with pytest.raises(
+        EvidenceError, match=r"b.parquet: case ids of type string, but .*a.parquet has int64: write them as one"
+    ):
         read(tmp_path)
 
 

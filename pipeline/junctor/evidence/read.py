@@ -450,14 +450,16 @@ def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: 
         raise EvidenceError(f"no column {name!r}, but {has} has one: the files of a folder are one table", Place(lacks))
     if first.case_id_type != other.case_id_type:
         raise EvidenceError(
-            f"case ids of type {other.case_id_type}, but {first_file} has {first.case_id_type}", Place(file)
+            f"case ids of type {other.case_id_type}, but {first_file} has {first.case_id_type}: write them as one",
+            Place(file),
         )
     for name, kind, expected in zip(
         first.kept_schema.names, other.kept_schema.types, first.kept_schema.types, strict=True
     ):
         if kind != expected:
             raise EvidenceError(
-                f"column {name!r} to keep is of type {kind}, but {first_file} has {expected}", Place(file)
+                f"column {name!r} to keep is of type {kind}, but {first_file} has {expected}: write it as one",
+                Place(file),
             )
 
 
