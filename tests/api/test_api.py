@@ -231,3 +231,10 @@ def test_types_of_users_are_told_or_kept() -> None:
         junctor.posteriors(ASIA, pa.table({"case_id": own}))
     kept = junctor.posteriors(ASIA, pa.table({"note": own}), ["lung"], keep=["note"])
     assert kept.schema.field("note").type == own.type
+
+
+def test_long_integers_are_told() -> None:
+    (row,) = junctor.posteriors(ASIA, {"smoke": [10**30]}).to_pylist()
+    assert (row["status"], "unknown state '1000" in row["reason"]) == ("invalid", True)
+    with pytest.raises(EvidenceError, match="column 'smoke' has a number that is too long"):
+        junctor.posteriors(ASIA, {"smoke": [10**5000]})

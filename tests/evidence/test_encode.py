@@ -426,6 +426,7 @@ def test_a_matrix_is_a_column_of_likelihoods() -> None:
         ({1: [1, 2], "1": [1]}, "evidence: columns of different lengths: '1': 2, '1': 1"),
         ([{"smoke": "yes"}, {"smoke": [0.5, 0.5]}], "evidence: column 'smoke' mixes list with other cells"),
         ({"smoke": [[1, 2**63], None]}, "evidence: column 'smoke': found lists of other than numbers of 64 bits ("),
+        ({"smoke": [10**5000]}, "evidence: column 'smoke' has a number that is too long (Exceeds the limit (4300"),
         ([{"smoke": [1, "x"]}], "evidence: column 'smoke': found lists of other than numbers of 64 bits ("),
     ],
 )

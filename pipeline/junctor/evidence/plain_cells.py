@@ -86,6 +86,9 @@ class PlainCells:
                 if kind is not None or type(cell) not in _PLAIN:
                     return None
                 kind = type(cell)
+            # Python does not write any integer, and Arrow's have 64 bits.
+            if kind is int and not -(2**63) <= cell < 2**63:
+                return None
             code = reader.code(cell)
             if code == UNKNOWN:
                 return None

@@ -132,7 +132,13 @@ def _as_text(name: Any, cell: Any) -> str | None:
             f"evidence: column {str(name)!r} mixes {type(cell).__name__} with other cells: put likelihoods into a "
             "column of lists or into columns 'variable=state', and states into another"
         )
-    return None if _is_null(cell) else str(cell)
+    if _is_null(cell):
+        return None
+    try:
+        return str(cell)
+    except ValueError as error:
+        # Python writes no integer of more than 4,300 digits.
+        raise EvidenceError(f"evidence: column {str(name)!r} has a number that is too long ({error})") from error
 
 
 def _is_null(cell: Any) -> bool:
