@@ -365,6 +365,19 @@ def test_types_of_users_are_kept(tmp_path: Path) -> None:
         pa.unregister_extension_type("junctor.tests.read")
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_kept_evidence_may_be_views(tmp_path: Path, format: str, kind: pa.DataType) -> None:
+    cells = pa.array([b"yes", None, b"no"]).cast(kind)
+    path = tmp_path / f"t.{format}"
+    WRITERS[f"t.{format}"](path, pa.table({"case_id": cells, "smoke": cells}))
+    (part,) = read(path, keep=["smoke"])
+    assert part.kept is not None
+    assert part.kept["smoke"].combine_chunks().equals(cells)
+    assert part.case_ids.equals(cells)
+    assert not part.batch.invalid
+
+
 def test_case_ids_of_a_folder_have_one_type(tmp_path: Path) -> None:
     pq.write_table(as_arrow({"case_id": [1]}), tmp_path / "a.parquet")
     pq.write_table(as_arrow({"case_id": ["1"]}), tmp_path / "b.parquet")

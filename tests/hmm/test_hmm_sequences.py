@@ -187,6 +187,20 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     assert (part.batch.symbols.tolist(), part.case_ids.to_pylist()) == ([1], [7])  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_case_ids_may_be_views(tmp_path: Path, name: str, kind: pa.DataType) -> None:
+    ids = pa.array([b"p", None]).cast(kind)
+    table = pa.table({"case_id": ids, "x": [[0], [1]]})
+    if name == "t.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    (part,) = open_sequences(tmp_path / name, named()).partitions(9, 9)
+    assert part.case_ids.equals(ids)
+
+
 def test_columns_of_one_name_are_told(tmp_path: Path) -> None:
     lists, numbers = pa.array([["one"]]), pa.array([1])
     for names, columns, message in (

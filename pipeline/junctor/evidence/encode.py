@@ -20,7 +20,7 @@ from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
-from junctor.runtime.arrow import no_rows, number_array, without_null_words
+from junctor.runtime.arrow import cast, no_rows, number_array, without_null_words
 
 __all__ = ["EncodedPartition", "Encoder", "as_arrow", "concatenate", "encode_table"]
 
@@ -236,11 +236,8 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # Arrow loads all of its functions for a cast to the same type, too.
     if column.type == kind:
         return column
-    # Arrow does not cast dictionaries to views.
-    if pa.types.is_dictionary(column.type) and pa.types.is_string_view(kind):
-        column = column.dictionary_decode()
     # Without a type, because all of its cells are missing. Such cells are not cast to every type.
-    return pa.nulls(len(column), kind) if pa.types.is_null(column.type) else column.cast(kind)
+    return pa.nulls(len(column), kind) if pa.types.is_null(column.type) else cast(column, kind)
 
 
 def row_numbers(first_row: int, rows: int) -> pa.Array:

@@ -26,7 +26,7 @@ from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.learning.expectation import A_WEIGHT, wrong_weights
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
-from junctor.runtime.arrow import in_one_piece, plain_words, with_plain_words
+from junctor.runtime.arrow import cast, in_one_piece, plain_words, with_plain_words
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # A row is a sequence. Its list holds symbols (strings or integers; null for unobserved), or for each step a list of
@@ -189,7 +189,7 @@ class SequenceSource:
                     ids = row_numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.
-                        ids = batch.column(1).cast(table.schema.field(at).type)
+                        ids = cast(batch.column(1), table.schema.field(at).type)
                     yield EncodedSequences(encoded, ids, first_row)
                     first_row += batch.num_rows
 

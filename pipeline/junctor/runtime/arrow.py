@@ -154,6 +154,13 @@ def plain_words_type(kind: pa.DataType) -> pa.DataType:
     return pa.list_(cell) if pa.types.is_list(kind) else pa.large_list(cell)
 
 
+def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of another type; dictionaries may become views, which Arrow itself does not do."""
+    if pa.types.is_dictionary(column.type) and kind.id in _PLAIN_WORDS:
+        column = column.dictionary_decode()
+    return column.cast(kind)
+
+
 def with_plain_words(table: _Table) -> _Table:
     """Return a table or record batch with the columns of `plain_words`; itself where these are its own."""
     found = table.schema
