@@ -227,6 +227,17 @@ def test_steps_of_something_else_are_told(tmp_path: Path, step: Any) -> None:
         list(open_sequences(path, named()).partitions(9, 9))
 
 
+def test_files_may_have_text_and_lists_of_any_type(tmp_path: Path) -> None:
+    texts = [pa.string(), pa.large_string(), pa.string_view()]
+    lists: list[Callable[[pa.DataType], pa.DataType]] = [pa.list_, pa.large_list, pa.list_]
+    for number, (text, of) in enumerate(zip(texts, lists, strict=True)):
+        table = pa.table({"case_id": pa.array([f"{number}"], text), "x": pa.array([["one", "two"]], of(text))})
+        parquet.write_table(table, tmp_path / f"{number}.parquet")
+    (part,) = open_sequences(tmp_path, named()).partitions(9, 9)
+    assert part.case_ids.equals(pa.array(["0", "1", "2"]))
+    assert part.batch.symbols.tolist() == [0, 1] * 3  # type: ignore[union-attr]
+
+
 def test_files_of_other_columns_say_which(tmp_path: Path) -> None:
     first = pa.table({"s": pa.array([[0]], pa.list_(pa.int64()))})
     write(first, tmp_path / "a.parquet")

@@ -189,7 +189,7 @@ class SequenceSource:
                     ids = row_numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.
-                        ids = cast(batch.column(1), table.schema.field(at).type)
+                        ids = cast(batch.column(1), self.tables[0].schema.field(at).type)
                     yield EncodedSequences(encoded, ids, first_row)
                     first_row += batch.num_rows
 
@@ -219,8 +219,8 @@ def open_sequences(
         positions = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
     # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:
-        if not table.schema.equals(tables[0].schema):
-            found, expected = _differing(table.schema, tables[0].schema)
+        if (schema := _with_one_text(table.schema)) != (first := _with_one_text(tables[0].schema)):
+            found, expected = _differing(schema, first)
             raise EvidenceError(f"found {found}, but in {tables[0].path} {expected}", Place(str(table.path)))
     return SequenceSource(tables, positions[0], SequenceEncoder(model), strict)
 
@@ -331,6 +331,20 @@ def _position(schema: pa.Schema, name: str, place: Place | None) -> int:
     if count > 1:
         raise EvidenceError(f"found {count} columns {name!r}, expected one: rename the others", place)
     return names.index(name)
+
+
+def _with_one_text(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the shortest type of Arrow for text, and for lists: writers of tables differ in them."""
+    return pa.schema([field.with_type(_one_text(field.type)) for field in schema])
+
+
+def _one_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        # Names of what is in a list differ, too.
+        return pa.list_(_one_text(kind.value_type))
+    return kind
 
 
 def _differing(schema: pa.Schema, first: pa.Schema) -> tuple[str, str]:
