@@ -35,8 +35,8 @@ def test_it_shows_and_clears(folder: Path) -> None:
     assert record["bytes"] > 0
     assert record["limit"] == 16 << 20
     assert record["folder"] == str(folder / "cache" / "junctor" / "kept")
-    (folder / "cache" / "junctor" / "kept" / f"chunks-{'0' * 64}.kept").write_bytes(b"")
-    (folder / "cache" / "junctor" / "kept" / f"chunks-{'1' * 64}.kept").write_bytes(b"")
+    (folder / "cache" / "junctor" / "kept" / f"cut-{'0' * 64}.kept").write_bytes(b"")
+    (folder / "cache" / "junctor" / "kept" / f"cut-{'1' * 64}.kept").write_bytes(b"")
     assert "2 cut plans, 1 network, " in junctor_cli("cache").stdout
     assert "3 entries removed" in junctor_cli("cache", "--clear").stdout
     assert json.loads(junctor_cli("cache", "--json").stdout)["entries"] == 0

@@ -12,7 +12,8 @@ from junctor.cli import options as cli
 # Nouns for the kinds of entries whose names are no nouns for a user.
 _NOUNS = {
     "order": "elimination order",
-    "chunks": "cut plan",
+    "cut": "cut plan",
+    "overlap": "task overlap",
     "bound": "bound plan",
     "lowered": "lowered plan",
     "fit": "price list",
