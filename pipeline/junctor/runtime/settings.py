@@ -88,7 +88,7 @@ def _checked(given: dict[str, Any]) -> Settings:
     for each in fields(Settings):
         kind = types[each.name]
         if each.name in _LEAST:
-            kind = Annotated[kind, Field(ge=_LEAST[each.name])]
+            kind = Annotated[kind, Field(ge=_LEAST[each.name]), BeforeValidator(_no_truth)]
         if each.name in _PARSE:
             kind = Annotated[kind, BeforeValidator(_parsing(_PARSE[each.name]))]
         checks[each.name] = (kind, each.default)
@@ -96,6 +96,13 @@ def _checked(given: dict[str, Any]) -> Settings:
         return Settings(**create_model("Settings", **checks)(**given).model_dump())
     except ValidationError as error:
         raise InputError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _no_truth(value: object) -> object:
+    # To Python `true` is the number 1: one byte of memory.
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")
+    return value
 
 
 def _parsing(parse: Callable[[str], int]) -> Callable[[object], object]:
@@ -153,4 +160,4 @@ def _explain(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"][:1])
     variable = f"{PREFIX}{name.upper()}"
     where = variable if os.environ.get(variable) else _file()
-    return f"setting {name!r} ({where}): found {error['input']!r}: {error['msg']}"
+    return f"setting {name!r} ({where}): found {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
