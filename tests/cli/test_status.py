@@ -126,18 +126,55 @@ def test_no_status() -> None:
     assert (nothing.exit_code, "no run here" in nothing.stderr) == (6, True)
     write("in.csv", "a")
     run(evidence="in.csv")
-    for text in ("{}", "", "[]", '{"parts": [1], "statuses": 1}'):
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    odd = [
+        {**manifest, name: value} for name in ("rows", "seconds", "statuses", "parts") for value in (None, "x", ["x"])
+    ]
+    for text in ("{}", "", "[]", '{"parts": [1], "statuses": 1}', *map(json.dumps, odd)):
         Path("out/manifest.json").write_text(text)
         broken = junctor_cli("status", "out")
         assert broken.exit_code == 6
         assert broken.stderr == "error: out/manifest.json: not a manifest: the same command again makes a new one\n"
 
 
+@pytest.mark.parametrize("text", ["{}", '{"incremental": true}', '{"format_version": 2}'])
+def test_run_json_of_another_kind(text: str) -> None:
+    write("in.csv", "a")
+    run(evidence="in.csv")
+    Path("out/run.json").write_text(text)
+    broken = junctor_cli("status", "out")
+    assert broken.exit_code == 6
+    assert "out/run.json: found format_version" in broken.stderr
+
+
+@pytest.mark.parametrize("name", ["rows", "partitions"])
+def test_damaged_amount_of_the_evidence(name: str) -> None:
+    write("in.csv", "a")
+    run(evidence="in.csv")
+    Path("out/manifest.json").unlink()
+    done = Path("out/evidence/done.json")
+    amount = json.loads(done.read_text())
+    for odd in ({**amount, name: "x"}, {name: 1}):
+        done.write_text(json.dumps(odd))
+        broken = junctor_cli("status", "out")
+        assert (broken.exit_code, "out/evidence/done.json: not the amount" in broken.stderr) == (6, True)
+
+
 def test_a_damaged_manifest_of_increments_is_to_be_restored() -> None:
     """Without it a run that starts afresh has no answers to inputs that are gone."""
     write("in/a.csv", "a")
     assert run("--incremental").exit_code == 0
-    Path("out/manifest.json").write_text("")
-    broken = junctor_cli("status", "out")
-    assert broken.exit_code == 6
-    assert broken.stderr == "error: out/manifest.json: not a manifest: restore it from a copy\n"
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    odd = [
+        ("inputs", "rows"),
+        ("inputs", "statuses"),
+        ("inputs", "removed"),
+        ("increments", "rows"),
+        ("increments", "renamed"),
+    ]
+    damaged = [{**manifest, each: [{**manifest[each][0], name: None}]} for each, name in odd]
+    for text in ("", *map(json.dumps, damaged)):
+        Path("out/manifest.json").write_text(text)
+        broken = junctor_cli("status", "out")
+        assert broken.exit_code == 6
+        assert broken.stderr == "error: out/manifest.json: not a manifest: restore it from a copy\n"

@@ -86,10 +86,11 @@ class Increment:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Increment:
-        """Return it from a record of `asdict`; raises KeyError or TypeError for another record."""
+        """Return it from a record of `asdict`; raises KeyError, TypeError or ValueError for another record."""
         paths = {name: tuple(record[name]) for name in ("late", "changed", "backfilled", "removed", "dropped")}
         # Earlier versions had none.
-        return cls(**{**record, **paths, "returned": tuple(record.get("returned", ()))})
+        returned, renamed = tuple(record.get("returned", ())), dict(record["renamed"])
+        return cls(**{**record, **paths, "returned": returned, "renamed": renamed})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
-from junctor.runs.storage import INPUTS, KINDS, parts_in
+from junctor.runs.storage import INPUTS, KINDS, parts_in, read_spec_record
 from junctor.runtime.files import read_json
 from junctor.runtime.remote import AnyPath, lacking
 
@@ -84,7 +84,7 @@ class RunStatus:
 
 def read_status(path: AnyPath) -> RunStatus:
     """Return the state of an output; raises RunError if there is no run, or its records cannot be read."""
-    spec = read_json(path / "run.json")
+    spec = read_spec_record(path / "run.json")
     if spec is None:
         raise RunError(f"{path}: {lacking(path, 'no run here (run.json is missing)')}")
     file = path / "manifest.json"
@@ -93,7 +93,7 @@ def read_status(path: AnyPath) -> RunStatus:
         found = None if manifest is None else _finished(path, spec, manifest)
     except RefusedError:
         raise
-    except (RunError, KeyError, TypeError, AttributeError) as error:
+    except (RunError, KeyError, TypeError, ValueError, AttributeError) as error:
         # As `junctor verify`: a manifest of evidence that grows alone knows what was answered.
         remade = "restore it from a copy" if spec.get("incremental") else "the same command again makes a new one"
         raise RunError(f"{file}: not a manifest: {remade}") from error
@@ -103,8 +103,8 @@ def read_status(path: AnyPath) -> RunStatus:
 
 
 def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) -> RunStatus:
-    """Return the state that a manifest tells; raises KeyError, TypeError or AttributeError for another record."""
-    return RunStatus(
+    """Return the state that a manifest tells; raises KeyError, TypeError, ValueError or AttributeError for another."""
+    found = RunStatus(
         directory=str(path),
         state="finished",
         spec=spec,
@@ -117,6 +117,23 @@ def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) 
         inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
         increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
     )
+    _check_types(found)
+    return found
+
+
+def _check_types(found: RunStatus) -> None:
+    """Raise TypeError where a record has another type than what is shown of it."""
+    told: tuple[RunStatus | Input | Increment, ...] = (found, *found.inputs, *found.increments)
+    dated: tuple[RunStatus | Increment, ...] = (found, *found.increments)
+    values: dict[type, list[object]] = {
+        int: [found.bytes, *(count for each in told for count in (each.rows, *each.statuses.values()))],
+        str: [*(each.finished_at for each in dated), *(each.partition for each in found.inputs)],
+        bool: [each.removed for each in found.inputs],
+    }
+    if not isinstance(found.seconds, int | float) or any(
+        type(each) is not kind for kind in values for each in values[kind]
+    ):
+        raise TypeError("a value of another type")
 
 
 def _state(path: AnyPath, spec: Mapping[str, Any], increments: int) -> State:
@@ -130,13 +147,25 @@ def _state(path: AnyPath, spec: Mapping[str, Any], increments: int) -> State:
 
 
 def _unfinished(path: AnyPath, spec: dict[str, Any]) -> RunStatus:
-    encoded = next(filter(None, (read_json(path / folder / "done.json") for folder in INPUTS)), None)
+    file = next((each for folder in INPUTS if (each := path / folder / "done.json").exists()), None)
     parts = [part for folder in KINDS for part in parts_in(path / folder)]
-    rows = partitions = None
-    if encoded is not None and "inputs" in encoded:
-        counts = [rows for each in encoded["inputs"] for rows in each["rows"]]
-        rows, partitions = sum(counts), len(counts)
-    elif encoded is not None:
-        rows, partitions = encoded["rows"], encoded["partitions"]
+    try:
+        rows, partitions = (None, None) if file is None else _amount(read_json(file))
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{file}: not the amount of the evidence here: start afresh with --overwrite") from error
     size = sum(part.stat().st_size for part in parts)
     return RunStatus(str(path), "unfinished", spec, None, {}, len(parts), size, rows, partitions)
+
+
+def _amount(encoded: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
+    """Return rows and partitions of encoded inputs; raises KeyError or TypeError for another record."""
+    if encoded is None:
+        return None, None
+    if "inputs" in encoded:
+        counts = [rows for each in encoded["inputs"] for rows in each["rows"]]
+        rows, partitions = sum(counts), len(counts)
+    else:
+        rows, partitions = encoded["rows"], encoded["partitions"]
+    if type(rows) is not int or type(partitions) is not int:
+        raise TypeError("a value of another type")
+    return rows, partitions

@@ -553,15 +553,9 @@ class Directory(Generic[Spec]):
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
-        record = read_json(path)
+        record = read_spec_record(path)
         if record is None:
             return None
-        version = record.get("format_version")
-        if version != FORMAT_VERSION:
-            raise RunError(
-                f"{path}: found format_version {version!r}, expected {FORMAT_VERSION}: another version of junctor "
-                "wrote it; name another directory with --output, or start afresh with --overwrite"
-            )
         try:
             spec: Spec = self.parse(record)
             return spec
@@ -610,6 +604,17 @@ def _sign(lock: IO[str]) -> None:
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
+
+
+def read_spec_record(path: AnyPath) -> dict[str, Any] | None:
+    """Return the record of a `run.json`, None without one; raises RunError for another version, or no record."""
+    record = read_json(path)
+    if record is not None and record.get("format_version") != FORMAT_VERSION:
+        raise RunError(
+            f"{path}: found format_version {record.get('format_version')!r}, expected {FORMAT_VERSION}: another "
+            "version of junctor wrote it; name another directory with --output, or start afresh with --overwrite"
+        )
+    return record
 
 
 def spec_record(spec: Any) -> dict[str, Any]:
