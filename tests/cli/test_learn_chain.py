@@ -135,6 +135,11 @@ def test_impossible_sequences() -> None:
     assert "left out: row 2: the sequence has probability 0" in skipped.stderr
     assert "sequences: 2 ok" in run("--impossible", "smooth").stdout
     assert (read_model("fitted.json").emission == [[0.5, 0.5]]).all()  # type: ignore[union-attr]
+    Path("folder").mkdir()
+    parquet.write_table(pa.table({"words": [["a"]]}), "folder/1.parquet")
+    Path("words.parquet").rename("folder/2.parquet")
+    in_folder = junctor_cli("learn-chain", "model.parquet", "folder", "-o", "fitted.json")
+    assert "sequence 2 of folder/2.parquet is impossible by zeros" in in_folder.stderr
 
 
 def test_interrupted_errors_leave_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import junctor
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
@@ -471,3 +472,23 @@ def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:
     refused = junctor_cli("learn", ASIA, str(file), "-o", str(tmp_path / "f.bif"), "--new-states")
     assert refused.exit_code == 3
     assert "UAI evidence names no states" in refused.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_rows_of_a_folder_are_named_by_file(tmp_path: Path, suffix: str, workers: str) -> None:
+    (tmp_path / "in").mkdir()
+    write = csv.write_csv if suffix == "csv" else parquet.write_table
+    for name, lung, weight in (("a", ["no", "no"], [1, 1]), ("b", ["no", "yes", "yes"], [1, 2, -1])):
+        table = pa.table({"lung": lung, "either": ["no"] * len(lung), "w": weight})
+        write(table, tmp_path / f"in/{name}.{suffix}")
+    fit = ("learn", ASIA, str(tmp_path / "in"), "-o", str(tmp_path / "f.bif"), "--workers", workers)
+    refused = junctor_cli(*fit, "--weight", "w", "--impossible", "skip")
+    where = f"of {tmp_path}/in/b.{suffix}"
+    assert refused.exit_code == 3
+    assert f"row 3 {where}: column 'w': found -1" in refused.stderr
+    refused = junctor_cli(*fit, "--ignore-extra")
+    assert refused.exit_code == 3
+    assert f"2 rows are impossible (2 {where}, 3 {where}) by zeros" in refused.stderr
+    counts = ("counts", ASIA, str(tmp_path / "in"), "-o", str(tmp_path / "c.csv"), "--weight", "w")
+    assert f"row 3 {where}: column 'w'" in junctor_cli(*counts).stderr

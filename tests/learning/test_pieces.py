@@ -183,7 +183,7 @@ def test_errors_are_those_of_this_process(
         with pytest.raises(EvidenceError) as refused:
             record_of(tmp_path / "rows.parquet", network, resources)
         said.add(str(refused.value))
-    assert said == {"row 2001: column 'weight': found -2.0, expected a weight of 0, or from 1e-100 to 1e100"}
+    assert said == {"row 2,001: column 'weight': found -2.0, expected a weight of 0, or from 1e-100 to 1e100"}
     monkeypatch.setattr(pieces, "version", lambda _: "0.0.1")
     with pytest.raises(RunError, match=r"a worker has junctor .*, this run needs 0\.0\.1"):
         record_of(tmp_path / "rows.parquet", network, using(scheduler))

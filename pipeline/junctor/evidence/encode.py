@@ -240,6 +240,11 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.nulls(len(column), kind) if pa.types.is_null(column.type) else cast(column, kind)
 
 
+def numbered(rows: Sequence[int]) -> list[str]:
+    """Return the numbers of rows of one table, from 1, for people; `rows` are from 0."""
+    return [f"{row + 1:,}" for row in rows]
+
+
 def row_numbers(first_row: int, rows: int) -> pa.Array:
     """Return the case ids of a table that has none: int64, from 0."""
     return number_array(np.arange(first_row, first_row + rows, dtype=np.int64))

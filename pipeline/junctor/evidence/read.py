@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
+from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered
 from junctor.evidence.files import (
     InputFiles,
     Stamps,
@@ -73,6 +73,13 @@ class EvidenceSource(Protocol):
         threads: that parse and encode; what is yielded does not depend on them.
         Holds one partition, and one block of the file for each thread, 256 MiB at the most. Raises EvidenceError for
         what cannot be read and, if the source is strict, for the first invalid row.
+        """
+        ...
+
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """Return what people find some rows by: their numbers from 1, of several files the number in one and its path.
+
+        rows: ascending, from 0. Of several files, all rows before these are read again.
         """
         ...
 
@@ -300,6 +307,19 @@ class TableSource:
             yield self._joined(held, first_row)
         if self._within is not None and first_row + held_rows != self._within.stop:
             raise EvidenceError("it has changed while it was read", Place(str(self._files[-1][0].path)))
+
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """Return what people find some rows by; see `EvidenceSource`."""
+        if len(self._files) == 1:
+            return numbered(rows)
+        names: list[str] = []
+        # Those of later files are not read.
+        blocks = self._blocks(1) if rows else iter(())
+        while len(names) < len(rows):
+            block = next(blocks)
+            here = rows[len(names) : bisect_left(rows, block.first_row + block.batch.num_rows)]
+            names += (f"{block.row_in_file + row - block.first_row + 1:,} of {block.path}" for row in here)
+        return names
 
     def unknown_states(self) -> dict[int, list[str]]:
         """Return the texts of cells that name no state of their variable, sorted; reads all rows."""

@@ -6,7 +6,7 @@ Main class: EvidSource, opened by `junctor.evidence.read`. The file is held in m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.evidence.encode import EncodedPartition, row_numbers
+from junctor.evidence.encode import EncodedPartition, numbered, row_numbers
 from junctor.evidence.files import open_bytes
 from junctor.evidence.layout import NO_COLUMNS
 from junctor.model.errors import EvidenceError, Place
@@ -97,6 +97,10 @@ class EvidSource:
                 column[list(invalid)] = UNOBSERVED
             batch = EvidenceBatch(here, states, {}, invalid)
             yield EncodedPartition(batch, row_numbers(first, here), first)
+
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """Return what people find some rows by; see `EvidenceSource`."""
+        return numbered(rows)
 
     def _states(self, first: int, rows: int) -> dict[int, npt.NDArray[np.int32]]:
         cases = self._cases

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor.evidence.encode import numbered
 from junctor.hmm.counts import SequenceCounter
 from junctor.hmm.engine import NO_PROBABILITY
 from junctor.hmm.learned import LearnedModel
@@ -156,6 +157,7 @@ def fit_model(
     watch: Callable[[int, Iteration], None] | None = None,
     checkpoint: Checkpoint | None = None,
     extras: Extras | None = None,
+    names_of: Callable[[Sequence[int]], list[str]] = numbered,
 ) -> LearnedModel:
     """Return the model fitted to a batch.
 
@@ -167,6 +169,7 @@ def fit_model(
     watch: told of each iteration, with the number of its start.
     checkpoint: where the state is kept after each iteration, and taken from.
     extras: what is found out besides; None for nothing.
+    names_of: returns what people find some sequences by.
     Raises EvidenceError, InputError or BudgetError.
     """
     extras = extras or Extras()
@@ -182,7 +185,7 @@ def fit_model(
     is_symmetric = model.states > 1 and not parameters.fixed and (parameters.values > 0).all()
     if options.start == "uniform" and is_symmetric:
         logger.warning("EM cannot tell the states apart from a uniform start: use --start random")
-    shares = _shares(parameters.model_of(parameters.values), batch, weights, options, compute)
+    shares = _shares(parameters.model_of(parameters.values), batch, weights, options, compute, names_of)
     counter = SequenceCounter(batch, shares.fitted, compute)
     fitted = ChainFit(parameters, counter, options.prior)
     allowed = allowed_memory(compute)
@@ -291,7 +294,12 @@ class _Shares:
 
 
 def _shares(
-    model: HiddenMarkovModel, batch: SequenceBatch, weights: Floats, options: ChainOptions, compute: ComputeOptions
+    model: HiddenMarkovModel,
+    batch: SequenceBatch,
+    weights: Floats,
+    options: ChainOptions,
+    compute: ComputeOptions,
+    names_of: Callable[[Sequence[int]], list[str]],
 ) -> _Shares:
     """Return which sequences are for what; raises EvidenceError for impossible ones, and where none is left."""
     reasons = dict(batch.invalid or {})
@@ -303,7 +311,7 @@ def _shares(
     fitted = np.where(is_valid & ~is_kept, weights, 0.0)
     # Zeros decide, and they stay: what is impossible now is so under all numbers in place of those above zero.
     impossible = np.flatnonzero(SequenceCounter(batch, fitted, compute).count(model).log_value == -np.inf)
-    refuse_impossible(impossible.tolist(), options.impossible, "sequence", "model")
+    refuse_impossible(impossible.tolist(), options.impossible, names_of, "sequence", "model")
     fitted[impossible] = 0.0
     reasons |= dict.fromkeys(impossible.tolist(), NO_PROBABILITY)
     if not (fitted > 0).any():

@@ -99,7 +99,7 @@ class ChainJob:
             batch = encode_sequences([], model).batch
         weights = np.ones(len(batch)) if self.weight is None else source.weights(self.weight)
         refuse_changes(stamps, stamps_of(self.sequences))
-        learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint, extras)
+        learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint, extras, source.names_of)
         judge(learned)
         write_model(learned.model, output)
         if learned.parameters is not None:

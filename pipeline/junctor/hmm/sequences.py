@@ -6,6 +6,7 @@ Main functions: `open_sequences` for files, called by runs, and `encode_sequence
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Number
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from junctor.evidence.columns import encode_numbers, encode_states, is_list
-from junctor.evidence.encode import row_numbers
+from junctor.evidence.encode import numbered, row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import StateCells
@@ -145,6 +146,24 @@ class SequenceSource:
         """Return all sequences, None where there are none; errors as of `partitions`."""
         pieces = list(self._pieces())
         return _together(pieces).batch if pieces else None
+
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """Return what people find sequences by: their numbers from 1, of several files that in one and its path.
+
+        rows: ascending, from 0. Of several files, all sequences before these are read again.
+        """
+        if len(self.tables) == 1:
+            return numbered(rows)
+        names: list[str] = []
+        first = 0
+        for table in self.tables:
+            if len(names) == len(rows):
+                break
+            end = first + sum(batch.num_rows for batch in table.batches([self.positions[1]]))
+            here = rows[len(names) : bisect_left(rows, end)]
+            names += (f"{row - first + 1:,} of {table.path}" for row in here)
+            first = end
+        return names
 
     def weights(self, column: str) -> npt.NDArray[np.float64]:
         """Return the weights of all sequences, float64 [sequences].

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Literal
 
@@ -40,16 +40,23 @@ def check_choices(restarts: int, start: str, holdout: float, seed: int, impossib
         raise InputError(f"found seed {seed}, expected 0 to 2^64 - 1")
 
 
-def refuse_impossible(rows: Sequence[int], choice: Impossible, row: str = "row", model: str = "network") -> None:
+def refuse_impossible(
+    rows: Sequence[int],
+    choice: Impossible,
+    names_of: Callable[[Sequence[int]], list[str]],
+    row: str = "row",
+    model: str = "network",
+) -> None:
     """Raise EvidenceError for impossible rows that are not to be skipped.
 
     rows: their numbers, from 0.
     choice: what becomes of them; smoothing has left these.
+    names_of: returns what people find some of them by.
     row, model: what they are called.
     """
     if not len(rows) or choice == "skip":
         return
-    some = ", ".join(f"{each + 1:,}" for each in rows[:MOST_ROWS])
+    some = ", ".join(names_of(rows[:MOST_ROWS]))
     which = f"{row} {some} is" if len(rows) == 1 else f"{len(rows):,} {row}s are"
     named = "" if len(rows) == 1 else f" ({some}{', ...' if len(rows) > MOST_ROWS else ''})"
     lift = "" if choice == "smooth" else ", --impossible smooth lifts the zeros"

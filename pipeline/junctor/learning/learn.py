@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from junctor.evidence.files import Stamps, refuse_changes
 from junctor.evidence.mapping import MappingSource, read_mapping
-from junctor.evidence.read import digest_of
+from junctor.evidence.read import EvidenceSource, digest_of
 from junctor.formats import read_network
 from junctor.learning.check import check_holdout, row_logs
 from junctor.learning.checkpoint import Checkpoint
@@ -208,7 +208,7 @@ def learn_rows(
     source = open_rows(table, network, rows, resources)
     observations, reading = read_rows(source, network, resources, options.holdout, options.seed, progress)
     refuse_changes(stamps, stamps_of_rows(table))
-    _refuse(observations, reading, options)
+    _refuse(source, observations, reading, options)
     compute, allowed = resources.compute, allowed_memory(resources.compute)
     if extras.errors and observations.components:
         refuse_errors(parameters, allowed)
@@ -324,9 +324,9 @@ def _smoothed(parameters: NetworkParameters, options: LearnOptions) -> NetworkPa
     return replace(parameters, network=parameters.network_of(values))
 
 
-def _refuse(observations: Observations, reading: RowReading, options: LearnOptions) -> None:
+def _refuse(source: EvidenceSource, observations: Observations, reading: RowReading, options: LearnOptions) -> None:
     """Raise EvidenceError for impossible rows that are not to be skipped, and where no row is left."""
-    refuse_impossible(observations.impossible, options.impossible)
+    refuse_impossible(observations.impossible, options.impossible, source.names_of)
     if not observations.rows:
         held_out = sum(len(each.weights) for each in reading.held_out)
         counts = {"impossible": len(observations.impossible), "invalid": reading.invalid, "held out": held_out}

@@ -69,6 +69,7 @@ class RowReading:
     invalid: those that cannot be read.
     reasons: row -> why it is invalid, of the first ones.
     held_out: rows that are kept for a check.
+    wrong_weight: the first row whose weight is none, and what is there in words; None without one.
     is_complete: whether the others observe every variable of the file, as a state.
     read: rows with a weight that are neither invalid nor held out; impossible ones are among them.
     observed, soft: variable -> cells of these rows with a state, with a likelihood; those that have any.
@@ -81,6 +82,7 @@ class RowReading:
     soft: Counter[int] = field(default_factory=Counter)
     reasons: dict[int, str] = field(default_factory=dict)
     held_out: list[HeldOut] = field(default_factory=list)
+    wrong_weight: tuple[int, str] | None = None
     is_complete: bool = True
 
     @property
@@ -97,6 +99,7 @@ class RowReading:
         self.soft.update(following.soft)
         self.reasons.update(islice(following.reasons.items(), MOST_REASONS - len(self.reasons)))
         self.held_out += following.held_out
+        self.wrong_weight = self.wrong_weight or following.wrong_weight
         self.is_complete &= following.is_complete
 
 
@@ -123,12 +126,13 @@ class PieceMaker:
     seed: int
 
     def piece(self, partition: EncodedPartition, compute: ComputeOptions) -> Piece:
-        """Return the piece of a partition whose only kept column, if it has one, are weights; raises EvidenceError.
+        """Return the piece of a partition whose only kept column, if it has one, are weights.
 
         partition: of `rows_at_a_time` rows.
         compute: threads and memory of this process.
         """
-        batch, weights, reading = partition.batch, _weights(partition), RowReading()
+        batch, reading = partition.batch, RowReading()
+        weights, reading.wrong_weight = _weights(partition)
         invalid = np.array(sorted(batch.invalid), dtype=np.int64)
         weights[invalid] = 0.0
         chosen = is_held_out(partition.first_row + np.arange(batch.rows), self.held_out, self.seed)
@@ -166,6 +170,9 @@ def read_rows(
     def splits(pieces: Iterable[Piece]) -> Iterator[SplitRows]:
         for piece in pieces:
             reading.add(piece.reading)
+            if reading.wrong_weight is not None:
+                row, found = reading.wrong_weight
+                raise EvidenceError(f"row {source.names_of([row])[0]}: {found}, expected {A_WEIGHT}")
             progress.advance(piece.reading.rows)
             yield piece.split
 
@@ -290,19 +297,20 @@ def _note(reading: RowReading, partition: EncodedPartition, weights: Floats, var
     reading.is_complete = is_full and all(cells == reading.read for cells in states.values())
 
 
-def _weights(partition: EncodedPartition) -> Floats:
+def _weights(partition: EncodedPartition) -> tuple[Floats, tuple[int, str] | None]:
+    """Return the weights of a partition, 0 for those that are none, and the first of these in words."""
     if partition.kept is None:
-        return np.ones(partition.batch.rows)
+        return np.ones(partition.batch.rows), None
     name = partition.kept.column_names[0]
     numbers, bad = encode_numbers(partition.kept.column(0).combine_chunks())
     weights: Floats = np.array(numbers, dtype=np.float64)
     wrong = wrong_weights(weights)
-    if wrong.size:
-        row = int(wrong[0])
-        found = dict(bad).get(row, f"found {'nothing' if math.isnan(weights[row]) else weights[row]}")
-        reason = f"row {partition.first_row + row + 1}: column {name!r}: {found.removesuffix(', expected a number')}"
-        raise EvidenceError(f"{reason}, expected {A_WEIGHT}")
-    return weights
+    if not wrong.size:
+        return weights, None
+    row = int(wrong[0])
+    found = dict(bad).get(row, f"found {'nothing' if math.isnan(weights[row]) else weights[row]}")
+    weights[wrong] = 0.0
+    return weights, (partition.first_row + row, f"column {name!r}: {found.removesuffix(', expected a number')}")
 
 
 def _taken(batch: EvidenceBatch, rows: npt.NDArray[np.int64]) -> EvidenceBatch:
