@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -154,6 +155,22 @@ def test_a_full_disk_at_every_stage(tmp_path: Path, kib: int) -> None:
     assert "no space left" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "unfinished").read_text() == ""
+
+
+def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """As on a disk that is full from the start: the first bytes of a run are those of its lock."""
+    (tmp_path / "evidence.csv").write_text("smoke\nyes\n")
+    words = [*COMMAND, "run", ASIA, str(tmp_path / "evidence.csv"), "-o", str(tmp_path / "out"), "--no-prefect", "-q"]
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        # Python takes what it could write of bytecode for all of it.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.returncode == 6
+    assert done.stderr == f"error: {tmp_path}/out/.lock: File too large: mend that, or name another --output\n"
 
 
 def test_a_directory_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:

@@ -601,9 +601,10 @@ def _taken(lock: IO[str], kind: int) -> bool:
 
 
 def _sign(lock: IO[str]) -> None:
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
+    with explained(Path(lock.name)):
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
 
 
 def read_spec_record(path: AnyPath) -> dict[str, Any] | None:
