@@ -73,6 +73,16 @@ def test_commands_without_stderr_keep_their_codes(network: object, code: int) ->
     assert ended.returncode == code
 
 
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- 2>&-"])
+def test_a_closed_input_is_empty(closed: str, tmp_path: Path) -> None:
+    """The pipe that a signal is told by had its number: whoever read it waited for ever."""
+    line = f'exec "$0" -c "$1" run "$2" - -o "$3" --no-prefect -q {closed}'
+    words = ["sh", "-c", line, sys.executable, COMMAND[2], ASIA, str(tmp_path / "out")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 3
+    assert "2>&-" in closed or "standard input: it is empty" in ended.stderr
+
+
 def test_a_page_without_a_home_adds_no_lines(tmp_path: Path) -> None:
     rows, temporary = tmp_path / "rows.csv", tmp_path / "temporary"
     rows.write_text("smoke,xray\nyes,no\n")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from junctor.cli.failures import Commands, flushed
-from junctor.cli.lines import drop_lost_lines, end_on_lost_output
+from junctor.cli.lines import drop_lost_lines, end_on_lost_output, have_input
 from junctor.cli.signals import end_on_sigterm
 
 # Objects between two searches for garbage: more than the start of a run makes. Hardly any of them is garbage that waits
@@ -67,6 +67,7 @@ def main() -> None:
     """Run the command line, and end the process."""
     # Modules, the network and plans stay; to look for garbage among them every 700 objects takes a tenth of a second.
     gc.set_threshold(COLLECTED_OBJECTS)
+    have_input()
     drop_lost_lines()
     end_on_lost_output()
     end_on_sigterm()

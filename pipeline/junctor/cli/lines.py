@@ -66,9 +66,15 @@ class _Dropping(io.FileIO):
             return len(data)
 
 
-def _nowhere() -> TextIO:
+def _nowhere(mode: Literal["r", "w"] = "w") -> TextIO:
     """Return what stands for a stream that was closed before the start: what writes there has a file all the same."""
-    return open(os.devnull, "w")
+    return open(os.devnull, mode)
+
+
+def have_input() -> None:
+    """Let standard input be empty where it was closed: the next pipe of ours would have its number, and be read."""
+    if sys.stdin is None:
+        sys.stdin = _nowhere("r")
 
 
 def drop_lost_lines() -> None:
