@@ -474,6 +474,16 @@ def test_states_of_uai_evidence_are_never_new(tmp_path: Path) -> None:
     assert "UAI evidence names no states" in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["c.csv", "c.parquet"])
+def test_counts_in_a_folder_called_as_a_home(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("~").mkdir()
+    Path("~/rows.csv").write_text("smoke\nyes\n")
+    done = junctor_cli("counts", ASIA, "./~/rows.csv", "-o", f"./~/{name}")
+    assert done.exit_code == 0, done.stderr
+    assert [each.name for each in Path("~").iterdir() if each.name.startswith("c")] == [name]
+
+
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_rows_of_a_folder_are_named_by_file(tmp_path: Path, suffix: str, workers: str) -> None:
