@@ -102,6 +102,7 @@ def test_users_write_local_paths_and_urls() -> None:
     assert location("out/run") == Path("out/run")
     assert location(Path("/a/b")) == Path("/a/b")
     assert location("odd:name") == Path("odd:name")
+    assert location("./~/out") == Path("~/out").absolute()
     assert location("file:///tmp/a%20b") == Path("/tmp/a b")
     for scheme in ("s3", "gs", "abfs", "abfss", "S3"):
         assert isinstance(location(f"{scheme}://bucket/x"), RemotePath)

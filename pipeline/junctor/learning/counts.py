@@ -144,8 +144,6 @@ def counts_text(table: pa.Table) -> pa.Table:
 def write_counts(table: pa.Table, path: AnyPath) -> None:
     """Write a table of counts as CSV or Parquet, by its name, whole or not at all; raises RunError if it cannot be."""
     with aside(path) as temporary:
-        # Arrow takes a folder that is called ~ for the user's home.
-        temporary = temporary.absolute()
         if path.suffix.lower() == ".csv":
             csv.write_csv(counts_text(table), temporary)
         else:

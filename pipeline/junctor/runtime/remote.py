@@ -532,7 +532,9 @@ def location(text: str | os.PathLike[str] | RemotePath, what: str = "a path") ->
         raise InputError(f"{path}: one slash after the colon, expected a URL with two, as text and not as pathlib.Path")
     match = _URL.match(path)
     if match is None:
-        return Path(text)
+        local = Path(text)
+        # Arrow takes a folder that is called ~ for the user's home, and pathlib leaves ./ out.
+        return local.absolute() if str(local).startswith("~") else local
     scheme = match[1].lower()
     if scheme == "file":
         return _local(path)
