@@ -390,6 +390,11 @@ def test_starts_of_a_fit() -> None:
     [
         ({"fix": ["strat"]}, "found part of a model 'strat', expected 'start' or 'transition' or 'emission'"),
         ({"prior": {"emissions": 1}}, "found part of a model 'emissions'"),
+        (
+            {"prior": "emission=0.5"},
+            "found prior 'emission=0.5', expected pseudo counts by part, such as {'emission': 0.5}",
+        ),
+        ({"prior": 0.5}, "found prior 0.5, expected pseudo counts by part"),
         ({"prior": {"emission": -1}}, r"a pseudo count of -1 for emission, expected a number from 0 to 1e\+100"),
         (
             {"prior": {"emission": 1e308}},

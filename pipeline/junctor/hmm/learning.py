@@ -136,6 +136,8 @@ def learn(
 
     fit = FitOptions(tolerance, max_iterations, acceleration)
     parts: tuple[Part, ...] = texts("fix", fix)  # type: ignore[assignment]
+    if prior is not None and not isinstance(prior, Mapping):
+        raise InputError(f"found prior {prior!r}, expected pseudo counts by part, such as {{'emission': 0.5}}")
     options = ChainOptions(dict(prior or {}), parts, texts("tie", tie), start, restarts, seed, holdout, impossible, fit)
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
