@@ -61,3 +61,11 @@ def test_a_bad_setting_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
     answer = junctor_cli("cache")
     assert answer.exit_code == 3
     assert "found 'lots'" in answer.stderr
+
+
+def test_a_folder_in_the_place_of_an_entry_is_named(folder: Path) -> None:
+    entry = folder / "cache" / "junctor" / "kept" / "order-1.kept"
+    (entry / "inner").mkdir(parents=True)
+    refused = junctor_cli("cache", "--clear")
+    assert refused.exit_code == 6
+    assert refused.stderr == f"error: {entry}: Directory not empty: remove it by hand\n"

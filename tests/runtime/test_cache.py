@@ -215,3 +215,15 @@ def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
     with pytest.raises(InputError, match="or off"):
         cache_bytes("lots")
+
+
+def test_a_folder_in_the_place_of_an_entry_keeps_no_other_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = Cache(tmp_path)
+    cache.write("order", "a", CONTENT)
+    path = _only(cache)
+    path.unlink()
+    (path / "inner").mkdir(parents=True)
+    cache.write("order", "a", CONTENT)
+    cache.write("order", "b", CONTENT)
+    assert (cache.read("order", "a", bytes), cache.read("order", "b", bytes)) == (None, CONTENT)
+    assert not caplog.records

@@ -43,7 +43,7 @@ def cache(
         try:
             removed = kept.clear()
         except OSError as error:
-            raise RunError(f"{error.filename or kept.folder}: {error.strerror or error}") from error
+            raise RunError(f"{error.filename or kept.folder}: {error.strerror or error}: remove it by hand") from error
     entries = kept.entries()
     size, kinds = sum(entry.bytes for entry in entries), Counter(entry.kind for entry in entries)
     if json:

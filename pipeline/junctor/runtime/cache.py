@@ -123,9 +123,10 @@ class Cache:
 
     def write(self, kind: str, key: str, content: bytes) -> None:
         """Keep an entry, whole or not at all; an older one of that key is replaced."""
-        if not self._writes or len(content) > LARGEST_SHARE * self.limit:
-            return
         path = self._path(kind, key)
+        # A folder cannot be replaced; other entries can be written.
+        if not self._writes or len(content) > LARGEST_SHARE * self.limit or path.is_dir():
+            return
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
