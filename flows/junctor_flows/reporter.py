@@ -147,19 +147,28 @@ class Reporter:
             state = {"type": kind, "message": message}
             self._tell(lambda send: self._set_state(send, "flow", self._ids["flow run"], state))
         is_interrupted = error is not None and not isinstance(error, Exception)
+        try:
+            self._wait(is_interrupted)
+        finally:
+            with self._changed:
+                self._has_ended = True
+        # Of a server that did not start in time nothing has an end.
+        if self._queue and self._is_ready.is_set():
+            logger.warning("Prefect's server was not told of the end of this run")
+
+    def _wait(self, is_interrupted: bool) -> None:
+        """Wait for the thread to have sent all, as long as there is patience."""
         if not is_interrupted:
             # A server that starts is not away.
             self._is_ready.wait()
         patience = INTERRUPTED_PATIENCE if is_interrupted else self._patience
+        if not self._is_ready.is_set():
+            patience = 0.0
         with self._changed:
             self._deadline = time.monotonic() + patience
             self._changed.notify()
         # A request may be under way when patience ends.
         self._thread.join(patience if is_interrupted else patience + REQUEST_SECONDS)
-        with self._changed:
-            self._has_ended = True
-            if self._queue:
-                logger.warning("Prefect's server was not told of the end of this run")
 
     def _tell(self, call: Callable[[Send], None]) -> None:
         with self._changed:

@@ -222,6 +222,20 @@ def test_what_is_said_of_files_and_work_is_not_lost_for_a_signal(error: Exceptio
 
 
 @pytest.mark.prefect
+def test_sigterm_while_an_embedded_server_starts(inputs: Path, tmp_path: Path) -> None:
+    """It ends at once: the run waited for it to start, to be told the end of what it was not told of, and to end."""
+    command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(tmp_path / "out")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    words = [*command, "--prefect", "--workers", "0", "--partition-rows", "200"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        while not children_of(process) and process.poll() is None:
+            time.sleep(0.02)
+        started = time.monotonic()
+        assert "WARNING" not in end(process, "")
+        assert time.monotonic() - started < 4
+
+
+@pytest.mark.prefect
 @pytest.mark.parametrize(
     ("stage", "everyone"),
     [

@@ -91,6 +91,7 @@ class EmbeddedServer:
         self._log = home / "server.log"
         self._database = home / "prefect.db"
         self._is_new = not self._database.exists()
+        self._has_answered = False
         self._seed()
         with explained(self._log), open(self._log, "wb") as log, socket.create_server(("127.0.0.1", 0)) as listening:
             self._port = listening.getsockname()[1]
@@ -127,11 +128,15 @@ class EmbeddedServer:
             raise RunError(f"Prefect's server did not start ({why}): see {self._log}, or use --no-prefect") from error
         finally:
             connection.close()
+        self._has_answered = True
         if self._is_new:
             self._keep()
 
     def stop(self) -> int:
         """End it and return its exit status; what was sent to it before is kept."""
+        if not self._has_answered:
+            # While it starts it does not listen, and nothing was sent to it.
+            self._process.kill()
         # It ends when its standard input does, also where this process is killed.
         with suppress(OSError):
             assert self._process.stdin is not None
