@@ -37,6 +37,11 @@ def is_text(kind: pa.DataType) -> bool:
     return _is_one_of(_cell_type(kind), "string large_string string_view binary large_binary binary_view")
 
 
+def is_string(kind: pa.DataType) -> bool:
+    """Return True for text in any type of Arrow: pandas, polars and Arrow itself write different ones."""
+    return _is_one_of(kind, "string large_string string_view")
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Return True if cells of this type are numbers or booleans, or all null."""
     return _is_one_of(_cell_type(kind), "integer floating decimal boolean null")

@@ -6,7 +6,8 @@ the columns, `states` reads their cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -243,6 +244,22 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def numbered(rows: Sequence[int]) -> list[str]:
     """Return the numbers of rows of one table, from 1, for people; `rows` are from 0."""
     return [f"{row + 1:,}" for row in rows]
+
+
+def numbered_in_files(rows: Sequence[int], pieces: Iterable[tuple[object, int, int]]) -> list[str]:
+    """Return the numbers of rows of several files in these, from 1, with the files, for people.
+
+    rows: ascending, from 0, over all files.
+    pieces: of the files in their order: path, the row that the file begins with, and the one behind the piece. No more
+        of them are read than that takes.
+    """
+    names: list[str] = []
+    for path, begin, end in pieces:
+        here = rows[len(names) : bisect_left(rows, end)]
+        names += (f"{row - begin + 1:,} of {path}" for row in here)
+        if len(names) == len(rows):
+            break
+    return names
 
 
 def row_numbers(first_row: int, rows: int) -> pa.Array:

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered
+from junctor.evidence.columns import is_string
+from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered, numbered_in_files
 from junctor.evidence.files import (
     InputFiles,
     Stamps,
@@ -40,9 +41,6 @@ from junctor.runtime.threads import ahead
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
 NO_TYPES: Mapping[str, pa.DataType] = MappingProxyType({})
-# One file has the one, another the other: pandas, polars and Arrow itself write different ones. By their numbers:
-# extension types of users have no hash.
-_TEXTS = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
 # Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
 # share of all.
 MOST_PARTITIONS, SPAN_LOSS = 8, 0.6
@@ -312,14 +310,8 @@ class TableSource:
         """Return what people find some rows by; see `EvidenceSource`."""
         if len(self._files) == 1:
             return numbered(rows)
-        names: list[str] = []
-        # Those of later files are not read.
-        blocks = self._blocks(1) if rows else iter(())
-        while len(names) < len(rows):
-            block = next(blocks)
-            here = rows[len(names) : bisect_left(rows, block.first_row + block.batch.num_rows)]
-            names += (f"{block.row_in_file + row - block.first_row + 1:,} of {block.path}" for row in here)
-        return names
+        blocks = self._blocks(1)
+        return numbered_in_files(rows, ((each.path, each.first_row - each.row_in_file, each.end) for each in blocks))
 
     def unknown_states(self) -> dict[int, list[str]]:
         """Return the texts of cells that name no state of their variable, sorted; reads all rows."""
@@ -380,6 +372,11 @@ class _Block:
     batch: pa.RecordBatch
     first_row: int
     row_in_file: int
+
+    @property
+    def end(self) -> int:
+        """The row of the table behind the block."""
+        return self.first_row + int(self.batch.num_rows)
 
     def within(self, rows: range) -> _Block | None:
         """Return the block of those of its rows that are among `rows`, None without any."""
@@ -460,7 +457,7 @@ def _with_types(
 def _alike(kinds: Sequence[pa.DataType], given: pa.DataType | None) -> list[pa.DataType]:
     """Return types of a column in several files; text, and cells that are all missing, have the given or first one."""
     first = given or next((kind for kind in kinds if not pa.types.is_null(kind)), pa.null())
-    return [first if pa.types.is_null(kind) or {kind.id, first.id} <= _TEXTS else kind for kind in kinds]
+    return [first if pa.types.is_null(kind) or (is_string(kind) and is_string(first)) else kind for kind in kinds]
 
 
 def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:

@@ -6,7 +6,6 @@ Main functions: `open_sequences` for files, called by runs, and `encode_sequence
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Number
@@ -17,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.evidence.columns import encode_numbers, encode_states, is_list
-from junctor.evidence.encode import numbered, row_numbers
+from junctor.evidence.columns import encode_numbers, encode_states, is_list, is_string
+from junctor.evidence.encode import numbered, numbered_in_files, row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import StateCells
@@ -154,16 +153,15 @@ class SequenceSource:
         """
         if len(self.tables) == 1:
             return numbered(rows)
-        names: list[str] = []
+        return numbered_in_files(rows, self._files())
+
+    def _files(self) -> Iterator[tuple[AnyPath, int, int]]:
+        """Yield the path of each file, its first sequence, and the one behind it; reads all of them."""
         first = 0
         for table in self.tables:
-            if len(names) == len(rows):
-                break
             end = first + sum(batch.num_rows for batch in table.batches([self.positions[1]]))
-            here = rows[len(names) : bisect_left(rows, end)]
-            names += (f"{row - first + 1:,} of {table.path}" for row in here)
+            yield table.path, first, end
             first = end
-        return names
 
     def weights(self, column: str) -> npt.NDArray[np.float64]:
         """Return the weights of all sequences, float64 [sequences].
@@ -358,7 +356,7 @@ def _with_one_text(schema: pa.Schema) -> pa.Schema:
 
 
 def _one_text(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if is_string(kind):
         return pa.string()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         # Names of what is in a list differ, too.
