@@ -403,24 +403,24 @@ class _Answerer:
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
-        from junctor.evidence.encode import as_arrow, encode_table
+        from junctor.evidence.encode import TableEncoder, as_arrow
         from junctor.evidence.mapping import read_mapping
 
         table, mapping = as_arrow(evidence.table), read_mapping(evidence.mapping, self._network)
         rows = table.num_rows
+        encoder = TableEncoder(
+            table.schema,
+            self._network,
+            case_id=evidence.case_id,
+            ignore_extra=evidence.ignore_extra,
+            strict=evidence.strict,
+            keep=keep,
+            missing=missing,
+            mapping=mapping,
+        )
 
         def read(piece: tuple[int, pa.Table]) -> EncodedPartition:
-            return encode_table(
-                piece[1],
-                self._network,
-                case_id=evidence.case_id,
-                ignore_extra=evidence.ignore_extra,
-                strict=evidence.strict,
-                keep=keep,
-                missing=missing,
-                first_row=piece[0],
-                mapping=mapping,
-            )
+            return encoder.encode(piece[1], piece[0])
 
         def finish(encoded: EncodedPartition, answers: Answers) -> pa.Table:
             return with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept)

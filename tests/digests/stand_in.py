@@ -16,6 +16,7 @@ from emulation.chains import SIDE, EmulatedViterbi
 from emulation.sampling import EmulatedSampling
 from emulation.stored import EmulatedStored
 from helpers.chunk_plans import cut_for
+from helpers.encoding import encode_table
 from helpers.format_helpers import CONTENT
 from junctor.backends import gpu_items
 from junctor.backends import plan_memory as memory
@@ -25,7 +26,6 @@ from junctor.cliques.tree import StoredTree
 from junctor.cost.model import CostModel
 from junctor.engine import engine, grouping, planner, router
 from junctor.engine.engine import Engine
-from junctor.evidence.encode import encode_table
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling

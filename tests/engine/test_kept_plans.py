@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.encoding import encode_table
 from helpers.strategies import networks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from junctor import generate
 from junctor.engine import kept_plans
 from junctor.engine.engine import Engine
 from junctor.engine.kept_plans import KeptPlans
-from junctor.evidence.encode import encode_table
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan

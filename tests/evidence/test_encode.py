@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from helpers.encoding import encode_table
 from helpers.evidence_reference import (
     STATES,
     DrawnTable,
@@ -23,7 +24,7 @@ from helpers.evidence_reference import (
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
-from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table
+from junctor.evidence.encode import EncodedPartition, as_arrow
 from junctor.evidence.mapping import read_mapping
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network

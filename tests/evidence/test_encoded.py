@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.encoding import encode_table
 from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
 from hypothesis import HealthCheck, given, settings
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
-from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table
+from junctor.evidence.encode import EncodedPartition, as_arrow
 from junctor.evidence.encoded import read_partition, write_partition
 from junctor.model.errors import RunError
 

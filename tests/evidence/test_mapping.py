@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.encoding import encode_table
 from helpers.evidence_reference import small_network
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
-from junctor.evidence.encode import EncodedPartition, encode_table
+from junctor.evidence.encode import EncodedPartition
 from junctor.evidence.mapping import EvidenceMapping, read_mapping
 from junctor.evidence.read import open_evidence
 from junctor.model.errors import EvidenceError

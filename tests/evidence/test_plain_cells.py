@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from helpers.encoding import encode_table
 from helpers.evidence_reference import STATES, TEXTS, assert_same, drawn_tables, small_network
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table
+from junctor.evidence.encode import EncodedPartition, as_arrow
 from junctor.evidence.plain_cells import MOST_ROWS, PlainCells
 from junctor.model.errors import EvidenceError
 

@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.encoding import encode_table
 from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
 from helpers.files import ASIA
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.delimited import DelimitedTable
-from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate, encode_table
+from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate
 from junctor.evidence.files import input_files
 from junctor.evidence.read import digest_of, open_evidence
 from junctor.model.errors import EvidenceError

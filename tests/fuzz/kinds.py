@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from helpers.encoding import encode_table
 from helpers.format_helpers import CONTENT
 from helpers.hmm_models import random_model, sparse_of
 from junctor.cliques.calibrated import load_cliques
@@ -20,7 +21,7 @@ from junctor.cliques.tree import StoredTree
 from junctor.cost import dataset
 from junctor.cost.model import local_cost_models
 from junctor.engine.kept_orders import KeptOrders
-from junctor.evidence.encode import as_arrow, encode_table
+from junctor.evidence.encode import as_arrow
 from junctor.evidence.encoded import read_partition, write_partition
 from junctor.evidence.read import open_evidence
 from junctor.formats import read_network, store, write_network

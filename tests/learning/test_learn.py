@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from helpers.encoding import encode_table
 from helpers.expected_counts import em_step, enumerate_counts
 from helpers.noisy_max import noisy_network
 from helpers.strategies import PLACE, evidence_batches, networks
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.evidence.encode import as_arrow, encode_table
+from junctor.evidence.encode import as_arrow
 from junctor.learning.choices import check_choices
 from junctor.learning.em import Iteration
 from junctor.learning.learn import Learned, learn

@@ -45,7 +45,7 @@ CASE_NUMBERS = 64
 LOWERING_SECONDS = CPU.lowering_step
 # Cases of one of its blocks: at least so many, and as many as keep its arena near the cache. Fewer where a table of the
 # usual entry exceeds a share of the cache of a core: measured on eight networks, 16 to 128 cases; 2026-11-24.
-LEAST_LANES, MOST_LANES = 64, 512
+LEAST_LANES, MOST_LANES = 32, 512
 ARENA_BYTES = 1 << 22
 TABLE_BYTES = 1 << 19
 # Sizes of batches for which programs of a plan stay on a GPU, in each format: the usual one, and one that differs.

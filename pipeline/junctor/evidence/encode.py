@@ -1,7 +1,7 @@
 """Encoding of evidence tables: names become numbers, bad cells become reasons.
 
-Main class: Encoder; called by `junctor.evidence.read` for files and by the API for tables in memory. `layout` assigns
-the columns, `states` reads their cells.
+Main classes: Encoder, for `junctor.evidence.read` and its files, and TableEncoder, for tables in memory. `layout`
+assigns the columns, `states` reads their cells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 from junctor.runtime.arrow import cast, no_rows, number_array, without_null_words
 
-__all__ = ["EncodedPartition", "Encoder", "as_arrow", "concatenate", "encode_table"]
+__all__ = ["EncodedPartition", "Encoder", "TableEncoder", "as_arrow", "concatenate"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,22 +65,10 @@ class EncodedPartition:
         return EncodedPartition(evidence, self.case_ids.slice(start, rows), self.first_row + start, kept)
 
 
-def encode_table(
-    table: pa.Table | pa.RecordBatch,
-    network: Network,
-    *,
-    case_id: str | None = None,
-    ignore_extra: bool = False,
-    strict: bool = False,
-    keep: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    file: str | None = None,
-    first_row: int = 0,
-    mapping: EvidenceMapping | None = None,
-) -> EncodedPartition:
-    """Encode a table in memory.
+class TableEncoder:
+    """Encodes a table in memory, whole or in pieces.
 
-    table: columns as `junctor.evidence.layout` describes them.
+    schema: its columns, as `junctor.evidence.layout` describes them.
     network: the network that names refer to.
     case_id: name of the column of case ids, None for `case_id` or row numbers.
     ignore_extra: whether columns that are no evidence are left out instead of refused.
@@ -88,25 +76,42 @@ def encode_table(
     keep: names of columns to carry through.
     missing: texts that stand for no observation, beside the usual ones.
     file: name for errors.
-    first_row: number of the first row, from 0.
     mapping: what names of columns and cells mean, None for the network's.
     Raises EvidenceError.
     """
-    if mapping is not None:
-        mapping.refuse_absent(table.schema.names, file)
-    layout = read_layout(
-        table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file, mapping=mapping
-    )
-    # A long table comes in pieces.
-    if ignore_extra and first_row == 0:
-        warn_of_no_evidence(layout, table.schema, file)
-    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping, missing)
-    parts, row = [], first_row
-    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-    for batch in batches:
-        parts.append(encoder.encode(batch.select(layout.positions), row, row))
-        row += batch.num_rows
-    return concatenate(parts, layout.case_id_type, first_row, layout.kept_schema)
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        network: Network,
+        *,
+        case_id: str | None = None,
+        ignore_extra: bool = False,
+        strict: bool = False,
+        keep: Sequence[str] = (),
+        missing: Sequence[str] = (),
+        file: str | None = None,
+        mapping: EvidenceMapping | None = None,
+    ) -> None:
+        if mapping is not None:
+            mapping.refuse_absent(schema.names, file)
+        self._layout = layout = read_layout(
+            schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file, mapping=mapping
+        )
+        if ignore_extra:
+            warn_of_no_evidence(layout, schema, file)
+        self._encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping, missing)
+
+    def encode(self, table: pa.Table | pa.RecordBatch, first_row: int = 0) -> EncodedPartition:
+        """Encode some rows, one call at a time; first_row: number of the first one in the table, from 0.
+
+        Raises EvidenceError if strict and a row is invalid.
+        """
+        layout, parts, row = self._layout, [], first_row
+        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+            parts.append(self._encoder.encode(batch.select(layout.positions), row, row))
+            row += batch.num_rows
+        return concatenate(parts, layout.case_id_type, first_row, layout.kept_schema)
 
 
 class Encoder:
