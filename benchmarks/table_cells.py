@@ -19,6 +19,7 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from common import in_a_child
 from junctor.backends import blocks
 from junctor.engine.engine import Engine
@@ -65,6 +66,15 @@ class Evidence:
         return [
             {int(self.columns[i]): int(row[i]) for i in np.flatnonzero(row != UNOBSERVED)} for row in np.array(states)
         ]
+
+    def table(self, network: Network, rows: int) -> pa.Table:
+        """Return the first rows as a table of names, null where nothing is known."""
+        columns = {}
+        for v, states in zip(self.columns, np.array(self.states[:, :rows]), strict=True):
+            variable, unknown = network.variables[v], states == UNOBSERVED
+            codes = pa.array(np.where(unknown, 0, states), mask=unknown)
+            columns[variable.name] = pa.DictionaryArray.from_arrays(codes, pa.array(variable.states))
+        return pa.table(columns)
 
     def only(self, rows: npt.NDArray[Any]) -> Evidence:
         """Return some of the rows."""

@@ -26,11 +26,13 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs.results import default_partition_rows
-from table_cells import OBSERVED, Evidence, load_compiled
+from table_cells import OBSERVED, Cell, Evidence, load_compiled
 
 Found = dict[str, Any]
 # Calls that are not counted, and calls whose answers are compared.
 FIRST_CALLS, COMPARED = 3, 20
+# Calls with a table on several threads, of which the fastest counts.
+THREADED_CALLS = 3
 # Rows whose status is compared with that in log space.
 EXACT_ROWS = 50
 
@@ -74,6 +76,24 @@ def _compared_calls(network: Network, tables: Sequence[Any], truth: Path) -> Fou
     found = [np.concatenate([table[v.name][0].as_py() or [math.nan] for v in network.variables]) for table in tables]
     apart = [np.nanmax(np.abs(ours - row), initial=0.0) for ours, row in zip(found, expected, strict=False)]
     return {"posterior_difference": float(max(apart, default=0.0))}
+
+
+def batch_times(cell: Cell) -> Iterator[Found]:
+    """Yield the fewest seconds of some calls of new models with the table of a cell; first nothing, when loaded."""
+    load_compiled(cell.precision, cell.threads, cell.device, cell.query)
+    table = Evidence.load(cell.evidence).table(read_network(cell.path), cell.rows)
+    yield {}
+    found: list[tuple[float, float]] = []
+    for _ in range(1 if cell.threads == 1 else THREADED_CALLS):
+        # Of a network that nothing is prepared for.
+        model = junctor.Model(cell.path)
+        ask = model.posteriors if cell.query == "posteriors" else model.most_probable
+        start, cpu = time.perf_counter(), time.process_time()
+        answers = ask(table, precision=cell.precision, threads=cell.threads, device=cell.device)
+        found.append((time.perf_counter() - start, time.process_time() - cpu))
+        del answers
+    seconds, cpu = min(found)
+    yield {"seconds": seconds, "cpu": cpu}
 
 
 def find_impossible(

@@ -15,7 +15,7 @@ from typing import Any
 
 from common import in_a_child
 from table_cells import TOLERANCE, measured
-from table_children import call_times, find_impossible, long_times
+from table_children import batch_times, call_times, find_impossible, long_times
 from table_report import Record, markdown, number, shown, target
 from table_run import Measurement
 
@@ -85,22 +85,26 @@ def first_call(path: str) -> Found:
 
 
 def scaling(run: Measurement) -> int:
-    """Print how much faster batches of about 20 s on one thread are on more."""
+    """Print how much faster calls with tables that take about 20 s on one thread are on more."""
     threads = run.options.threads
     lines, found = [], []
     for path, precision in itertools.product(run.options.networks, run.options.precision):
         for kind in run.options.kinds:
             rows = batch_rows(run, path, kind, precision)
             ((_, file),) = run.evidence(path, [kind], rows)
-            asked = replace(run.cell(path, file, kind, rows, precision), seconds=10 * BATCH_SECONDS)
-            cells = [run.note("scaling", measured(replace(asked, threads=count))) for count in threads]
-            ratios = [cells[0]["ms"] / cell["ms"] for cell in cells]
+            asked = run.cell(path, file, kind, rows, precision)
+            cells = []
+            for count in threads:
+                *_, times = in_a_child(batch_times, replace(asked, threads=count), silence=60 * BATCH_SECONDS)
+                cells.append(run.note("scaling", asked.name | {"threads": count} | times))
+            ratios = [cells[0]["seconds"] / cell["seconds"] for cell in cells]
             name = f"{asked.network}, {kind}, {precision}"
-            seconds = cells[0]["ms"] * rows / 1e3
             # Rows of small networks that take so long are more than memory holds.
-            if seconds > BATCH_SECONDS / 2:
+            if cells[0]["seconds"] > BATCH_SECONDS / 2:
                 found += [(ratio, count, name) for ratio, count in zip(ratios, threads, strict=True)]
-            lines.append([asked.network, kind, precision, f"{rows:,}", f"{seconds:.1f}", *map(number, ratios)])
+            lines.append(
+                [asked.network, kind, precision, f"{rows:,}", f"{cells[0]['seconds']:.1f}", *map(number, ratios)]
+            )
             print(*lines[-1], flush=True)
     heads = ["network", "kind", "precision", "rows", f"seconds, {threads[0]}", *(f"× on {count}" for count in threads)]
     print("\n" + markdown(heads, lines, 3) + "\n")

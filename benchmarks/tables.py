@@ -14,7 +14,7 @@ With `--query mpe` explanations instead, without pyAgrum, which has none.
 Other measurements instead of the table:
 
     --calls              one row a call in a warm process, patterns seen before and not
-    --threads 1 2 4 16   batches of about 20 s on one thread, on more
+    --threads 1 2 4 16   calls with tables that take about 20 s on one thread, on more
     --impossible         rows of probability 0 against others
     --long               chains and trees of up to a million variables, and UAI files with their evidence, one row
 """

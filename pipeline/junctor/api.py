@@ -103,7 +103,7 @@ def posteriors(
     targets: names of variables or patterns of names (`DIAG_*`), None for all.
     precision: numbers to compute with.
     memory: bytes (or "4GiB") that propagation may take, None for a share of what is free.
-    threads: None for all cores that this process may use; answers do not depend on it.
+    threads: None for the cores that this process may use, 32 of them at most; answers do not depend on it.
     device: "auto" is a GPU where there is one that, with its plans, answers this call before the cores would.
     device_memory: bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside
         `memory`.

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.encoding import encode_table
 from helpers.engine_cases import in_log_space
 from helpers.files import ASIA
 from junctor.evidence.batch import UNOBSERVED
 from junctor.formats import read_network, write_network
 from junctor.generate import random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK
-from table_cells import KINDS, Evidence, evidence
-from table_children import call_times, find_impossible, long_times
+from table_cells import KINDS, Cell, Evidence, evidence
+from table_children import batch_times, call_times, find_impossible, long_times
 from table_report import Record, comparison, targets, text
 
 
@@ -146,6 +147,18 @@ def test_calls_are_timed_seen_or_not(tmp_path: Path) -> None:
     *_, found = call_times(ASIA, tmp_path / "rows.npy", 0.1, None)
     assert found["posteriors, calls"] > 0
     assert found["posteriors"] > 0
+
+
+def test_tables_of_names_are_timed(tmp_path: Path) -> None:
+    network, file = read_network(ASIA), tmp_path / "rows.npy"
+    rows = evidence(network, "asia", "holes", sample(network, 500, 3))
+    rows.store(file)
+    batch = encode_table(rows.table(network, 400), network).batch
+    expected = rows.batch(0, 400).states
+    assert batch.states.keys() == expected.keys()
+    assert all((batch.states[v] == states).all() for v, states in expected.items())
+    *_, found = batch_times(Cell(ASIA, file, "holes", 400, "double", 2, "cpu", 60.0))
+    assert found["seconds"] > 0
 
 
 def test_rows_of_probability_0_that_the_peer_answers(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from junctor.generate import chain, sample
 from junctor.model.answers import OK
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor_kernels.tables import reference
 
@@ -160,3 +161,11 @@ def test_unknown_targets_are_refused_with_the_nearest_names() -> None:
         Engine(network, Query(targets=("smok",)))
     with pytest.raises(EvidenceError, match="twice"):
         Engine(network, Query(targets=("smoke", "smoke")))
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(None, 32), (64, 64), (3, 3)])
+def test_threads_of_a_batch(asked: int | None, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 32 only where they are asked for."""
+    monkeypatch.setattr("junctor.engine.planner.usable_cores", lambda: 96)
+    options = ComputeOptions(threads=asked, device="cpu")
+    assert Engine(chain(3, seed=1), Query(), options).router.threads == taken

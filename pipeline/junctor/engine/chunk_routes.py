@@ -173,7 +173,7 @@ class ChunkRouting(Planner):
         # Asked anew for every cut: other programs fill the disk as well.
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
-        limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu, self.allowed)
+        limits = MemoryLimits(free, task, disk, self.spill_dir, self.cores, on_gpu, self.allowed)
         costs = self.gpu_costs if on_gpu else self.cpu_costs
         opening = 0.0 if self.is_lasting else GPU.opening
         gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1, opening=opening)
@@ -190,7 +190,7 @@ class ChunkRouting(Planner):
         from junctor.out_of_core.memory_splits import MemoryLimits
 
         # On GPUs as those of this process, so that a plan is searched once for either.
-        threads = self.threads if on_gpu else 1
+        threads = self.cores if on_gpu else 1
         limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, threads, on_gpu, self.allowed)
         device = self.workers.device
         costs = self.gpu_costs if device is None else self.cost_models.gpu(device)

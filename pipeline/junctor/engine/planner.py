@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # Plans, and works of patterns with trees, that are kept for the next batch, which asks for some hundreds of the latter.
 KEPT_PLANS = 1024
 KEPT_WORK = 512
+# Threads of a batch: each takes Python's lock to begin and to end, which 64 wait for longer than they save over 32.
+MOST_THREADS = 32
 
 
 class Planner:
@@ -82,7 +84,9 @@ class Planner:
         self.store = store or PlanStore()
         self._costs = costs
         self.allowed = allowed_memory(options)
-        self.threads = options.threads or usable_cores()
+        # Of rows in chunks, whose work is long; of all others, unless more are asked for.
+        self.cores = options.threads or usable_cores()
+        self.threads = options.threads or min(self.cores, MOST_THREADS)
         self.spill_dir: Path = spill_folder(options.spill_dir)
         self.targets = tuple(network.index[name] for name in answered_names(network, query))
         self.shape: Shape = shape_of(network)

@@ -22,7 +22,8 @@ class ComputeOptions:
     """Memory, threads, devices and disk of one process (or of all workers together, where a run divides them).
 
     memory: bytes for propagation; None for a share of the free memory.
-    threads: number of CPU threads, None for all usable cores; answers do not depend on it.
+    threads: number of CPU threads, None for the usable cores, of which engines take 32 at most for a batch; answers do
+        not depend on it.
     device: "auto" takes a GPU where there is one and the forecast favours it.
     device_memory: bytes of each GPU for blocks and chunks, None for a share of its free memory; on a CPU the bytes
         for the tables of one block or task, None for no limit in addition to `memory`.
