@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from itertools import repeat
+from itertools import accumulate, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -183,9 +183,10 @@ def has_joint_table(network: Network) -> bool:
 
 def _bits_of(network: Network) -> float:
     """Return the bits by which a product of entries of all factors, or of some, may differ from 1."""
-    bits = 0.0
-    for factor in network.factors:
-        logs = np.abs(np.log2(factor.table[factor.table > 0]))
-        # A factor of zeros alone: every row is impossible.
-        bits += float(logs.max(initial=0.0))
-    return bits
+    # All of them at once: factor by factor takes as long as a few rows.
+    tables = [factor.table.ravel() for factor in network.factors]
+    logs = np.concatenate([[1.0], *tables])
+    np.log2(logs, out=logs, where=logs > 0)
+    starts = [0, *accumulate(map(len, tables), initial=1)]
+    # A factor of zeros alone: every row is impossible.
+    return float(np.maximum.reduceat(np.abs(logs), starts[:-1]).sum())
