@@ -43,9 +43,10 @@ STEP_BYTES = 4096
 CASE_NUMBERS = 64
 # Seconds a step, to lower it for the compiled backend; tests replace it.
 LOWERING_SECONDS = CPU.lowering_step
-# Cases of one of its blocks: at least so many, and as many as keep its arena near the cache. Fewer where a table of the
-# usual entry exceeds a share of the cache of a core: measured on eight networks, 16 to 128 cases; 2026-11-24.
-LEAST_LANES, MOST_LANES = 32, 512
+# Cases of one of its blocks: at least so many bytes of a number, and as many as keep its arena near the cache. Fewer
+# where a table of the usual entry exceeds a share of the cache of a core: measured on eight networks, 16 to 128 cases;
+# 2026-11-24. Half as many bytes take longer in single precision, twice as many in double; 2026-11-28.
+LEAST_NUMBERS, MOST_LANES = 256, 512
 ARENA_BYTES = 1 << 22
 TABLE_BYTES = 1 << 19
 # Sizes of batches for which programs of a plan stay on a GPU, in each format: the usual one, and one that differs.
@@ -238,7 +239,7 @@ class PlanMemory:
 
     @cached_property
     def _most_lanes(self) -> int:
-        most = max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
+        most = max(LEAST_NUMBERS // self.itemsize, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
         usual = self.itemsize * self.usual_entries
         return max(self._lane, min(most, TABLE_BYTES // max(1, usual) // self._lane * self._lane))
 
