@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor.model.arguments import real, texts, whole
 from junctor.model.errors import EvidenceError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network, table_size
 
@@ -39,7 +41,7 @@ def grid(rows: int, columns: int, states: States = 2, seed: int = 0) -> Network:
     states: number of states, or its bounds.
     seed: seed of the tables.
     """
-    _at_least_one(rows=rows, columns=columns)
+    _at_least(1, rows=rows, columns=columns)
     # One stream in a fixed order: sizes first, then tables.
     rng = _stream(seed, _STRUCTURE)
     cells = [(row, column) for row in range(rows) for column in range(columns)]
@@ -56,7 +58,7 @@ def grid(rows: int, columns: int, states: States = 2, seed: int = 0) -> Network:
 
 def chain(length: int, states: States = 2, seed: int = 0) -> Network:
     """Return a Bayesian network x_0 -> x_1 -> ... of `length` variables with random tables (see `grid`)."""
-    _at_least_one(length=length)
+    _at_least(1, length=length)
     parents: list[list[int]] = [[i - 1] if i else [] for i in range(length)]
     return _random_tables(f"chain_{length}", [f"x_{i}" for i in range(length)], parents, states, 0.0, seed)
 
@@ -69,7 +71,7 @@ def tree(variables: int, states: States = 2, seed: int = 0, window: int | None =
     seed: seed of structure and tables.
     window: the parent is among so many variables before the child, which makes deep trees; None for any of them.
     """
-    _at_least_one(variables=variables, window=1 if window is None else window)
+    _at_least(1, variables=variables, window=1 if window is None else window)
     rng = _stream(seed, _STRUCTURE)
     children = np.arange(1, variables)
     chosen = rng.integers(0 if window is None else np.maximum(0, children - window), children)
@@ -86,7 +88,8 @@ def dynamic(steps: int, width: int, states: States = 2, parents: int = 2, seed: 
     parents: most parents of a variable beside itself one step before: variables before it in the same step.
     seed: seed of structure and tables.
     """
-    _at_least_one(steps=steps, width=width)
+    _at_least(1, steps=steps, width=width)
+    _at_least(0, parents=parents)
     rng = _stream(seed, _STRUCTURE)
     within = [_some_of(range(position), parents, rng) for position in range(width)]
     sizes = _cardinalities(states, width, rng)
@@ -114,7 +117,8 @@ def layered(
     reach: most positions between parent and child, so that the treewidth stays near `width`.
     zeros: share of table entries that are 0.
     """
-    _at_least_one(layers=layers, width=width)
+    _at_least(1, layers=layers, width=width)
+    _at_least(0, parents=parents, reach=reach)
     rng = _stream(seed, _STRUCTURE)
     chosen: list[list[int]] = []
     for layer in range(layers):
@@ -137,7 +141,8 @@ def random_network(
     seed: seed of structure and tables.
     zeros: share of table entries that are 0.
     """
-    _at_least_one(variables=variables)
+    _at_least(1, variables=variables)
+    _at_least(0, parents=parents, window=window)
     rng = _stream(seed, _STRUCTURE)
     chosen = [_some_of(range(max(0, i - window), i), int(rng.integers(0, parents + 1)), rng) for i in range(variables)]
     return _random_tables(f"random_{variables}", [f"x_{i}" for i in range(variables)], chosen, states, zeros, seed)
@@ -160,7 +165,7 @@ def hmm(
     states, symbols: names; numbers if not given.
     Raises ModelError for shapes that do not fit each other.
     """
-    _at_least_one(steps=steps)
+    _at_least(1, steps=steps)
     first, move, emit = (np.asarray(table, dtype=np.float64) for table in (start, transition, emission))
     hidden = states if states is not None else [str(i) for i in range(first.size)]
     seen = symbols if symbols is not None else [str(i) for i in range(emit.shape[-1] if emit.ndim else 0)]
@@ -193,6 +198,7 @@ def sample(network: Network, rows: int, seed: int = 0) -> npt.NDArray[np.int32]:
         raise ModelError(
             f"{network.name!r} is a Markov network, which cannot be sampled forward: expected a Bayesian network"
         )
+    _at_least(0, rows=rows)
     # Transposed, each variable is contiguous: samples are drawn and columns are built by variable.
     samples = np.empty((len(network.variables), rows), dtype=np.int32)
     for block, first in enumerate(range(0, rows, BLOCK_ROWS)):
@@ -222,6 +228,7 @@ def evidence_table(
     """
     import pyarrow as pa
 
+    _refuse_others(network, samples)
     cells = _Cells(network, observed, pattern, missing, seed)
     batches = [
         cells.record_batch(samples[first : first + BLOCK_ROWS].T, block, first)
@@ -243,11 +250,21 @@ def evidence_batches(
     The parameters are those of `evidence_table`. States of a Markov network, which cannot be sampled forward, are
     independent and uniform instead: for timing, not for plausible evidence.
     """
+    _at_least(0, rows=rows)
     cells = _Cells(network, observed, pattern, missing, seed)
     draw = _sample_block if network.kind == "bayes" else _uniform_block
     for block, first in enumerate(range(0, max(rows, 1), BLOCK_ROWS)):
         samples = draw(network, min(rows - first, BLOCK_ROWS), seed, block)
         yield cells.record_batch(samples, block, first)
+
+
+def _refuse_others(network: Network, samples: npt.NDArray[np.int32]) -> None:
+    states = network.cardinalities[: len(network.public)]
+    if not isinstance(samples, np.ndarray) or samples.dtype.kind not in "iu" or samples.shape[1:] != (len(states),):
+        found = f"{samples.dtype} {samples.shape}" if isinstance(samples, np.ndarray) else type(samples).__name__
+        raise EvidenceError(f"found samples {found}, expected an array of whole numbers [rows, {len(states)}]")
+    if samples.size and (samples.min() < 0 or (samples.max(axis=0) >= states).any()):
+        raise EvidenceError("found a sample that is no state of its variable, expected indices of states, from 0")
 
 
 class _Cells:
@@ -258,9 +275,9 @@ class _Cells:
     ) -> None:
         if pattern not in ("fixed", "missing", "random"):
             raise EvidenceError(f"found the pattern {pattern!r}, expected 'fixed', 'missing' or 'random'")
-        if not 0.0 <= missing <= 1.0:
+        if not 0.0 <= real("missing", missing) <= 1.0:
             raise EvidenceError(f"found missing={missing!r}, expected a share from 0 to 1")
-        if pattern == "random" and not isinstance(observed, (int, float)):
+        if pattern == "random" and not isinstance(observed, Real):
             raise EvidenceError("the pattern 'random' picks the variables itself: found names, expected a share")
         if CASE_ID in network.index:
             raise EvidenceError(f"the network has a variable named {CASE_ID!r}, the name of the column of case numbers")
@@ -300,8 +317,9 @@ class _Cells:
 
 
 def _observed_variables(network: Network, observed: float | Sequence[str], seed: int) -> list[int]:
-    if not isinstance(observed, (int, float)):
-        return sorted({network.find(name) for name in observed})
+    if not isinstance(observed, Real):
+        return sorted({network.find(name) for name in texts("observed", observed)})
+    observed = real("observed", observed)
     if not 0.0 <= observed <= 1.0:
         raise EvidenceError(f"found observed={observed!r}, expected a share from 0 to 1 or names of variables")
     count = round(observed * len(network.public))
@@ -355,6 +373,7 @@ def parents_first(network: Network) -> tuple[int, ...]:
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
     """Return the random stream `key` of a seed; streams with different keys are independent."""
+    _at_least(0, seed=seed)
     return np.random.default_rng([seed, *key])
 
 
@@ -364,7 +383,8 @@ def _some_of(candidates: range, count: int, rng: np.random.Generator) -> list[in
 
 
 def _cardinalities(states: States, count: int, rng: np.random.Generator) -> list[int]:
-    least, most = states if isinstance(states, tuple) else (states, states)
+    bounds = states if isinstance(states, tuple | list) else (states, states)
+    least, most = (whole("states", bound, ModelError) for bound in (bounds if len(bounds) == 2 else (0, 0)))
     if not 1 <= least <= most:
         raise ModelError(f"found states={states!r}, expected a number of states or (least, most), from 1 on")
     return [int(drawn) for drawn in rng.integers(least, most + 1, size=count)]
@@ -374,7 +394,7 @@ def _random_tables(
     title: str, names: Sequence[str], parents: Sequence[Sequence[int]], states: States, zeros: float, seed: int
 ) -> Network:
     """Fill a structure (the parents of each variable) with random conditional tables."""
-    if not 0.0 <= zeros < 1.0:
+    if not 0.0 <= real("zeros", zeros, ModelError) < 1.0:
         raise ModelError(f"found zeros={zeros!r}, expected a share from 0 to below 1")
     rng = _stream(seed, _STRUCTURE, 1)
     sizes = _cardinalities(states, len(names), rng)
@@ -434,7 +454,7 @@ def _build(
     return build_network(title, kind, variables, [DraftTable(scope, values, place) for scope, values in tables])
 
 
-def _at_least_one(**sizes: int) -> None:
+def _at_least(least: int, **sizes: int) -> None:
     for what, size in sizes.items():
-        if size < 1:
-            raise ModelError(f"found {what}={size}, expected at least 1")
+        if whole(what, size, ModelError) < least:
+            raise ModelError(f"found {what}={size}, expected at least {least}")

@@ -160,6 +160,14 @@ RECORDED = ["809870f2c53e", "8d387bade880", "6d7cfc7af291"]
         (lambda: generate.grid(0, 3), "found rows=0, expected at least 1"),
         (lambda: generate.chain(0), "found length=0"),
         (lambda: generate.random_network(3, states=(3, 2)), r"found states=\(3, 2\)"),
+        (lambda: generate.random_network(3, states=(3,)), r"found states=\(3,\)"),
+        (lambda: generate.random_network(3, states="3"), "found states '3', expected a whole number"),
+        (lambda: generate.random_network(3, parents=-1), "found parents=-1, expected at least 0"),
+        (lambda: generate.random_network(3, seed=-1), "found seed=-1, expected at least 0"),
+        (lambda: generate.random_network(3, seed=None), "found seed None, expected a whole number"),
+        (lambda: generate.grid(2.0, 2), "found rows 2.0, expected a whole number"),
+        (lambda: generate.sample(generate.chain(3), -1), "found rows=-1, expected at least 0"),
+        (lambda: list(generate.evidence_batches(generate.chain(3), 5, seed=-1)), "found seed=-1"),
         (lambda: generate.random_network(3, zeros=1.0), "found zeros=1.0"),
         (lambda: generate.layered(2, 40, states=10, parents=12, reach=20), "entries, allowed are"),
     ],
@@ -336,6 +344,10 @@ def test_tables_survive_parquet(tmp_path: Path) -> None:
     [
         ({"observed": 1.5}, "found observed=1.5"),
         ({"missing": -0.1}, "found missing=-0.1"),
+        ({"missing": "few"}, "found missing 'few', expected a number"),
+        ({"samples": np.zeros((2, 2), np.int32)}, r"found samples int32 \(2, 2\), expected .* \[rows, 3\]"),
+        ({"samples": [[0, 0, 0]]}, "found samples list"),
+        ({"samples": np.array([[0, 2, 0]])}, "found a sample that is no state of its variable"),
         ({"pattern": "rare"}, "found the pattern 'rare'"),
         ({"pattern": "random", "observed": ["x_0"]}, "found names, expected a share"),
     ],
@@ -343,7 +355,14 @@ def test_tables_survive_parquet(tmp_path: Path) -> None:
 def test_evidence_settings_that_make_no_sense_are_refused(settings, message: str) -> None:
     network = generate.chain(3)
     with pytest.raises(EvidenceError, match=message):
-        generate.evidence_table(network, generate.sample(network, 2), **settings)
+        generate.evidence_table(network, **{"samples": generate.sample(network, 2)} | settings)
+
+
+def test_shares_may_be_numbers_of_numpy_and_a_name_alone_is_one_variable() -> None:
+    network = generate.chain(4)
+    samples = generate.sample(network, 2)
+    assert generate.evidence_table(network, samples, observed=np.float32(0.5)).num_columns == 3
+    assert generate.evidence_table(network, samples, observed="x_1").column_names == ["case_id", "x_1"]
 
 
 def test_unknown_observed_variables_are_named_with_their_nearest() -> None:
