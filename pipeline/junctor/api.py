@@ -38,7 +38,7 @@ from junctor.model.query import (
     Stages,
     as_posteriors,
 )
-from junctor.runs.results import default_partition_rows, with_kept
+from junctor.runs.results import default_partition_rows, one_after_another, with_kept
 from junctor.runs.score_tables import tables_for
 from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import allowed_memory, compute_options
@@ -438,11 +438,11 @@ class _Answerer:
                 return first if piece is pieces[0] else read(piece)
 
             engine_for, batch_of = (lambda: self._engine_for(rows).without_gpu), (lambda each: each.batch)
-            return pa.concat_tables(answer_in_sequence(pieces, read_once, batch_of, engine_for, finish))
+            return one_after_another(answer_in_sequence(pieces, read_once, batch_of, engine_for, finish))
         results = []
         for encoded in chain([first], map(read, others)):
             results.append(finish(encoded, self._answer(encoded.batch, encoded.first_row, rows)))
-        return pa.concat_tables(results)
+        return one_after_another(results)
 
     def rest(self) -> None:
         """Let go of what the next call can do without, or make as fast."""

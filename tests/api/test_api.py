@@ -13,7 +13,7 @@ import pytest
 from helpers.files import ASIA
 from junctor.generate import random_network
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError
-from junctor.runs.results import default_partition_rows
+from junctor.runs.results import default_partition_rows, statuses_of
 
 ROWS = [{"smoke": "yes", "xray": "no"}, {"asia": "yes"}, {}]
 
@@ -70,6 +70,11 @@ def test_precisions(asia: junctor.Network, precision: str) -> None:
     assert table.schema.field("dysp").type.value_type == number
 
 
+def test_modules_show_their_names_before_they_are_used() -> None:
+    assert set(junctor.hmm.__all__) <= set(dir(junctor.hmm))
+    assert set(junctor.__all__) <= set(dir(junctor))
+
+
 def test_a_long_table_is_taken_in_pieces(asia: junctor.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = junctor.posteriors(asia, ROWS * 5)
     monkeypatch.setattr("junctor.runs.results.PARTITION_ROWS", 4)
@@ -79,6 +84,9 @@ def test_a_long_table_is_taken_in_pieces(asia: junctor.Network, monkeypatch: pyt
     assert pieces["case_id"].to_pylist() == list(range(15)) == whole["case_id"].to_pylist()
     for name in whole.column_names:
         assert pieces[name].to_pylist() == whole[name].to_pylist()
+    # The metadata counts the rows of all pieces.
+    assert sum(statuses_of(pieces.schema).values()) == 15
+    assert pieces.schema.equals(whole.schema, check_metadata=True)
 
 
 @pytest.mark.parametrize("rows", [3, 200])

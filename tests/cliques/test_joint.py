@@ -6,8 +6,10 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import typer
 from helpers import oracle
@@ -35,6 +37,14 @@ BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
 def names_of(network: Network, scope: tuple[int, ...]) -> list[str]:
     return [network.variables[v].name for v in scope]
+
+
+@pytest.mark.parametrize(
+    "cell", [b"yes", np.bytes_(b"yes"), pa.scalar("yes"), pa.scalar(b"yes"), pa.scalar([1.0, 0.0])]
+)
+def test_evidence_may_be_bytes_or_scalars_of_arrow(cell: Any) -> None:
+    found = joint_posteriors(ASIA, [["lung"]], {"smoke": cell})
+    assert found.posteriors[0].tolist() == joint_posteriors(ASIA, [["lung"]], {"smoke": "yes"}).posteriors[0].tolist()
 
 
 def test_a_network_may_be_the_path_of_a_file() -> None:

@@ -402,6 +402,15 @@ def test_pandas() -> None:
     assert states(encode(numbered, small_network({"0": ["0", "1"]})), "0", small_network({"0": ["0", "1"]})) == [1, 0]
 
 
+def test_scalars_of_arrow_and_bytes_beside_other_cells() -> None:
+    texts = ["yes", "no", "yes", "5", None, "no"]
+    cells = [pa.scalar("yes"), b"no", np.bytes_(b"yes"), 5, pa.scalar(None), pa.scalar(b"no")]
+    found, expected = encode([{"smoke": cell} for cell in cells]), encode({"smoke": texts})
+    assert states(found, "smoke") == states(expected, "smoke")
+    assert found.batch.invalid == expected.batch.invalid
+    assert "unknown state '\\\\xff'" in encode({"smoke": [b"\xff", 1]}).batch.invalid[0]
+
+
 def test_a_matrix_is_a_column_of_likelihoods() -> None:
     for kind in ("f8", ">f8", "f4", np.longdouble):
         likelihood = encode({"smoke": np.array([[1.0, 0.5], [0.0, 2.0]], kind)}).batch.likelihoods[0]

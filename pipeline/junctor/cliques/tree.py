@@ -34,7 +34,7 @@ from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayou
 from junctor.cliques.streaming_choice import Streaming, streamings
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.columns import checked_likelihood
-from junctor.evidence.states import UNKNOWN, StateCells
+from junctor.evidence.states import UNKNOWN, StateCells, plain_cell
 from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError
 from junctor.model.network import Network, Variable
@@ -241,7 +241,7 @@ def _likelihood(variable: Variable, said: Any) -> npt.NDArray[np.float64] | None
     """Return the likelihood of the states of a variable, None where it is unobserved; as in evidence tables."""
     expected = f"expected {len(variable.states)} numbers, one for each state"
     try:
-        values = np.asarray(said)
+        values = np.asarray(plain_cell(said))
     except ValueError:
         raise EvidenceError(f"evidence on {variable.name!r}: found {said}, {expected}") from None
     if values.ndim == 0:

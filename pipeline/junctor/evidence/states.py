@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
+from typing import Any
 
 from junctor.evidence.batch import UNOBSERVED
 from junctor.model.errors import nearest
@@ -156,6 +157,13 @@ class StateCells:
         if cell not in self._hints and len(self._hints) < most_hints:
             self._hints[cell] = nearest(cell.strip(), self._states)
         return self._hints.get(cell, "")
+
+
+def plain_cell(cell: Any) -> Any:
+    """Return what a scalar of Arrow holds, and bytes as text, as in columns of bytes; any other cell as it is."""
+    if hasattr(cell, "as_py"):
+        cell = cell.as_py()
+    return cell.decode(errors="backslashreplace") if isinstance(cell, bytes | bytearray) else cell
 
 
 def value_of(cell: Cell) -> Value:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from junctor.evidence.states import plain_cell
 from junctor.model.errors import EvidenceError
 from junctor.runtime.arrow import string_array, with_plain_words
 
@@ -127,6 +128,7 @@ def _without_mask(cell: Any) -> npt.NDArray[Any] | None:
 
 
 def _as_text(name: Any, cell: Any) -> str | None:
+    cell = plain_cell(cell)
     if isinstance(cell, Mapping | set) or (isinstance(cell, Iterable) and not isinstance(cell, str)):
         raise EvidenceError(
             f"evidence: column {str(name)!r} mixes {type(cell).__name__} with other cells: put likelihoods into a "

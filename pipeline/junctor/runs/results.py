@@ -166,6 +166,18 @@ def with_kept(table: pa.Table, kept: pa.Table | None) -> pa.Table:
     return table
 
 
+def one_after_another(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables of consecutive rows as one; its metadata counts the rows of all."""
+    table = pa.concat_tables(tables)
+    if len(tables) == 1:
+        return table
+    counts = [statuses_of(each.schema) for each in tables]
+    totals = {name: sum(each[name] for each in counts) for name in counts[0]}
+    return table.replace_schema_metadata(
+        {**table.schema.metadata, **_part_metadata(list(totals.values()), list(totals))}
+    )
+
+
 def with_own(columns: Mapping[int, pa.Array], table: pa.Table) -> pa.Table:
     """Return a table with some of its columns in memory of their own.
 
