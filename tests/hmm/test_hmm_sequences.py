@@ -113,6 +113,21 @@ def test_log_likelihoods_as_arrays() -> None:
         assert batch.lengths.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("answer", [viterbi, posteriors])
+def test_an_unknown_precision_is_refused(answer: Callable[..., pa.Table]) -> None:
+    with pytest.raises(EvidenceError, match="found precision 'half', expected 'double' or 'single' or 'log'"):
+        answer(build_model([1.0], [[1.0]], [[1.0]]), [["0"]], precision="half")
+
+
+def test_masked_arrays_and_series_among_sequences() -> None:
+    model = build_model([0.5, 0.5], [[1, 0], [0, 1]], [[0.5, 0.5], [0.1, 0.9]])
+    masked = np.ma.array([[0, 1], [1, 0]], mask=[[False, True], [False, False]])  # type: ignore[no-untyped-call]
+    for sequences in (masked, list(masked), [pd.Series([0, None]), pd.Series([1, 0])]):
+        batch = encode_sequences(sequences, model).batch
+        expected = encode_sequences([[0, None], [1, 0]], model).batch
+        np.testing.assert_array_equal(batch.symbols, expected.symbols)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("sequences", "message"),
     [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Precision
+from junctor.model.query import Precision, one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import compute_options
 
@@ -84,6 +84,7 @@ def _answer(
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
     check_device(options.device)
+    one_of("precision", precision, Precision)
     engine = SequenceEngine(model, kind, precision, options)
     encoded = encode_sequences(sequences, model)
     return answers_table(engine.answer(encoded.batch), encoded.case_ids, model)

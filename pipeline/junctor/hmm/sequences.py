@@ -272,12 +272,23 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
 def _arrow(cells: Any) -> pa.Array | pa.ChunkedArray:
     if isinstance(cells, pa.Array | pa.ChunkedArray):
         return cells
-    # Arrow takes arrays of one axis only: of log-likelihoods it is given steps.
-    sequences = [list(each) if getattr(each, "ndim", 1) > 1 else each for each in cells]
+    try:
+        sequences = list(map(_steps, cells))
+    except pa.ArrowException as error:
+        raise EvidenceError(f"sequences cannot be read: {error}") from None
     try:
         return pa.array(sequences)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise EvidenceError(f"sequences cannot be read: {_mixture(sequences) or error}") from None
+
+
+def _steps(sequence: Any) -> Any:
+    """Return a sequence as Arrow takes it among others."""
+    if hasattr(sequence, "mask") and getattr(sequence, "ndim", 1) == 1:
+        # Arrow does not look at masks there, and takes no series.
+        return pa.array(sequence, from_pandas=True).to_pylist()
+    # Arrow takes arrays of one axis only: of log-likelihoods it is given steps.
+    return list(map(_steps, sequence)) if getattr(sequence, "ndim", 1) > 1 else sequence
 
 
 def _mixture(sequences: Sequence[Any]) -> str | None:
