@@ -211,6 +211,8 @@ def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUNCTOR_CACHE", "off")
     assert load_settings().cache == user_cache().limit == 0
     monkeypatch.setenv("JUNCTOR_CACHE", "lots")
+    with pytest.raises(InputError, match="JUNCTOR_CACHE: found the size 'lots'"):
+        user_cache()
     with pytest.raises(InputError, match=r"'cache'.*found 'lots'"):
         load_settings()
     with pytest.raises(InputError, match="or off"):

@@ -195,7 +195,10 @@ class Cache:
 
 def user_cache() -> Cache:
     """Return the cache of this user, of no entries where it is off; raises InputError for a bad `JUNCTOR_CACHE`."""
-    return _cache(user_folder() / "kept", os.environ.get(VARIABLE, ""))
+    try:
+        return _cache(user_folder() / "kept", os.environ.get(VARIABLE, ""))
+    except InputError as error:
+        raise InputError(f"{VARIABLE}: {error}") from None
 
 
 def cache_bytes(text: str) -> int:
