@@ -411,6 +411,16 @@ def test_scalars_of_arrow_and_bytes_beside_other_cells() -> None:
     assert "unknown state '\\\\xff'" in encode({"smoke": [b"\xff", 1]}).batch.invalid[0]
 
 
+def test_only_columns_of_objects_are_looked_at_cell_by_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: type) -> bool:
+        raise AssertionError
+
+    assert np.ma
+    monkeypatch.setattr("junctor.evidence.tables._can_be_masked", refuse)
+    frame = pd.DataFrame({"smoke": ["yes", None], "grade": pd.Categorical(["low", None])}).astype({"smoke": "string"})
+    assert as_arrow(frame).to_pydict() == {"smoke": ["yes", None], "grade": ["low", None]}
+
+
 def test_a_matrix_is_a_column_of_likelihoods() -> None:
     for kind in ("f8", ">f8", "f4", np.longdouble):
         likelihood = encode({"smoke": np.array([[1.0, 0.5], [0.0, 2.0]], kind)}).batch.likelihoods[0]

@@ -94,7 +94,8 @@ def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
         cells = cells.astype(f"{cells.dtype.kind}{min(8, cells.dtype.itemsize)}", copy=False)
     if getattr(cells, "ndim", 1) == 2:
         cells = list(cells)  # a matrix of likelihoods, one row a case
-    are_objects = getattr(getattr(cells, "dtype", None), "kind", "O") == "O"
+    # Text and categories of pandas are of kind "O", too; to look at each of their cells takes longer than all else.
+    are_objects = str(getattr(cells, "dtype", "object")) == "object"
     # Nobody has masked cells who has not imported them.
     if are_objects and "numpy.ma" in sys.modules and any(map(_can_be_masked, set(map(type, cells)))):
         cells = [_without_mask(cell) if _can_be_masked(type(cell)) else cell for cell in cells]
