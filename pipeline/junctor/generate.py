@@ -166,7 +166,10 @@ def hmm(
     Raises ModelError for shapes that do not fit each other.
     """
     _at_least(1, steps=steps)
-    first, move, emit = (np.asarray(table, dtype=np.float64) for table in (start, transition, emission))
+    try:
+        first, move, emit = (np.asarray(table, dtype=np.float64) for table in (start, transition, emission))
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"tables of a hidden Markov model: not arrays of numbers ({error})") from None
     hidden = states if states is not None else [str(i) for i in range(first.size)]
     seen = symbols if symbols is not None else [str(i) for i in range(emit.shape[-1] if emit.ndim else 0)]
     for what, table, shape in (

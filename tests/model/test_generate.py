@@ -168,6 +168,7 @@ RECORDED = ["809870f2c53e", "8d387bade880", "6d7cfc7af291"]
         (lambda: generate.grid(2.0, 2), "found rows 2.0, expected a whole number"),
         (lambda: generate.sample(generate.chain(3), -1), "found rows=-1, expected at least 0"),
         (lambda: list(generate.evidence_batches(generate.chain(3), 5, seed=-1)), "found seed=-1"),
+        (lambda: generate.hmm(2, ["a"], [[1]], [[1]]), "not arrays of numbers"),
         (lambda: generate.random_network(3, zeros=1.0), "found zeros=1.0"),
         (lambda: generate.layered(2, 40, states=10, parents=12, reach=20), "entries, allowed are"),
     ],
