@@ -242,6 +242,8 @@ def test_convert() -> None:
     assert "warning: UAI files have no names" in result.stderr
     assert junctor_cli("convert", ASIA, "asia.parquet").exit_code == 0
     assert junctor.read_network("asia.parquet").digest == junctor.read_network(ASIA).digest
+    # As of all that is written, not as of a network that cannot be read.
+    assert junctor_cli("convert", ASIA, "no/asia.uai").exit_code == 6
 
 
 def test_validate() -> None:

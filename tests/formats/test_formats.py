@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from junctor.formats import EXTENSIONS, WRITABLE, files, read_network, uai, write_network
 from junctor.formats.files import decode, place_at
 from junctor.formats.numbers import BadNumber, parse_numbers
-from junctor.model.errors import InputError, ModelError
+from junctor.model.errors import InputError, ModelError, RunError
 from junctor.model.network import Network
 
 Factory = pytest.TempPathFactory
@@ -128,7 +128,8 @@ def test_a_binary_file_is_told_from_a_text(tmp_path: Path) -> None:
 
 def test_a_path_with_a_nul_character_is_an_error_of_ours() -> None:
     assert "cannot be read" in error_of(lambda: read_network("a\0.bif"))
-    assert "cannot be written" in error_of(lambda: write_network(NETWORK, "a\0.bif"))
+    with pytest.raises(RunError, match="cannot be written"):
+        write_network(NETWORK, "a\0.bif")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -227,7 +228,8 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    assert f"{path}: cannot be written: No space left on device" in error_of(lambda: write_network(NETWORK, path))
+    with pytest.raises(RunError, match=f"{path}: cannot be written: No space left on device"):
+        write_network(NETWORK, path)
     assert path.read_text() == "before"
     assert os.listdir(tmp_path) == ["n.uai"]
 
@@ -277,9 +279,15 @@ def test_what_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
         f"{tmp_path}/n.pgmx: files of format 'pgmx' cannot be written; {known}"
     )
     assert "the extension names no known format" in error_of(lambda: write_network(NETWORK, tmp_path / "n"))
-    assert "No such file or directory" in error_of(lambda: write_network(NETWORK, tmp_path / "no" / "n.bif"))
+    with pytest.raises(RunError, match="No such file or directory"):
+        write_network(NETWORK, tmp_path / "no" / "n.bif")
     (tmp_path / "d.bif").mkdir()
-    assert "found a directory" in error_of(lambda: write_network(NETWORK, tmp_path / "d.bif"))
+    with pytest.raises(RunError, match="found a directory"):
+        write_network(NETWORK, tmp_path / "d.bif")
+    os.mkfifo(tmp_path / "p.bif")
+    with pytest.raises(RunError, match="found a pipe, which a file would replace"):
+        write_network(NETWORK, tmp_path / "p.bif")
+    (tmp_path / "p.bif").unlink()
     assert "unknown format" in error_of(lambda: write_network(NETWORK, tmp_path / "n.bif", "docx"))
     markov = uai.read("MARKOV 1 2 0")
     error_of(lambda: write_network(markov, tmp_path / "n.bif"))

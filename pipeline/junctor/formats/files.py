@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
-from junctor.model.errors import ModelError, Place
+from junctor.model.errors import ModelError, Place, RunError
 from junctor.runtime.files import MAX_BYTES, read_whole, special_file
 from junctor.runtime.remote import AnyPath, RemotePath, lacking
 
@@ -130,10 +130,10 @@ def title_of(file: str | None) -> str:
 def publish(path: AnyPath, data: bytes) -> None:
     """Write `data` to `path` atomically (to a temporary file, then renamed), compressed if the name ends in `.gz`.
 
-    Raises ModelError if it cannot be written, and for a pipe, socket or device at `path`.
+    Raises RunError if it cannot be written, and for a pipe, socket or device at `path`.
     """
     if (found := special_file(path)) is not None:
-        raise ModelError(f"found {found}, which a file would replace: name a file", Place(str(path)))
+        raise RunError(f"{path}: found {found}, which a file would replace: name a file")
     # Without a time stamp the same network gives the same bytes.
     data = gzip.compress(data, mtime=0) if path.suffix.lower() == ".gz" else data
     try:
@@ -148,7 +148,7 @@ def publish(path: AnyPath, data: bytes) -> None:
     except (OSError, ValueError) as error:
         # ValueError: the path has a NUL character.
         reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"cannot be written: {reason}", Place(str(path))) from None
+        raise RunError(f"{path}: cannot be written: {reason}") from None
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -66,7 +66,7 @@ _held: WeakKeyDictionary[Network, bytes] = WeakKeyDictionary()
 
 
 def write(network: Network, path: str | AnyPath) -> None:
-    """Write `network` to `path`, whole or not at all; raises ModelError if it cannot be written."""
+    """Write `network` to `path`, whole or not at all; raises RunError if it cannot be written."""
     publish(location(path), to_bytes(network))
 
 
