@@ -59,7 +59,7 @@ from junctor.model.query import Query
 from junctor.runs import partition
 from junctor.runs.run import ingest_model
 from junctor.runs.workload import Job
-from junctor.runtime.machine import own_measurements
+from junctor.runtime.machine import has_own_measurements, measured_files, own_measurements
 from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
 from junctor_kernels.gpu import blocks as gpu
@@ -132,6 +132,16 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
     assert "junctor tune" in caplog.text
     assert next(each.device.name for each in local_cost_models().devices) == "mine"
     assert "mine" not in [each.device.name for each in local_cost_models(own=False).devices]
+
+
+def test_a_folder_of_own_files_that_may_not_be_entered_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied")
+
+    # Root may enter all.
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert not has_own_measurements()
+    assert measured_files() == []
 
 
 def test_the_package_has_measurements_of_every_backend() -> None:

@@ -170,7 +170,11 @@ def test_writers_and_readers_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("trouble", ["read-only", "full", "a file"])
+def _no_right(*arguments: object, **named: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("trouble", ["read-only", "no right", "full", "a file"])
 def test_without_a_usable_folder_nothing_is_kept(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,6 +186,10 @@ def test_without_a_usable_folder_nothing_is_kept(
         monkeypatch.setattr(Path, "write_bytes", refuse)
     elif trouble == "a file":
         folder.write_text("not a folder")
+    elif trouble == "no right":
+        # Of a folder in one that may not be entered, as the home of another user. Root may enter all.
+        monkeypatch.setattr(Path, "stat", _no_right)
+        monkeypatch.setattr(Path, "mkdir", _no_right)
     else:
         # Root may write anywhere but under `/proc`.
         folder = Path("/proc/kept")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.runtime.files import aside
-from junctor.runtime.machine import own_measurements
+from junctor.runtime.machine import measured_files
 
 Floats = npt.NDArray[np.float64]
 
@@ -169,7 +169,7 @@ def shipped_files() -> Iterator[tuple[MeasuredDevice, Path]]:
 
 def own_files() -> Iterator[tuple[MeasuredDevice, Path]]:
     """Yield the user's own measurements; a file that cannot be read is named and left out."""
-    for path in sorted(own_measurements().glob("*.parquet")):
+    for path in measured_files():
         try:
             yield check(path), path
         except ValueError as error:

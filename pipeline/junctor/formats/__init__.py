@@ -79,8 +79,8 @@ def write_network(
     network: the network to write.
     path: target; an existing file is replaced.
     format: a name of WRITABLE or an extension; None for the format of the extension.
-    Raises ModelError if the format cannot be written or cannot hold this network, RunError if the file cannot be written,
-    and InputError for what is no network or path.
+    Raises ModelError if the format cannot be written or cannot hold this network, RunError if the file cannot be
+    written, and InputError for what is no network or path.
     """
     if not isinstance(network, Network):
         raise InputError(f"found {network!r} as network, expected a Network: read_network makes one of a file")

@@ -124,11 +124,13 @@ class Cache:
     def write(self, kind: str, key: str, content: bytes) -> None:
         """Keep an entry, whole or not at all; an older one of that key is replaced."""
         path = self._path(kind, key)
-        # A folder cannot be replaced; other entries can be written.
-        if not self._writes or len(content) > LARGEST_SHARE * self.limit or path.is_dir():
+        if not self._writes or len(content) > LARGEST_SHARE * self.limit:
             return
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
+            # A folder cannot be replaced; other entries can be written.
+            if path.is_dir():
+                return
             self.folder.mkdir(parents=True, exist_ok=True)
             # Not synced: what a power cut leaves behind does not pass the check.
             temporary.write_bytes(MAGIC + _digest(path.name, content) + content)

@@ -139,9 +139,17 @@ def _folder(caches: str, _home: str | None) -> Path:
     return Path(caches).expanduser() / "junctor"
 
 
+def measured_files() -> list[Path]:
+    """Return the files of `junctor tune`, sorted; a folder that is missing, or may not be read, has none."""
+    try:
+        return sorted(own_measurements().glob("*.parquet"))
+    except OSError:
+        return []
+
+
 def has_own_measurements() -> bool:
     """Return True if `junctor tune` has measured this machine."""
-    return any(own_measurements().glob("*.parquet"))
+    return bool(measured_files())
 
 
 def usable_cores() -> int:
