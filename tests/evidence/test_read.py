@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -247,6 +248,24 @@ def test_a_column_may_stand_in_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "day=1" / "a.csv").write_text("smoke,day\nno,one\n")
     assert read(tmp_path)[0].batch.states[0].tolist() == [1]
     assert read(tmp_path, keep=["day"])[0].kept == pa.table({"day": ["1"]})
+
+
+def test_a_folder_that_may_not_be_read_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("smoke\nyes\n")
+    denied = tmp_path / "day=1"
+    denied.mkdir()
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path) == denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    # Root may read all.
+    monkeypatch.setattr(os, "scandir", scandir)
+    for evidence in (tmp_path, tmp_path / "day=*"):
+        with pytest.raises(EvidenceError, match=f"^{denied}: cannot be read: Permission denied$"):
+            input_files(evidence)
 
 
 def test_globs_are_one_table(tmp_path: Path) -> None:

@@ -329,7 +329,9 @@ def _files_below(folder: AnyPath, pattern: Sequence[str] = ()) -> Iterator[AnyPa
         # those that it does not name, as in a shell.
         inside = _below(Path(error.filename), folder)
         if _matches(inside, pattern) or not isinstance(error, PermissionError):
-            raise error
+            # By its own name: that of the folder which was given would send its owner to the wrong one.
+            with explained(Path(error.filename)):
+                raise error
 
     for directory, inside, names in _walk(folder, pattern, refuse):
         files = (name for name in names if not _is_hidden([name]) and _matches((*inside, name), pattern))
