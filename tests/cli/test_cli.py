@@ -246,6 +246,17 @@ def test_convert() -> None:
     assert junctor_cli("convert", ASIA, "no/asia.uai").exit_code == 6
 
 
+def test_one_of_a_thing_is_told_in_the_singular() -> None:
+    Path("one.uai").write_text("BAYES\n1\n1\n1\n1 0\n1\n1\n")
+    Path("one.csv").write_text("0\n0\n")
+    checked = junctor_cli("validate", "one.uai", "one.csv").stdout
+    assert "1 variable, 1 state, 1 table with 1 entry\n" in checked
+    assert "one.csv: 1 row, 0 invalid" in checked
+    shown = junctor_cli("inspect", "one.uai").stdout
+    assert "  variables   1, 1 state\n  tables      1, 1 entry, 0 zero\n" in shown
+    assert "one.bif: 1 variable, 1 table\n" in junctor_cli("convert", "one.uai", "one.bif").stdout
+
+
 def test_validate() -> None:
     result = junctor_cli("validate", ASIA, "evidence.csv")
     assert result.exit_code == 0

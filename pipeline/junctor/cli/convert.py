@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from junctor.cli import options as cli
+from junctor.model.errors import counted
 
 
 def convert(
@@ -34,4 +35,4 @@ def convert(
     # What a format cannot hold, such as names, is lost: said here, on stderr, and no error.
     for warning in write_network(network, target, target_format):
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(f"{shown(target)}: {len(network.public):,} variables, {len(network.factors):,} tables")
+    typer.echo(f"{shown(target)}: {counted(len(network.public), 'variable')}, {counted(len(network.factors), 'table')}")

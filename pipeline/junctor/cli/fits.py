@@ -13,6 +13,7 @@ from junctor.cli.deployed import conclude
 from junctor.cli.lines import say
 from junctor.cli.options import refuse_nan
 from junctor.learning.choices import Acceleration, Impossible
+from junctor.model.errors import counted
 
 if TYPE_CHECKING:
     from junctor.learning.checkpoint import Checkpoint, Restart
@@ -212,7 +213,7 @@ def show_holdout(check: HoldoutResult | None, row: str = "row", model: str = "ne
     if check is None:
         return
     share = f", {check.log_likelihood / check.weight:.6g} a {row}" if check.weight else ""
-    typer.echo(f"held out: {check.rows:,} {row}s, log-likelihood {check.log_likelihood:.9g}{share}")
+    typer.echo(f"held out: {counted(check.rows, row)}, log-likelihood {check.log_likelihood:.9g}{share}")
     if check.impossible:
         typer.echo(
             f"held out: {check.impossible:,} more {row}s are impossible under the fitted {model} (a prior helps)"

@@ -299,8 +299,9 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
 def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
     facts, tree = record["network"], record["tree"]
     typer.echo(f"{network}: {facts['kind']} network {facts['name']!r}")
-    typer.echo(f"  variables   {facts['variables']:,}, {facts['states']:,} states")
-    typer.echo(f"  tables      {facts['tables']:,}, {facts['table_entries']:,} entries, {facts['zero_entries']:,} zero")
+    typer.echo(f"  variables   {facts['variables']:,}, {counted(facts['states'], 'state')}")
+    entries = counted(facts["table_entries"], "entry", "entries")
+    typer.echo(f"  tables      {facts['tables']:,}, {entries}, {facts['zero_entries']:,} zero")
     largest = sorted(record["variables"], key=lambda variable: -variable.get("table_entries", 0))[:SHOWN]
     if facts["kind"] == "bayes":
         typer.echo(
@@ -310,8 +311,8 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
     entries, largest_entries, separator = (
         approximate(tree[name]) for name in ("total_entries", "largest_clique_entries", "largest_separator_entries")
     )
-    typer.echo(f"  cliques     {tree['cliques']:,} in {tree['components']:,} trees, {entries} entries")
-    typer.echo(f"  largest     {largest_entries} entries, {tree['treewidth'] + 1} variables")
+    typer.echo(f"  cliques     {tree['cliques']:,} in {counted(tree['components'], 'tree')}, {entries} entries")
+    typer.echo(f"  largest     {largest_entries} entries, {counted(tree['treewidth'] + 1, 'variable')}")
     typer.echo(f"  separator   {separator} entries at most")
     typer.echo(f"  stored      {_stored_line(tree['stored'])} (junctor calibrate)")
     _print_work("plan without evidence", record["no_evidence"], record["allowed_bytes"])

@@ -13,6 +13,7 @@ from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import Start
 from junctor.learning.extras import Extras
+from junctor.model.errors import counted
 
 if TYPE_CHECKING:
     from junctor.learning.learned import Learned
@@ -182,7 +183,7 @@ def _show(found: Learned, output: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json_module.dumps({"output": shown(output), **found.to_record()}, indent=2))
         return
-    typer.echo(f"{shown(output)}: {len(found.network.public):,} variables; rows: {show_statuses(found.rows)}")
+    typer.echo(f"{shown(output)}: {counted(len(found.network.public), 'variable')}; rows: {show_statuses(found.rows)}")
     fits.show_loop(found.trace, found.converged, found.reason, found.weight, found.restarts)
     if found.latent:
         some = ", ".join(found.latent[: fits.SHOWN])

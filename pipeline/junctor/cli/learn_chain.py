@@ -13,6 +13,7 @@ from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import ChainStart
 from junctor.learning.extras import Extras
+from junctor.model.errors import counted
 
 if TYPE_CHECKING:
     from junctor.hmm.learned import LearnedModel
@@ -170,7 +171,7 @@ def _show(learned: LearnedModel, output: str) -> None:
     from junctor.cli.display import show_statuses
 
     model, fit = learned.model, learned.fit
-    sizes = f"{model.states:,} states, {model.symbols:,} symbols"
+    sizes = f"{counted(model.states, 'state')}, {counted(model.symbols, 'symbol')}"
     typer.echo(f"{output}: {sizes}; sequences: {show_statuses(learned.statuses)}")
     fits.show_loop(fit.trace, fit.converged, fit.reason, learned.weight, learned.restarts, "sequence")
     fits.show_holdout(learned.holdout, "sequence", "model")

@@ -98,8 +98,9 @@ def _evidence_facts(source: EvidenceSource) -> dict[str, Any]:
 
 def _print(network: str, model: dict[str, Any], evidence: str | None, facts: dict[str, Any] | None) -> None:
     typer.echo(
-        f"{network}: {model['kind']} network, {model['variables']:,} variables, {model['states']:,} states, "
-        f"{model['tables']:,} tables with {model['table_entries']:,} entries"
+        f"{network}: {model['kind']} network, {counted(model['variables'], 'variable')}, "
+        f"{counted(model['states'], 'state')}, {counted(model['tables'], 'table')} with "
+        f"{counted(model['table_entries'], 'entry', 'entries')}"
     )
     if facts is None:
         return

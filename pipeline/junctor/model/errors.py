@@ -94,9 +94,9 @@ class AllInvalidError(JunctorError):
     exit_code = 4
 
 
-def counted(value: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
+def counted(value: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun; plural: of it, where that is more than an s."""
+    return f"{value:,} {noun if value == 1 else plural or f'{noun}s'}"
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
