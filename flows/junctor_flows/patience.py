@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -26,13 +27,13 @@ def bear_with_server() -> None:
     # Of runs, which go on where nobody reads it any more.
     drop_lost_output()
     _scheduled_run_poller.critical_service_loop = _patient_loop(logger.warning)
-    observers.critical_service_loop = _patient_loop(logger.debug)
+    observers.critical_service_loop = _polling_loop
     _shorten_tracebacks()
 
 
 def bear_in_flow_run() -> None:
     """Let a deployed run go on while the server is away; its reporter says so."""
-    observers.critical_service_loop = _patient_loop(logger.debug)
+    observers.critical_service_loop = _polling_loop
     # Prefect would end a run whose concurrency lease cannot be renewed. A second run in the same directory is refused
     # by its lock anyway.
     maintain = flow_engine.maintain_concurrency_lease
@@ -71,6 +72,14 @@ def _patient_loop(say: Callable[..., None]) -> Callable[..., Awaitable[None]]:
             await asyncio.sleep(interval)
 
     return loop
+
+
+async def _polling_loop(**work: Any) -> None:
+    """Run the loop of an observer of Prefect's, which asks for cancelled runs, until it is cancelled itself."""
+    # At the end of its process. Prefect asks the task for its error then, which fails for one that was cancelled: a
+    # traceback would be the last that is said.
+    with suppress(asyncio.CancelledError):
+        await _patient_loop(logger.debug)(**work)
 
 
 class _OneLine(logging.Filter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -36,6 +37,8 @@ from junctor.runs.run import run as run_plainly
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.remote import location
+from junctor_flows import patience
+from prefect._internal.observers import FlowRunCancellingObserver
 from pyarrow import parquet
 from typer import BadParameter
 from typer.main import get_command_from_info
@@ -258,6 +261,26 @@ def test_a_flow_all_of_whose_rows_are_invalid_says_so(server: PrefectServer, tmp
     done = scored(server, call)
     assert "AllInvalidError: the only row is invalid: the column `reason`" in done.stdout, done.stderr
     assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_the_end_of_an_observer_is_no_error() -> None:
+    errors: list[dict[str, Any]] = []
+
+    async def ask() -> None:
+        """Ask for cancelled runs."""
+
+    async def end() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        # As where the server was away: the observer asks then, and is no longer told.
+        polling = asyncio.create_task(patience._polling_loop(workload=ask, interval=60.0))
+        polling.add_done_callback(FlowRunCancellingObserver(lambda _: None)._handle_polling_task_done)
+        await asyncio.sleep(0)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    asyncio.run(end())
+    assert errors == []
 
 
 # What the command line does before it calls anything, and what `junctor serve` does then.
