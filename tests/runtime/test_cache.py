@@ -203,6 +203,17 @@ def test_without_a_usable_folder_nothing_is_kept(
     assert cache.entries() == []
 
 
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/none")
+    monkeypatch.setattr(Path, "expanduser", refuse)
+    with pytest.raises(InputError, match="no home directory of this user: let HOME name a folder"):
+        user_cache()
+
+
 def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -17,7 +17,7 @@ from pathlib import Path
 from junctor.model.errors import RunError
 from junctor.planning.budget import format_bytes
 from junctor.runtime.files import aside, explained
-from junctor.runtime.machine import user_folder
+from junctor.runtime.machine import expanded, user_folder
 from junctor.runtime.remote import AnyPath, RemotePath
 
 # What the embedded server's database may come to. Without it the server would not start, time and again.
@@ -34,8 +34,8 @@ def is_configured() -> bool:
     """Return True if PREFECT_API_URL is set, in the environment or in the active profile."""
     if os.environ.get("PREFECT_API_URL"):
         return True
-    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    home = expanded(os.environ.get("PREFECT_HOME") or "~/.prefect")
+    path = expanded(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
     # Read as Prefect would, because importing it takes seconds.
     try:
         profiles = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def embed(directory: AnyPath) -> Path:
     if isinstance(directory, RemotePath):
         # SQLite needs a disk: one folder for each output, which a later run of it finds again.
         directory = user_folder() / "prefect" / hashlib.sha256(str(directory).encode()).hexdigest()[:16]
-    home = Path(os.environ.get("PREFECT_HOME") or directory / ".prefect").expanduser()
+    home = expanded(os.environ.get("PREFECT_HOME") or directory / ".prefect")
     # Prefect makes the folder, but not the one that it lies in.
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
@@ -169,6 +169,6 @@ class EmbeddedServer:
 
 
 def _empty_database() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    cache = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     # Another version of Prefect has other tables.
     return cache / "junctor" / f"prefect-{version('prefect')}.db"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from junctor.model.arguments import whole
-from junctor.model.errors import BudgetError
+from junctor.model.errors import BudgetError, InputError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
 from junctor.runtime.remote import local_path
@@ -136,7 +136,16 @@ def user_folder() -> Path:
 # Kept, since every engine asks, and paths take longer than some answers.
 @lru_cache(maxsize=8)
 def _folder(caches: str, _home: str | None) -> Path:
-    return Path(caches).expanduser() / "junctor"
+    return expanded(caches) / "junctor"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path, `~` expanded; raises InputError where the user has no home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        # As in a container, of a user whom nobody knows.
+        raise InputError(f"{path}: there is no home directory of this user: let HOME name a folder") from None
 
 
 def measured_files() -> list[Path]:
