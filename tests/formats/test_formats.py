@@ -285,7 +285,7 @@ def test_what_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="found a directory"):
         write_network(NETWORK, tmp_path / "d.bif")
     os.mkfifo(tmp_path / "p.bif")
-    with pytest.raises(RunError, match="found a pipe, which a file would replace"):
+    with pytest.raises(InputError, match="found a pipe, which a file would replace"):
         write_network(NETWORK, tmp_path / "p.bif")
     (tmp_path / "p.bif").unlink()
     assert "unknown format" in error_of(lambda: write_network(NETWORK, tmp_path / "n.bif", "docx"))

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
-from junctor.model.errors import ModelError, Place, RunError
+from junctor.model.errors import InputError, ModelError, Place, RunError
 from junctor.runtime.files import MAX_BYTES, read_whole, special_file
 from junctor.runtime.remote import AnyPath, RemotePath, lacking
 
@@ -130,10 +130,10 @@ def title_of(file: str | None) -> str:
 def publish(path: AnyPath, data: bytes) -> None:
     """Write `data` to `path` atomically (to a temporary file, then renamed), compressed if the name ends in `.gz`.
 
-    Raises RunError if it cannot be written, and for a pipe, socket or device at `path`.
+    Raises RunError if it cannot be written, and InputError for a pipe, socket or device at `path`.
     """
     if (found := special_file(path)) is not None:
-        raise RunError(f"{path}: found {found}, which a file would replace: name a file")
+        raise InputError(f"{path}: found {found}, which a file would replace: name a file")
     # Without a time stamp the same network gives the same bytes.
     data = gzip.compress(data, mtime=0) if path.suffix.lower() == ".gz" else data
     try:
