@@ -197,8 +197,9 @@ class Cache:
 
 def user_cache() -> Cache:
     """Return the cache of this user, of no entries where it is off; raises InputError for a bad `JUNCTOR_CACHE`."""
+    folder = user_folder() / "kept"
     try:
-        return _cache(user_folder() / "kept", os.environ.get(VARIABLE, ""))
+        return _cache(folder, os.environ.get(VARIABLE, ""))
     except InputError as error:
         raise InputError(f"{VARIABLE}: {error}") from None
 
