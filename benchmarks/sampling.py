@@ -7,11 +7,14 @@
     uv run python benchmarks/sampling.py rate cases [--device gpu]          likelihood weighting, large runs
     uv run python benchmarks/sampling.py fetched cases                      thresholds read, values ordered or not
     uv run --with pyagrum==3.3.1 python benchmarks/sampling.py peer cases   pyAgrum at equal error
+    uv run python benchmarks/sampling.py coverage FOLDER                    stated errors against exact answers
 
 FOLDER holds `bnlearn/andes.bif` and `cpcs/cpcs*.uai*`. Each network has 50 cases of evidence on leaves (25, 10, 20 and
 50 variables), once with states from forward samples (`likely`), once with states drawn uniformly among those that are
 possible (`unlikely`). Errors are means of squared differences from exact posteriors over all states of all unobserved
 variables. Every case gets 120,000 samples, of which half teach the importance function.
+
+`coverage` has ten rows of its own of each of seven networks: five that observe a tenth of all variables, five a fifth.
 """
 
 from __future__ import annotations
@@ -223,7 +226,7 @@ COUNTS = (1, 10, 100, 1000, 4096, 10_000, 32_768, 100_000, 1_000_000)
 def draws(engine: SamplingEngine, each: Prepared, group: int, count: int) -> float:
     """Return milliseconds that a device takes to draw and weigh so many samples, 0: a thread a sample."""
     row = gpu_row(engine, each, group)
-    return on_device(row, lambda: row._draw(RandomStream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
+    return on_device(row, lambda: row._draw(RandomStream(1, 0, 0), 0, count, 0.25), 5 if count > 100_000 else 9)
 
 
 def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
@@ -270,7 +273,7 @@ def rate(options: argparse.Namespace) -> None:
 
             row = gpu_row(engine, each, 0)
             result = row._device.empty((row._slots + 1, 2), np.float64)
-            drawn = on_device(row, lambda row=row: row._draw(RandomStream(1, 0, 0), 0, gpu.CHUNK), 5)
+            drawn = on_device(row, lambda row=row: row._draw(RandomStream(1, 0, 0), 0, gpu.CHUNK, 0.25), 5)
             summed = on_device(row, lambda row=row, result=result: row._sum(gpu.CHUNK, result, 0), 5)
             parts = f"{drawn:.3f} | {summed:.3f}"
         per = options.samples / seconds
@@ -354,6 +357,132 @@ def at_most(seconds: float, work: Callable[..., tuple[float, float]], *arguments
             return np.nan, np.nan
 
 
+COVERED = {
+    "alarm": "bnlearn/alarm.bif",
+    "win95pts": "bnlearn/win95pts.bif",
+    "hailfinder": "bnlearn/hailfinder.bif",
+    "munin1": "bnlearn/munin1.bif.gz",
+    "pathfinder": "bnlearn/pathfinder.bif.gz",
+    "andes": "bnlearn/andes.bif",
+    "cpcs360b": "cpcs/cpcs360b.uai.gz",
+}
+COVERED_ROWS, COVERED_SAMPLES = 10, 20_000
+# A state with fewer expected effective samples has an upper bound in place of an error.
+LEAST_EXPECTED = 10
+
+
+def coverage(options: argparse.Namespace) -> None:
+    """Share of quantities further from the exact ones than two and three stated errors; rows that are `ok` alone."""
+    print(
+        "network | sampler | rows ok | quantities | beyond 2 sigma | 3 sigma | furthest | rarer states | above | "
+        "root mean square error | ms a row"
+    )
+    print("|".join(["---"] * 11))
+    totals: dict[str, list[Counted]] = {}
+    for name in options.networks or COVERED:
+        network = read_network(str(options.file / COVERED[name]))
+        rows = observations(network)
+        truth = exact(network, rows)
+        for sampler in options.samplers:
+            totals.setdefault(sampler, []).append(covered(network, rows, truth, sampler, options))
+            print(f"{name} | {sampler} | {totals[sampler][-1].line()}", flush=True)
+    for sampler, found in totals.items():
+        print(f"all | {sampler} | {added(found).line()}")
+
+
+def observations(network: Network) -> list[Hard]:
+    """Return rows with states from forward samples."""
+    from junctor.generate import sample
+
+    rng = np.random.default_rng(7)
+    drawn, size = sample(network, COVERED_ROWS, 7), len(network.variables)
+    counts = [max(1, round(size * (0.1 if row < COVERED_ROWS // 2 else 0.2))) for row in range(COVERED_ROWS)]
+    chosen = [rng.choice(size, count, replace=False) for count in counts]
+    return [{int(v): int(drawn[row, v]) for v in each} for row, each in enumerate(chosen)]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was found of rows: how many, those that are ok; quantities of these, and how far they are off."""
+
+    rows: int
+    ok: int
+    quantities: int
+    beyond: tuple[int, int]
+    furthest: float
+    rare: int
+    above: int
+    squares: tuple[float, ...]
+    seconds: float
+
+    def line(self) -> str:
+        two, three = (f"{count / max(1, self.quantities):.2%}" for count in self.beyond)
+        return (
+            f"{self.ok / self.rows:.1%} | {self.quantities:,} | {two} | {three} | {self.furthest:.1f} | "
+            f"{self.rare:,} | {self.above / max(1, self.rare):.2%} | "
+            f"{statistics.mean(self.squares or (np.nan,)) ** 0.5:.2e} | {1e3 * self.seconds / self.rows:.1f}"
+        )
+
+
+def added(parts: Sequence[Counted]) -> Counted:
+    total = parts[0]
+    for part in parts[1:]:
+        total = Counted(
+            total.rows + part.rows, total.ok + part.ok, total.quantities + part.quantities,
+            (total.beyond[0] + part.beyond[0], total.beyond[1] + part.beyond[1]), max(total.furthest, part.furthest),
+            total.rare + part.rare, total.above + part.above, total.squares + part.squares,
+            total.seconds + part.seconds,
+        )  # fmt: skip
+    return total
+
+
+def covered(
+    network: Network, rows: list[Hard], truth: list[tuple[Tables, float]], sampler: Sampler, options: argparse.Namespace
+) -> Counted:
+    """Sample all rows with every seed."""
+    from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+
+    columns = {v: np.array([row.get(v, UNOBSERVED) for row in rows], dtype=np.int32) for v in set().union(*rows)}
+    batch, found = EvidenceBatch(len(rows), columns), []
+    for seed in range(options.seeds):
+        query = Query(method="sampling", sampling=Sampling(sampler, COVERED_SAMPLES, seed=seed))
+        engine = SamplingEngine(network, query, ComputeOptions(threads=options.threads, device=options.device))
+        # Tables and compiled code are there when the clock starts.
+        engine.estimate(rows[0], {})
+        start = time.perf_counter()
+        answers = engine.answer(batch)
+        seconds = (time.perf_counter() - start) / len(rows)
+        found += [one_row(answers, row, rows[row], *truth[row], seconds, options) for row in range(len(rows))]
+    return added(found)
+
+
+def one_row(
+    answers: Any, row: int, hard: Hard, tables: Tables, log: float, seconds: float, options: argparse.Namespace
+) -> Counted:
+    """Return what one row of answers is worth."""
+    if np.isnan(answers.log_value[row]):
+        return Counted(1, 0, 0, (0, 0), 0.0, 0, 0, (), seconds)
+    hidden = [v for v in tables if v not in hard]
+    right = np.concatenate([tables[v] for v in hidden])
+    mine, errors = (
+        np.concatenate([arrays[v][row] for v in hidden]).astype(np.float64)
+        for arrays in (answers.posteriors, answers.errors)
+    )
+    square = float(np.mean((mine - right) ** 2))
+    if answers.status[row] != 0:
+        return Counted(1, 0, 0, (0, 0), 0.0, 0, 0, (square,), seconds)
+    common = right * answers.effective[row] >= LEAST_EXPECTED
+    off = [abs(answers.log_value[row] - log) / max(answers.log_error[row], 1e-12)]
+    # A variable of one state is certain, without an error.
+    stated = common & (errors > 0)
+    off = np.concatenate([off, np.abs(mine - right)[stated] / errors[stated]])
+    above = int((right[~common] > (mine + 2 * errors)[~common]).sum())
+    if options.far and off.max() > 5:
+        print(f"    row {row}: {off.max():.1f} off, {answers.effective[row]:.0f} effective", flush=True)
+    beyond = int((off > 2).sum()), int((off > 3).sum())
+    return Counted(1, 1, len(off), beyond, float(off.max()), int((~common).sum()), above, (square,), seconds)
+
+
 # Seconds that pyAgrum gets for a case, and that it may take in spite of that: where no sample has a weight it goes on.
 PEER_SECONDS, PEER_PATIENCE = 5.0, 20.0
 
@@ -375,6 +504,7 @@ def main() -> None:
         "--also", type=Path, nargs="+", default=[], help="instead: these, a tenth of all variables observed"
     )
     works = {"evaluate": evaluate, "times": times, "waves": waves, "rate": rate, "fetched": fetched, "peer": peer}
+    works |= {"coverage": coverage}
     for name in works:
         action = actions.add_parser(name)
         action.add_argument("file", type=Path)
@@ -382,6 +512,11 @@ def main() -> None:
         action.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
         action.add_argument("--cases", type=int, default=CASES)
         action.add_argument("--samples", type=int, default=SAMPLES)
+        action.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="of coverage")
+        action.add_argument("--seeds", type=int, default=20, help="of coverage")
+        action.add_argument(
+            "--far", action="store_true", help="of coverage: show the rows with the largest differences"
+        )
         action.add_argument("--sampler", choices=SAMPLERS, default="lw")
         action.add_argument("--device", choices=("cpu", "gpu"), default="gpu" if name in ("waves", "times") else "cpu")
         action.add_argument("--threads", type=int, default=2)

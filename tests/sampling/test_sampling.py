@@ -23,7 +23,19 @@ from junctor.sampling.sampler import CpuRow
 from junctor.sampling.tables import sampled_network
 from junctor_kernels.sampling import cpu as sampling_cpu
 from junctor_kernels.sampling import reference as sampling
-from junctor_kernels.sampling.layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
+from junctor_kernels.sampling.layout import (
+    BLOCK,
+    FULL,
+    NODE,
+    PARENTS,
+    STATES,
+    WEIGHED,
+    Function,
+    Samples,
+    Tables,
+    add,
+    own_share,
+)
 from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import build_thresholds
 
@@ -39,20 +51,22 @@ def test_compiled_samples_are_those_of_numpy(
     function = own_function(layout, first_function(sampled, "ais-bn", logs)) if learns else sampled.function(logs)
     stream, count = RandomStream(seed, 3, 1), 300
     tables = sampled.tables._replace(thresholds=function.thresholds, order=function.order)
-    states = sampling.draw(tables, case, stream, BLOCK, count)
-    weights = sampling.weights(function.values, function.ratios, case.likelihoods(logs), case, states, logs)
+    own = own_share(count) if learns else 0.0
+    states = sampling.draw(tables, case, stream, BLOCK, count, sampled.tables if learns else None)
+    weights = sampling.weights(function.values, function.ratios, case.likelihoods(logs), case, states, logs, own)
     drawn = Samples(np.zeros((2, len(case.nodes), BLOCK), np.uint8), np.zeros((2, BLOCK)))
-    sampling_cpu.draw(case, function, stream, BLOCK, count, drawn, 0)
+    sampling_cpu.draw(case, function, stream, BLOCK, count, own, drawn, 0)
     assert (drawn.states.transpose(1, 0, 2).reshape(len(case.nodes), 2 * BLOCK)[:, :count] == states).all()
-    np.testing.assert_allclose(drawn.weights.ravel()[:count], weights, rtol=1e-12)
+    np.testing.assert_allclose(drawn.weights.ravel()[:count], weights, rtol=1e-12, atol=1e-14 if logs else 0)
     assert (drawn.weights.ravel()[count:] == (-np.inf if logs else 0.0)).all()
     expected, found = (
         sampling.sums(case, states, weights, logs),
-        sampling_cpu.sums(case, function, stream, BLOCK, count),
+        sampling_cpu.sums(case, function, stream, BLOCK, count, own),
     )
     assert (found.hits, found.drawn, found.shift) == (expected.hits, count, pytest.approx(expected.shift))
     np.testing.assert_allclose(found.slots, expected.slots, rtol=1e-9, atol=1e-300)
     np.testing.assert_allclose(found.total, expected.total, rtol=1e-9, atol=1e-300)
+    assert found.largest == pytest.approx(expected.largest)
 
 
 @given(rows())
@@ -103,7 +117,13 @@ def test_thresholds_are_those_of_numpy(row: list[float], least: int) -> None:
     table = np.array(row) / sum(row)
     size = len(table)
     function = Function(
-        np.zeros(size - 1, np.uint32), np.zeros(size, np.uint8), table, np.zeros(size), table.copy(), False
+        np.zeros(size - 1, np.uint32),
+        np.zeros(size, np.uint8),
+        table,
+        np.zeros(size),
+        table.copy(),
+        False,
+        Tables(table, np.zeros(0, np.uint32), np.zeros(0, np.uint8)),
     )
     build_thresholds(table, function, 0, 0, size, 1, least)
     thresholds, order, widths = sampling.thresholds_of(table, table, least)
@@ -137,8 +157,9 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
 
     before = own_function(layout, start)
     tables = sampled.tables._replace(thresholds=before.thresholds, order=before.order)
-    states = sampling.draw(tables, case, RandomStream(1, 2, 3), 0, 700)
-    weights = sampling.weights(before.values, before.ratios, case.likelihoods(logs), case, states, logs)
+    states = sampling.draw(tables, case, RandomStream(1, 2, 3), 0, 700, sampled.tables)
+    likelihoods = case.likelihoods(logs)
+    weights = sampling.weights(before.values, before.ratios, likelihoods, case, states, logs, own_share(700))
     scores = sampling.scores(case, states, weights, logs, sampled.entries[-1])
     for v in layout.weighed:
         span = slice(sampled.entries[v], sampled.entries[v + 1])
@@ -154,16 +175,16 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
 def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     sampled, _, case = case_of(mixed(), {6: 1}, {}, False)
     rows_ = [CpuRow(sampled, case, sampled.function(True), threads) for threads in (1, 2, 5)]
-    found = [row.sums(RandomStream(4, 5, 0), 0, 40_000)() for row in rows_]
+    found = [row.sums(RandomStream(4, 5, 0), 0, 40_000, 0.0)() for row in rows_]
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
     drawn = rows_[0].draw(RandomStream(4, 5, 0), 4_000)
     again = sampling_cpu.sums_of(case, drawn, True, 4_000)
-    assert (again.slots == rows_[1].sums(RandomStream(4, 5, 0), 0, 4_000)().slots).all()
+    assert (again.slots == rows_[1].sums(RandomStream(4, 5, 0), 0, 4_000, own_share(4_000))().slots).all()
     parts = add(
-        rows_[0].sums(RandomStream(4, 5, 0), 0, 16_384)(),
-        rows_[0].sums(RandomStream(4, 5, 0), 16_384, 40_000 - 16_384)(),
+        rows_[0].sums(RandomStream(4, 5, 0), 0, 16_384, 0.0)(),
+        rows_[0].sums(RandomStream(4, 5, 0), 16_384, 40_000 - 16_384, 0.0)(),
     )
     np.testing.assert_allclose(parts.slots, found[0].slots, rtol=1e-12)
 

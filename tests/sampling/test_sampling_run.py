@@ -52,7 +52,7 @@ def table_of(output: Path) -> pa.Table:
 
 def test_a_run_has_errors_beside_its_posteriors(evidence: Path, tmp_path: Path) -> None:
     manifest = run(job(evidence, tmp_path / "out"))
-    assert manifest.statuses == {"ok": 3, "impossible": 0, "invalid": 1, "missed": 0}
+    assert manifest.statuses == {"ok": 3, "impossible": 0, "invalid": 1, "missed": 0, "unreliable": 0}
     assert (manifest.spec.method, manifest.spec.samples, manifest.spec.seed) == ("sampling", 2_000, 5)
     table = table_of(tmp_path / "out")
     assert table.column_names == [

@@ -21,6 +21,7 @@ from junctor_kernels.sampling.layout import (
     FACTOR_PARENTS,
     FIRST,
     NODE,
+    OWN_SAMPLES,
     PARENTS,
     SCORE_UNIT,
     SOFT,
@@ -34,10 +35,10 @@ from junctor_kernels.sampling.layout import (
     Sums,
 )
 from junctor_kernels.sampling.philox import RandomStream, fill
-from junctor_kernels.sampling.thresholds import build_thresholds
+from junctor_kernels.sampling.thresholds import build_thresholds, lift
 
 
-def sums(case: SampledCase, function: Function, stream: RandomStream, first: int, count: int) -> Sums:
+def sums(case: SampledCase, function: Function, stream: RandomStream, first: int, count: int, own: float) -> Sums:
     """Draw samples and return their sums.
 
     case: the row of evidence.
@@ -45,9 +46,10 @@ def sums(case: SampledCase, function: Function, stream: RandomStream, first: int
     stream: random numbers of the row and stage.
     first: first sample, a multiple of BLOCK.
     count: number of samples.
+    own: share of all samples of the stage that is drawn from the tables themselves; 0 for none, in any block.
     """
     # Samples are not kept: each block is drawn, summed and overwritten by the next one.
-    return Sums(*_sum_blocks(_draw_of(case, function), stream.record(), first, count))
+    return Sums(*_sum_blocks(_draw_of(case, function, own), stream.record(), first, count))
 
 
 def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums:
@@ -62,10 +64,17 @@ def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums
 
 
 def draw(
-    case: SampledCase, function: Function, stream: RandomStream, first: int, count: int, into: Samples, block: int
+    case: SampledCase,
+    function: Function,
+    stream: RandomStream,
+    first: int,
+    count: int,
+    own: float,
+    into: Samples,
+    block: int,
 ) -> None:
     """Draw samples into `into` from its block `block` on; other parameters as for `sums`."""
-    _draw_blocks(_draw_of(case, function), stream.record(), first, count, into, block)
+    _draw_blocks(_draw_of(case, function, own), stream.record(), first, count, into, block)
 
 
 def learn(
@@ -76,6 +85,7 @@ def learn(
     node: int,
     top: float,
     rate: float,
+    least: float,
     scores: Any,
 ) -> None:
     """Move the chances of a node towards weighted samples (Cheng and Druzdzel 2000, equation 9).
@@ -87,15 +97,17 @@ def learn(
     node: to learn.
     top: the largest weight.
     rate: learning rate.
+    least: smallest chance of a possible state.
     scores: int64, zeros, for the entries of the node; zero again afterwards.
     """
-    _learn(case.nodes[node], case.parents, node, samples, top, rate, tables, function, scores)
+    _learn(case.nodes[node], case.parents, node, samples, top, rate, least, tables, function, scores)
 
 
 class _Draw(NamedTuple):
     """What samples of a row are drawn from: arrays of its SampledCase, and the function.
 
     soft: likelihoods of soft evidence, logarithms where the weights are.
+    own: share of the samples that is drawn from the tables themselves.
     """
 
     nodes: Any
@@ -103,11 +115,12 @@ class _Draw(NamedTuple):
     factors: Any
     soft: Any
     function: Function
+    own: float
 
 
-def _draw_of(case: SampledCase, function: Function) -> _Draw:
+def _draw_of(case: SampledCase, function: Function, own: float) -> _Draw:
     # `values` and `ratios` are logarithms already; soft evidence differs from row to row.
-    return _Draw(case.nodes, case.parents, case.factors, case.likelihoods(function.logs), function)
+    return _Draw(case.nodes, case.parents, case.factors, case.likelihoods(function.logs), function, own)
 
 
 @part_with_arrays
@@ -122,17 +135,17 @@ def _locate(parents: Any, first: Any, count: Any, states: Any, rows: Any) -> Non
 
 
 @part_with_arrays
-def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: Any) -> None:
-    """Write the state of a node for each sample."""
+def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: Any, begin: Any, end: Any) -> None:
+    """Write the state of a node for the samples from `begin` to `end` of a block."""
     size, first, entry = node[STATES], node[FIRST], node[ENTRY]
     # Two states need one comparison without a branch; more are searched from the most probable one on.
     if size == 1:
-        out[:] = 0
+        out[begin:end] = 0
     elif size == 2:
-        for i in range(BLOCK):
+        for i in range(begin, end):
             out[i] = words[i] >= thresholds[first + rows[i]]
     else:
-        for i in range(BLOCK):
+        for i in range(begin, end):
             at, place = first + rows[i] * (size - 1), 0
             while place < size - 1 and words[i] >= thresholds[at + place]:
                 place += 1
@@ -152,63 +165,86 @@ def _combine(weights: Any, factors: Any, entry: Any, rows: Any, logs: Any) -> No
 
 @part_with_arrays
 def _draw_block(
-    draw: Any, stream: Any, first: Any, count: Any, states: Any, weights: Any, words: Any, rows: Any
+    draw: Any, stream: Any, first: Any, count: Any, states: Any, weights: Any, words: Any, rows: Any, said: Any
 ) -> None:
-    """Draw `count` samples of a block and weigh them."""
+    """Draw `count` samples of a block and weigh them; `said`: float64 [BLOCK], scratch."""
     # Factors are combined in the order of the reference: nodes first, then evidence.
     nodes, parents, factors = draw.nodes, draw.parents, draw.factors
-    thresholds, order, values = draw.function.thresholds, draw.function.order, draw.function.values
-    ratios, logs = draw.function.ratios, draw.function.logs
-    weights[:] = 0.0 if logs else 1.0
+    thresholds, order, tables = draw.function.thresholds, draw.function.order, draw.function.own
+    values, ratios, logs = draw.function.values, draw.function.ratios, draw.function.logs
+    weights[:] = said[:] = 0.0 if logs else 1.0
+    mixed = BLOCK - OWN_SAMPLES if draw.own > 0.0 else BLOCK
     for n in range(len(nodes)):
         node = nodes[n]
         if n % 4 == 0:
             fill(stream, first, n // 4, words)
         _locate(parents, node[PARENTS], node[COUNT], states, rows)
-        _choose(node, words[n % 4], rows, thresholds, order, states[n])
+        # Nodes that are not weighed have their own tables in the function, too.
+        until = mixed if node[WEIGHED] else BLOCK
+        _choose(node, words[n % 4], rows, thresholds, order, states[n], 0, until)
+        if until < BLOCK:
+            _choose(node, words[n % 4], rows, tables.thresholds, tables.order, states[n], until, BLOCK)
         if node[WEIGHED]:
             for i in range(BLOCK):
                 rows[i] = rows[i] * node[STATES] + np.int32(states[n, i])
             _combine(weights, ratios, node[ENTRY], rows, logs)
     for f in range(len(factors)):
         _locate(parents, factors[f, FACTOR_PARENTS], factors[f, FACTOR_COUNT], states, rows)
-        _combine(weights, draw.soft if factors[f, SOFT] else values, factors[f, FACTOR_ENTRY], rows, logs)
+        _combine(said, draw.soft if factors[f, SOFT] else values, factors[f, FACTOR_ENTRY], rows, logs)
+    _weigh(weights, said, draw.own, logs)
     # Samples beyond the last one weigh nothing.
     for i in range(count, BLOCK):
         weights[i] = -np.inf if logs else 0.0
 
 
+@part_with_arrays
+def _weigh(weights: Any, said: Any, own: Any, logs: Any) -> None:
+    """Make weights by the mixture from products of ratios; `said`: what the evidence makes of each sample."""
+    if own == 0.0:
+        for i in range(BLOCK):
+            weights[i] = weights[i] + said[i] if logs else weights[i] * said[i]
+    elif logs:
+        for i in range(BLOCK):
+            ratio = weights[i]
+            # The larger of the two terms outside of the logarithm.
+            far = max(ratio, 0.0)
+            weights[i] = said[i] + ratio - far - math.log((1.0 - own) * math.exp(-far) + own * math.exp(ratio - far))
+    else:
+        for i in range(BLOCK):
+            weights[i] = said[i] * (weights[i] / ((1.0 - own) + own * weights[i]))
+
+
 @jit
 def _draw_blocks(draw: Any, stream: Any, first: Any, count: Any, into: Any, block: Any) -> None:
     # Scratch arrays are allocated once for all blocks.
-    words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
+    words, rows, said = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32), np.empty(BLOCK)
     for done in range(0, count, BLOCK):
         b = block + done // BLOCK
         here = min(BLOCK, count - done)
-        _draw_block(draw, stream, first + done, here, into.states[b], into.weights[b], words, rows)
+        _draw_block(draw, stream, first + done, here, into.states[b], into.weights[b], words, rows, said)
 
 
 @jit
 def _sum_blocks(draw: Any, stream: Any, first: Any, count: Any) -> Any:
     """Return the fields of Sums over samples that are drawn block by block."""
     nodes, logs = draw.nodes, draw.function.logs
-    words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
+    words, rows, said = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32), np.empty(BLOCK)
     states, weights = np.zeros((len(nodes), BLOCK), np.uint8), np.empty(BLOCK)
-    squares, slots, total = np.empty(BLOCK), np.zeros((nodes[:, STATES].sum(), 2)), np.zeros(2)
+    squares, slots, total = np.empty(BLOCK), np.zeros((nodes[:, STATES].sum(), 2)), np.zeros(3)
     shift, hits = (-np.inf if logs else 0.0), 0
     for done in range(0, count, BLOCK):
-        _draw_block(draw, stream, first + done, min(BLOCK, count - done), states, weights, words, rows)
+        _draw_block(draw, stream, first + done, min(BLOCK, count - done), states, weights, words, rows, said)
         if logs:
             shift = _shifted(weights, shift, slots, total)
         hits += _add_block(nodes, states, weights, squares, slots, total)
-    return shift, slots, total, count, hits
+    return shift, slots, total[:2], count, hits, total[2]
 
 
 @jit
 def _sum_drawn(nodes: Any, samples: Any, logs: Any, count: Any) -> Any:
     """Return the fields of Sums over all blocks; the samples stay unchanged."""
     plain, squares = np.empty(BLOCK), np.empty(BLOCK)
-    slots, total = np.zeros((nodes[:, STATES].sum(), 2)), np.zeros(2)
+    slots, total = np.zeros((nodes[:, STATES].sum(), 2)), np.zeros(3)
     shift, hits = (-np.inf if logs else 0.0), 0
     for b in range(len(samples.states)):
         # A copy: learning reads the weights again.
@@ -217,7 +253,7 @@ def _sum_drawn(nodes: Any, samples: Any, logs: Any, count: Any) -> Any:
         if logs:
             shift = _shifted(plain, shift, slots, total)
         hits += _add_block(nodes, samples.states[b], plain, squares, slots, total)
-    return shift, slots, total, count, hits
+    return shift, slots, total[:2], count, hits, total[2]
 
 
 @part_with_arrays
@@ -231,6 +267,7 @@ def _shifted(weights: Any, shift: Any, slots: Any, total: Any) -> Any:
         slots[:, 1] *= scale * scale
         total[0] *= scale
         total[1] *= scale * scale
+        total[2] *= scale
         shift = top
     for i in range(BLOCK):
         weights[i] = math.exp(weights[i] - shift) if shift > -np.inf else 0.0
@@ -253,7 +290,11 @@ _sum_of: Any = jit(_masked, fastmath={"reassoc"})
 
 @part_with_arrays
 def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, total: Any) -> Any:
-    """Add the weights of a block and return the number of positive ones; `squares`: float64 [BLOCK], scratch."""
+    """Add the weights of a block and return the number of positive ones.
+
+    squares: float64 [BLOCK], scratch.
+    total: float64 [3], sum of the weights and of their squares, and the largest weight.
+    """
     # Squares give standard errors and effective sample sizes; they are computed once for all nodes.
     slot, hits = 0, 0
     for i in range(BLOCK):
@@ -268,12 +309,22 @@ def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, 
     for i in range(BLOCK):
         total[0] += weights[i]
         total[1] += squares[i]
+        total[2] = max(total[2], weights[i])
     return hits
 
 
 @jit
 def _learn(
-    node: Any, parents: Any, n: Any, samples: Any, top: Any, rate: Any, tables: Any, function: Any, scores: Any
+    node: Any,
+    parents: Any,
+    n: Any,
+    samples: Any,
+    top: Any,
+    rate: Any,
+    least: Any,
+    tables: Any,
+    function: Any,
+    scores: Any,
 ) -> None:
     states, weights, chances = samples.states, samples.weights, function.chances
     # Integer scores: their sums do not depend on the order of samples.
@@ -298,4 +349,6 @@ def _learn(
             # Convex combination of the old chances and the weighted share of the state.
             chances[at] += rate * (scores[row * size + s] / whole - chances[at])
             scores[row * size + s] = 0
-        build_thresholds(tables, function, entry + row * size, node[FIRST] + row * (size - 1), size, 1, 1)
+        at = entry + row * size
+        lift(tables[at : at + size], least, chances[at : at + size])
+        build_thresholds(tables, function, at, node[FIRST] + row * (size - 1), size, 1, 1)

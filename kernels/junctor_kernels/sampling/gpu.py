@@ -13,19 +13,19 @@ import numpy.typing as npt
 from junctor_kernels.gpu.device import ON_DEVICE, CudaDevice, DeviceArray, KernelModule, as_struct, cuda_source
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
 from junctor_kernels.sampling import philox
-from junctor_kernels.sampling.layout import FULL, SCORE_UNIT
+from junctor_kernels.sampling.layout import BLOCK, FULL, OWN_PART, OWN_SAMPLES, SCORE_UNIT
 
-# The fields of the struct `SamplingJob`, in its order: addresses, then numbers, then a double.
+# The fields of the struct `SamplingJob`, in its order: addresses, then numbers, then doubles.
 FIELDS = (
     *("nodes", "parents", "factors", "freed", "levels", "weighed", "slots", "own", "own_order"),
     *("tables", "values", "soft", "said", "smallest", "thresholds", "order", "ratios", "chances", "scores"),
     *("words", "weights", "largest", "pieces", "sums"),
     *("node_count", "factor_count", "level_count", "slot_count", "weighed_count", "planes"),
-    *("first", "count", "group", "piece_count", "least"),
+    *("first", "count", "group", "piece_count"),
     *("key0", "key1", "stage", "high", "row"),
 )
-LAST_FIELD = "rate"
-_PLACES = {name: place for place, name in enumerate(FIELDS)}
+DOUBLES = ("rate", "share")
+_PLACES = {name: place for place, name in enumerate((*FIELDS, *DOUBLES))}
 # Samples of a piece, whose weights lie in shared memory while they are summed; threads of a block of each kernel.
 SUMMED = 1024
 THREADS = 256
@@ -40,11 +40,12 @@ SHARED_BYTES = 48 << 10
 def source() -> str:
     """Return the CUDA C++ source of all kernels."""
     constants = {"ROUNDS": philox.ROUNDS, "SUMMED": SUMMED, "SEVERAL": SEVERAL}
+    constants |= {"BLOCK": BLOCK, "OWN_SAMPLES": OWN_SAMPLES}
     words = {"MULTIPLIER0": philox.MULTIPLIERS[0], "MULTIPLIER1": philox.MULTIPLIERS[1]}
     words |= {"KEY_STEP0": philox.KEY_STEPS[0], "KEY_STEP1": philox.KEY_STEPS[1]}
     # Macros where the type counts: unsigned words, a 64-bit integer, a double.
     lines = [f"#define {name} {value}u" for name, value in words.items()]
-    lines += [f"#define FULL {FULL}ll", f"#define SCORE_UNIT {SCORE_UNIT}.0"]
+    lines += [f"#define FULL {FULL}ll", f"#define SCORE_UNIT {SCORE_UNIT}.0", f"#define OWN_PART {OWN_PART}"]
     return cuda_source(("sampling.cu",), constants, before="\n".join(lines))
 
 
@@ -55,22 +56,18 @@ KERNELS = KernelModule(source, ("-fmad=false",))
 class SamplingJob:
     """The struct `SamplingJob`, filled in field by field; what a kernel does not read may be anything.
 
-    words: int64, the last of them the bits of `rate`. Raises KeyError for what is no field.
+    words: int64, the last of them the bits of DOUBLES. Raises KeyError for what is no field.
     """
 
-    def __init__(self, **fields: int) -> None:
-        self.words: npt.NDArray[np.int64] = np.zeros(len(FIELDS) + 1, dtype=np.int64)
-        self._rate = self.words[-1:].view(np.float64)
+    def __init__(self, **fields: float) -> None:
+        self.words: npt.NDArray[np.int64] = np.zeros(len(FIELDS) + len(DOUBLES), dtype=np.int64)
+        self._numbers = self.words.view(np.float64)
         self.set(**fields)
 
-    def set(self, **fields: int) -> None:
+    def set(self, **fields: float) -> None:
         """Set some fields."""
         for name, value in fields.items():
-            self.words[_PLACES[name]] = value
-
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate."""
-        self._rate[0] = rate
+            (self._numbers if name in DOUBLES else self.words)[_PLACES[name]] = value
 
 
 class SamplingDevice(Protocol):

@@ -22,6 +22,10 @@ NODE, STRIDE, PARENT_PLANE, PARENT_PLANES = range(4)
 FACTOR_ENTRY, FACTOR_PARENTS, FACTOR_COUNT, SOFT = range(4)
 # Samples that are computed together; weights are summed within a block first, on every backend.
 BLOCK = 256
+# The last samples of each block, so many, are drawn from the tables themselves: a defensive mixture.
+OWN_SAMPLES = 64
+# The chance of a possible state is at least this part of its own probability, so that no node can make a weight large.
+OWN_PART = 0.1
 # Most states of a variable: states are stored as bytes.
 MOST_STATES = 256
 # Integer weight of the heaviest learning sample of a stage: integer sums do not depend on their order.
@@ -93,6 +97,7 @@ class Function(NamedTuple):
     ratios: float64, probability of an entry over its chance of being drawn, for weighed nodes.
     chances: float64, chances of the entries of weighed nodes.
     logs: whether `values` and `ratios` are logarithms.
+    own: the tables themselves, which a share of the samples is drawn from.
     """
 
     thresholds: npt.NDArray[np.uint32]
@@ -101,6 +106,7 @@ class Function(NamedTuple):
     ratios: Floats
     chances: Floats
     logs: bool
+    own: Tables
 
 
 class Samples(NamedTuple):
@@ -122,6 +128,7 @@ class Sums(NamedTuple):
     total: float64 [2], the same over all samples.
     drawn: number of samples, scaled where stages have different weights.
     hits: number of samples with a positive weight.
+    largest: the largest weight.
     """
 
     shift: float
@@ -129,6 +136,13 @@ class Sums(NamedTuple):
     total: Floats
     drawn: float
     hits: int
+    largest: float
+
+
+def own_share(count: int) -> float:
+    """Return the share of so many samples, from a multiple of BLOCK on, that is drawn from the tables themselves."""
+    own = count // BLOCK * OWN_SAMPLES + max(0, count % BLOCK - (BLOCK - OWN_SAMPLES))
+    return own / count
 
 
 def slots_of(nodes: Integers) -> Integers:
@@ -147,4 +161,5 @@ def add(one: Sums, other: Sums) -> Sums:
     scales = np.array([mine, mine**2]), np.array([its, its**2])
     slots = one.slots * scales[0] + other.slots * scales[1]
     total = one.total * scales[0] + other.total * scales[1]
-    return Sums(shift, slots, total, one.drawn + other.drawn, one.hits + other.hits)
+    largest = max(one.largest * float(mine), other.largest * float(its))
+    return Sums(shift, slots, total, one.drawn + other.drawn, one.hits + other.hits, largest)

@@ -11,35 +11,54 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.sampling import layout, philox
-from junctor_kernels.sampling.layout import BLOCK, FULL, SCORE_UNIT, Floats, Integers, SampledCase, Sums, Tables
+from junctor_kernels.sampling.layout import (
+    BLOCK,
+    FULL,
+    OWN_SAMPLES,
+    SCORE_UNIT,
+    Floats,
+    Integers,
+    SampledCase,
+    Sums,
+    Tables,
+)
 from junctor_kernels.sampling.philox import RandomStream
 
 States = npt.NDArray[np.uint8]
 
 
-def draw(tables: Tables, case: SampledCase, stream: RandomStream, first: int, count: int) -> States:
+def draw(
+    tables: Tables, case: SampledCase, stream: RandomStream, first: int, count: int, own: Tables | None = None
+) -> States:
     """Return the states of samples, uint8 [nodes, count].
 
     tables: thresholds and order of all variables.
     case: the row of evidence.
     stream: random numbers of the row and stage.
     first, count: first sample and number of samples.
+    own: what the last samples of each block are drawn from in its place, if given.
     """
     states = np.zeros((len(case.nodes), count), dtype=np.uint8)
     numbers = np.arange(first, first + count, dtype=np.uint64)
+    is_own = numbers % BLOCK >= BLOCK - OWN_SAMPLES
     for n, node in enumerate(case.nodes):
         # Four nodes share one counter.
         if n % philox.WORDS == 0:
             words = philox.words(stream, numbers, n // philox.WORDS) >> 1
         # A row of n states has n - 1 thresholds: the last one would be FULL.
-        size = int(node[layout.STATES])
         row = _offsets(states, case.parents, node[layout.PARENTS], node[layout.COUNT])
-        at = node[layout.FIRST] + row * (size - 1)
-        place = np.zeros(count, dtype=np.int64)
-        for k in range(size - 1):
-            place += words[n % philox.WORDS] >= tables.thresholds[at + k]
-        states[n] = tables.order[node[layout.ENTRY] + row * size + place] if size > 2 else place
+        drawn = [_chosen(each, node, row, words[n % philox.WORDS]) for each in (tables, own) if each is not None]
+        states[n] = np.where(is_own, drawn[-1], drawn[0]) if node[layout.WEIGHED] else drawn[-1]
     return states
+
+
+def _chosen(tables: Tables, node: Integers, row: npt.NDArray[np.int64], words: npt.NDArray[np.uint32]) -> States:
+    size = int(node[layout.STATES])
+    place = np.zeros(len(row), dtype=np.int64)
+    for k in range(size - 1):
+        place += words >= tables.thresholds[node[layout.FIRST] + row * (size - 1) + k]
+    chosen: States = tables.order[node[layout.ENTRY] + row * size + place] if size > 2 else place.astype(np.uint8)
+    return chosen
 
 
 def entries_read(tables: Tables, case: SampledCase, states: States) -> int:
@@ -54,7 +73,9 @@ def entries_read(tables: Tables, case: SampledCase, states: States) -> int:
     return total
 
 
-def weights(values: Floats, ratios: Floats, soft: Floats, case: SampledCase, states: States, logs: bool) -> Floats:
+def weights(
+    values: Floats, ratios: Floats, soft: Floats, case: SampledCase, states: States, logs: bool, own: float = 0.0
+) -> Floats:
     """Return the weights of samples, float64 [count].
 
     values: of the entries of all tables.
@@ -63,19 +84,27 @@ def weights(values: Floats, ratios: Floats, soft: Floats, case: SampledCase, sta
     case: the row of evidence.
     states: of the samples.
     logs: whether values, ratios, soft and the result are logarithms.
+    own: share of the samples that is drawn from the tables themselves: the chance of a sample is that of the mixture
+        (the balance heuristic of Veach and Guibas 1995; Owen and Zhou 2000), whichever part drew it.
     """
     combine = np.add if logs else np.multiply
-    result = np.full(states.shape[1], 0.0 if logs else 1.0)
+    ratio, result = (np.full(states.shape[1], 0.0 if logs else 1.0) for _ in range(2))
     for n, node in enumerate(case.nodes):
         if node[layout.WEIGHED]:
             row = _offsets(states, case.parents, node[layout.PARENTS], node[layout.COUNT])
-            result = combine(result, ratios[node[layout.ENTRY] + row * node[layout.STATES] + states[n]])
+            ratio = combine(ratio, ratios[node[layout.ENTRY] + row * node[layout.STATES] + states[n]])
     for factor in case.factors:
         at = factor[layout.FACTOR_ENTRY] + _offsets(
             states, case.parents, factor[layout.FACTOR_PARENTS], factor[layout.FACTOR_COUNT]
         )
         result = combine(result, (soft if factor[layout.SOFT] else values)[at])
-    return result
+    if logs:
+        with np.errstate(divide="ignore"):
+            ratio = ratio - np.logaddexp(np.log(1.0 - own), np.log(own) + ratio)
+    else:
+        ratio = ratio / (1.0 - own + own * ratio)
+    weighed: Floats = combine(result, ratio)
+    return weighed
 
 
 def sums(case: SampledCase, states: States, weight: Floats, logs: bool) -> Sums:
@@ -91,7 +120,7 @@ def sums(case: SampledCase, states: States, weight: Floats, logs: bool) -> Sums:
     # Weights and squares together: standard errors need both.
     powers = np.stack([plain, plain * plain], axis=1)
     slots = np.array([powers[states[n] == state].sum(axis=0) for n, state, _, _ in case.slots]).reshape(-1, 2)
-    return Sums(shift, slots, powers.sum(axis=0), len(weight), int((plain > 0).sum()))
+    return Sums(shift, slots, powers.sum(axis=0), len(weight), int((plain > 0).sum()), float(plain.max(initial=0.0)))
 
 
 def scores(case: SampledCase, states: States, weight: Floats, logs: bool, entries: int) -> npt.NDArray[np.int64]:

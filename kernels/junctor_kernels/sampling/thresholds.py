@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.jit import inlined, jit, part_with_arrays
-from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Floats, Function, Integers, SampledCase
+from junctor_kernels.sampling.layout import (
+    ENTRY,
+    FIRST,
+    FULL,
+    OWN_PART,
+    STATES,
+    Floats,
+    Function,
+    Integers,
+    SampledCase,
+)
 from junctor_kernels.sampling.loopy import NUMBERS, Links
 
 
@@ -117,12 +127,13 @@ def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any
         whole = total if possible else p + q
         p_chance, q_chance = (p * one if possible else p) / whole, (q * other if possible else q) / whole
         q_leads = q_chance > p_chance
-        p_chance = least if (p_chance > 0.0) & (p_chance < least) else p_chance
-        q_chance = least if (q_chance > 0.0) & (q_chance < least) else q_chance
+        p_least, q_least = max(least, OWN_PART * p), max(least, OWN_PART * q)
+        p_chance = p_least if (p > 0.0) & (p_chance < p_least) else p_chance
+        q_chance = q_least if (q > 0.0) & (q_chance < q_least) else q_chance
         whole = p_chance + q_chance
         lifted = q_chance if q_leads else p_chance
         left = lifted - (whole - 1.0)
-        left = left if left > least else least
+        left = max(left, q_least if q_leads else p_least)
         whole += left - lifted
         p_chance, q_chance = (p_chance if q_leads else left) / whole, (left if q_leads else q_chance) / whole
         q_leads = q_chance > p_chance
@@ -145,25 +156,31 @@ def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any
 
 @inlined
 def _shape_row(table: Any, below: Any, least: Any, chances: Any) -> None:
-    """Write the chances of a row; `build_thresholds` and GPU kernels add states in this order as well."""
+    """Write the chances of a row; GPU kernels add states in this order as well."""
     size, total, plain = len(table), 0.0, 0.0
     for s in range(size):
         total += table[s] * below[s]
         plain += table[s]
-    top = 0
     for s in range(size):
         # A row that evidence rules out keeps its table.
         chances[s] = table[s] * below[s] / total if total > 0.0 else table[s] / plain
+    lift(table, least, chances)
+
+
+@inlined
+def lift(table: Any, least: Any, chances: Any) -> None:
+    """Lift the chances of possible states to `least` and to OWN_PART of their probabilities; they sum to 1 again."""
+    top, whole = 0, 0.0
+    for s in range(len(table)):
         if chances[s] > chances[top]:
             top = s
-    whole = 0.0
-    for s in range(size):
-        if 0.0 < chances[s] < least:
-            chances[s] = least
+    for s in range(len(table)):
+        if table[s] > 0.0:
+            chances[s] = max(chances[s], least, OWN_PART * table[s])
         whole += chances[s]
-    # The largest chance pays for the others, down to the threshold.
+    # The largest chance pays for the others, down to its own threshold.
     lifted = chances[top]
-    chances[top] = max(lifted - (whole - 1.0), least)
+    chances[top] = max(lifted - (whole - 1.0), least, OWN_PART * table[top])
     whole += chances[top] - lifted
-    for s in range(size):
+    for s in range(len(table)):
         chances[s] /= whole

@@ -18,15 +18,16 @@ import numpy.typing as npt
 from junctor.model.network import Network
 from junctor.model.query import Query, answered_names, target_names
 
-# Status of a row: answered, P(e) = 0, evidence that names no state, and no sample that fits the evidence.
-OK, IMPOSSIBLE, INVALID, MISSED = 0, 1, 2, 3
+# Status of a row: answered, P(e) = 0, evidence that names no state, no sample that fits the evidence, and too few
+# samples to state an error.
+OK, IMPOSSIBLE, INVALID, MISSED, UNRELIABLE = 0, 1, 2, 3, 4
 # Status before any backend has answered a row.
 UNANSWERED = -1
 NO_PROBABILITY = "the evidence has probability 0"
 # By status number.
 STATUS_NAMES = ("ok", "impossible", "invalid")
-# Only sampling can miss evidence, so that exact answers keep a dictionary of three names.
-SAMPLED_STATUS_NAMES = (*STATUS_NAMES, "missed")
+# Only sampling can miss evidence or be unsure, so that exact answers keep a dictionary of three names.
+SAMPLED_STATUS_NAMES = (*STATUS_NAMES, "missed", "unreliable")
 # Bytes of a row's log_value (8) and status (1).
 _ROW_BYTES = 9
 # Most bytes of posteriors that are in memory at a time while scores are made of them; tests replace it.
@@ -72,14 +73,14 @@ class Answers:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SampledAnswers(Answers):
-    """Answers of which some or all are estimates; rows whose status is not OK (MISSED among them) hold no numbers.
+    """Answers of which some or all are estimates; rows hold numbers where they are OK or UNRELIABLE.
 
     errors: variable index -> float [rows, cardinality], standard errors of the posteriors.
     log_error: float64 [rows], standard error of log P(e).
     effective: float64 [rows], effective sample size.
     samples: int64 [rows], samples drawn.
     sampled: bool [rows], False where an answer is exact: its errors and its number of samples are 0.
-    reasons: also, for rows that are OK, why the requested error was not reached.
+    reasons: also, for rows that are OK, that the requested error was not reached.
     """
 
     errors: Mapping[int, npt.NDArray[np.floating]] = field(default_factory=dict)
@@ -89,9 +90,14 @@ class SampledAnswers(Answers):
     sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     def leave(self, row: int, status: int, reason: str) -> None:
-        """Set the status of a row that gets no numbers."""
+        """Set the status of a row that is not OK."""
         self.status[row] = status
         self.reasons[row] = reason
+
+
+def without_numbers(status: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    """Return which rows hold no numbers; `status`: int8 [rows]."""
+    return np.isin(status, (OK, UNRELIABLE), invert=True)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers, answer_width
+from junctor.model.answers import (
+    OK,
+    SAMPLED_STATUS_NAMES,
+    STATUS_NAMES,
+    Answers,
+    SampledAnswers,
+    answer_width,
+    without_numbers,
+)
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runtime.arrow import (
@@ -219,7 +227,7 @@ class AnswerTables:
         is_ok = status.tobytes().count(OK) == rows
         counts = (rows, *self._no_others) if is_ok else np.bincount(status, minlength=len(self._statuses)).tolist()
         schema = self._schema_of_part(case_ids.type, tuple(counts))
-        bad = None if is_ok else status != OK
+        bad = None if is_ok else without_numbers(status)
         memory = answers.explained if self._explains else answers.memory
         if memory is not None and not isinstance(answers, SampledAnswers):
             return self._in_one_piece(answers, memory, bad, case_ids, schema, apart)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.model.answers import OK, Answers, Scores
+from junctor.model.answers import OK, Answers, Scores, without_numbers
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runs.results import (
@@ -135,7 +135,7 @@ class ScoreTables:
         apart: as in `AnswerTables.table`.
         """
         assert isinstance(answers, Scores)
-        bad = answers.status != OK if (answers.status != OK).any() else None
+        bad = without_numbers(answers.status) if (answers.status != OK).any() else None
         columns = []
         for n, numbers in enumerate(answers.chosen):
             columns.append(number_array(numbers, bad))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.model.answers import INVALID, OK, Answers, SampledAnswers, Scores
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, SampledAnswers, Scores
 from junctor.model.errors import RunError
 
 if TYPE_CHECKING:
@@ -492,7 +492,7 @@ def kind_of_reason(text: str, status: int) -> str:
     """Return a reason without what differs from row to row: cells and suggestions, numbers of samples and errors."""
     if status == INVALID:
         text = _UNKNOWN.sub(r"\1…", _QUOTED.sub(_without_cell, _HINT.sub("", text)))
-    elif status != OK and not text.startswith("none of"):
+    elif status == IMPOSSIBLE:
         # Findings that contradict each other are what counts.
         return text
     else:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from junctor_kernels.sampling.layout import STATES
 
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import INVALID, OK, SampledAnswers, posteriors_in
+from junctor.model.answers import INVALID, OK, UNRELIABLE, SampledAnswers, posteriors_in
 from junctor.sampling.cases import CaseLayout
 from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate
 
@@ -108,6 +108,7 @@ class AnswerBuffer:
         if not estimate.reached:
             largest = float(errors.max(initial=0.0))
             answers.reasons[row] = f"the largest error is {largest:.2g} after {estimate.samples:,} samples"
-        elif estimate.effective < LEAST_EFFECTIVE:
+        if estimate.effective < LEAST_EFFECTIVE:
             few = f"{estimate.effective:.2g} effective samples"
-            answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
+            reason = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
+            answers.leave(row, UNRELIABLE, reason)

@@ -10,12 +10,12 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from junctor_kernels.sampling.layout import STATES, Floats, SampledCase, Sums
+from junctor_kernels.sampling.layout import BLOCK, STATES, Floats, SampledCase, Sums, own_share
 from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
 from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
+from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, UNRELIABLE, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError, counted
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
@@ -126,7 +126,7 @@ class SamplingEngine:
             # One after the other: a device has room for the importance function of one row.
             for row in rows:
                 begin(self.threads, self.gpu, row)()
-        short = sum(1 for row in sheet.answers.reasons if sheet.answers.status[row] == OK)
+        short = int((sheet.answers.status == UNRELIABLE).sum())
         if short:
             logger.warning("too few effective samples in %s: see the reasons", counted(short, "row"))
         return sheet.answers
@@ -238,7 +238,9 @@ class SamplingEngine:
         stages = self._learn(sampler, row) if learns else []
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
-        draw = partial(sampler.sums, RandomStream(sampling.seed, row, 0))
+        # The last of these samples, or the first ones of an error, which are whole blocks.
+        own = own_share(main if sampling.error is None else BLOCK) if self._weighs and layout.weighed else 0.0
+        draw = partial(sampler.sums, RandomStream(sampling.seed, row, 0), own=own)
         drawn = draw(0, main) if sampling.error is None else None
 
         def finish() -> Estimate | None:

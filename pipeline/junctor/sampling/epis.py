@@ -7,7 +7,6 @@ approximation elsewhere, without any samples for learning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,12 +21,11 @@ from junctor_kernels.sampling.thresholds import shape
 
 from junctor.runtime.threads import in_threads
 from junctor.sampling.cases import CaseLayout
+from junctor.sampling.importance import least_of
 from junctor.sampling.tables import SampledNetwork
 
 # Sweeps through the network; more have no measurable effect, see docs/sampling.md.
 SWEEPS = 2
-# (most states, threshold): smaller chances above zero are lifted to the threshold (Yuan and Druzdzel 2006).
-SMALLEST = ((4, 0.006), (8, 0.001), (256, 0.0005))
 # Least number of entries that a thread computes at a time.
 PIECE_ENTRIES = 1 << 14
 
@@ -146,7 +144,8 @@ def epis_function(
     said = beliefs.propagate(links, tables.probabilities, own, SWEEPS)
     # Not initialised: only ratios of weighed nodes, which are written here, are ever read.
     ratios = np.empty_like(tables.probabilities)
-    function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, np.zeros(0), logs)
+    drawn = tables.thresholds.copy(), tables.order.copy()
+    function = Function(*drawn, network.values(logs), ratios, np.zeros(0), logs, tables)
     both = np.stack([pattern.nodes, np.arange(len(pattern.nodes))], axis=1).astype(np.int32)
 
     def work(part: slice, _: int) -> None:
@@ -162,11 +161,6 @@ def _pieces(case: SampledCase, pattern: LoopyMessages) -> list[slice]:
     piece = (np.cumsum(entries) - 1) // PIECE_ENTRIES
     ends = [0, *(1 + np.flatnonzero(np.diff(piece))).tolist(), len(piece)]
     return [slice(start, end) for start, end in pairwise(ends)]
-
-
-def least_of(states: int, smallest: Sequence[tuple[int, float]] = SMALLEST) -> float:
-    """Return the threshold that small chances of a variable with so many states are lifted to."""
-    return next(least for most, least in smallest if states <= most)
 
 
 def _begins(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

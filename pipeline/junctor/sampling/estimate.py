@@ -19,6 +19,9 @@ FIRST_SAMPLES = 1 << 14
 MOST_SAMPLES = 1 << 27
 # Samples without any hit after which a row ends: evidence so unlikely is out of reach.
 MISSED_SAMPLES = 1 << 20
+# Samples of the largest weight, still to come, that errors allow for: with equal weights an interval of two errors is
+# as wide as with the four observations that Agresti and Coull (1998) add, whose standard error is root(4) of them.
+UNSEEN = 2.0
 # With fewer effective samples a standard error cannot be trusted.
 LEAST_EFFECTIVE = 100.0
 
@@ -49,7 +52,7 @@ def estimate_of(
 ) -> Estimate | None:
     """Return the estimate of sums over samples, None where all weights are zero.
 
-    stages: sums over the samples of each stage, weighted with the `worth` of its samples.
+    stages: sums over the samples of each stage, in their order.
     slot_nodes: the first slot of each node.
     certain: logarithm of the factors that all samples share.
     samples: number of samples drawn.
@@ -57,8 +60,8 @@ def estimate_of(
     """
     sums, even = weighted(stages)
     # A posterior is a ratio of two sums; its error is that of the delta method, the root of the sum of
-    # w^2 (1[x = s] - p)^2 over the sum of w, and at least that of one effective sample: for states with hardly any or
-    # nearly all samples the method underestimates it.
+    # w^2 (1[x = s] - p)^2 over the sum of w, and what samples of the largest weight still to come would change: for
+    # states with hardly any or nearly all samples, and where few samples weigh much, the method underestimates it.
     weight, square = (float(total) for total in sums.total)
     if not sums.hits:
         return None
@@ -69,12 +72,13 @@ def estimate_of(
     outside = np.maximum(whole - inside, 0.0)
     variance = inside * (1.0 - posteriors) ** 2 + outside * posteriors**2
     effective = weight * weight / square
-    errors = np.maximum(np.sqrt(variance) / weight, 1.0 / effective)
+    unseen = UNSEEN * sums.largest / weight
+    errors = np.hypot(np.sqrt(variance) / weight, unseen)
     # The posterior of a variable with one state is certain.
     errors[np.repeat(sizes, sizes) == 1] = 0.0
-    # Relative variance of the mean weight, by the delta method the variance of its logarithm. Few samples may all have
-    # the same weight, though others have another one: no less than what one effective sample is worth, as above.
-    log_error = 0.0 if exact else max(math.sqrt(max(0.0, 1.0 / effective - 1.0 / even)), 1.0 / effective)
+    # Relative variance of the mean weight, by the delta method the variance of its logarithm, and samples to come:
+    # few samples may all have the same weight, though others have another one.
+    log_error = 0.0 if exact else math.hypot(math.sqrt(max(0.0, 1.0 / effective - 1.0 / even)), unseen)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
     return Estimate(posteriors, errors, log_evidence, log_error, effective, samples)
 
@@ -101,33 +105,27 @@ def until(
 
 
 def weighted(stages: Sequence[Sums]) -> tuple[Sums, float]:
-    """Return the sums over all stages, each weighted with the `worth` of its samples, and what they are worth as one.
+    """Return the sums over all stages, a sample of stage k counting root(k), and what they are worth as one.
 
     The latter: number of samples, were the weights within each stage equal, that tell as much if all count the same.
+    The rule is that of Owen and Zhou (The square root rule for adaptive importance sampling, 2020).
     """
-    # Cheng and Druzdzel weight stages by the variance of their estimates of P(e) (section 3.3.3); where that is tiny,
-    # as with weak evidence, other stages would count for nothing in the posteriors as well.
+    # Fixed shares: Cheng and Druzdzel weight stages by the variance of their estimates of P(e) (section 3.3.3), which
+    # is small for a stage that misses a part of the distribution.
     top = max(stage.shift for stage in stages)
-    best = max(map(worth, stages))
-    if not best:
+    if top == -math.inf:
         return stages[-1], stages[-1].drawn
     scaled, squares = [], 0.0
-    for stage in stages:
-        share = worth(stage) / best
-        if share:
-            scale = math.exp(stage.shift - top) * share
-            factors = np.array([scale, scale * scale])
-            squares += share * share * stage.drawn
-            scaled.append(Sums(top, stage.slots * factors, stage.total * factors, stage.drawn * share, stage.hits))
+    for number, stage in enumerate(stages, 1):
+        share = math.sqrt(number / len(stages))
+        scale = math.exp(stage.shift - top) * share
+        factors = np.array([scale, scale * scale])
+        squares += share * share * stage.drawn
+        sums = stage.slots * factors, stage.total * factors, stage.drawn * share
+        scaled.append(Sums(top, *sums, stage.hits, stage.largest * scale))
     # P(e) is the mean weight, so numbers of samples are scaled as their weights are.
-    sums = reduce(add, scaled)
-    return sums, sums.drawn * sums.drawn / squares
-
-
-def worth(stage: Sums) -> float:
-    """Return effective samples for each sample: squared mean of the weights over the mean of their squares."""
-    weight, square = (float(total) for total in stage.total)
-    return weight * weight / square / stage.drawn if stage.hits else 0.0
+    together = reduce(add, scaled)
+    return together, together.drawn * together.drawn / squares
 
 
 def pieces_of(first: int, count: int, size: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from junctor_kernels.sampling import gpu as sampling_gpu
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
 from junctor_kernels.sampling.gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice, SamplingJob
-from junctor_kernels.sampling.layout import STATES, WEIGHED, Function, Sums, add
+from junctor_kernels.sampling.layout import STATES, WEIGHED, Function, Sums, add, own_share
 from junctor_kernels.sampling.philox import RandomStream
 
 from junctor.model.errors import BudgetError
@@ -21,6 +21,7 @@ from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import check_device, count_gpus, gpu_errors
 from junctor.sampling.epis import SWEEPS, LoopyMessages
 from junctor.sampling.estimate import pieces_of
+from junctor.sampling.importance import least_of
 from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SamplingRequest
 from junctor.sampling.tables import SampledNetwork
 
@@ -98,7 +99,7 @@ class GpuSampling:
         types = zip(CHANGING, (np.uint32, np.uint8, np.float64, np.float64), strict=True)
         sizes = {name: max(1, len(tables.thresholds) if name == "thresholds" else entries) for name in CHANGING}
         arrays = {name: self.device.empty((sizes[name],), dtype) for name, dtype in types}
-        return Function(values=self.tables, logs=False, **arrays)
+        return Function(values=self.tables, logs=False, own=self.network.tables, **arrays)
 
     @cached_property
     def scores(self) -> Any:
@@ -153,15 +154,15 @@ class GpuRow:
         self._weighed = np.stack([weighed, case.spans[weighed], starts, 0 * weighed], axis=1).astype(np.int32)
         arrays: dict[str, Any] = {name: getattr(case, name) for name in ("nodes", "parents", "factors", "levels")}
         arrays |= {"weighed": self._weighed, "slots": slots, "soft": case.likelihoods(ask.logs)}
-        if ask.beliefs is not None:
-            arrays["smallest"] = ask.beliefs.smallest
-            if ask.beliefs.entries < DEVICE_ENTRIES:
-                links, own = ask.beliefs.of(case)
-                arrays["said"] = beliefs.propagate(links, owner.network.tables.probabilities, own, SWEEPS)
+        sizes = case.nodes[weighed, STATES].tolist()
+        arrays["smallest"] = np.array([least_of(size) for size in sizes])
+        if ask.beliefs is not None and ask.beliefs.entries < DEVICE_ENTRIES:
+            links, own = ask.beliefs.of(case)
+            arrays["said"] = beliefs.propagate(links, owner.network.tables.probabilities, own, SWEEPS)
         self._kept, places = _together(owner, arrays)
         kept = self._device.address(self._kept)
         self._job = SamplingJob(**{name: kept + start for name, start in places.items()}, **owner.shared(ask.logs))
-        self._job.set(node_count=len(case.nodes), factor_count=len(case.factors), planes=case.planes, least=1)
+        self._job.set(node_count=len(case.nodes), factor_count=len(case.factors), planes=case.planes)
         self._job.set(level_count=len(case.levels) - 1, slot_count=self._slots, weighed_count=len(self._weighed))
         # Raises MemoryError where the row does not fit: the CPU takes it over.
         self._simple()
@@ -212,18 +213,18 @@ class GpuRow:
         for name in CHANGING:
             self._job.set(**{name: self._device.address(getattr(self._owner.learned, name))})
 
-    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int, own: float) -> Pending:
         """Begin with samples from number `first` on, a multiple of BLOCK; returns a wait for their sums."""
         chunks = pieces_of(first, count, CHUNK)
         result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
         for i, chunk in enumerate(chunks):
-            self._draw(stream, *chunk)
+            self._draw(stream, *chunk, own)
             self._sum(chunk[1], result, i * (self._slots + 1) * 16)
         return partial(self._get, result, [count for _, count in chunks])
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Begin to move the importance function by a share `rate` towards what `count` samples say."""
-        self._draw(stream, 0, count)
+        self._draw(stream, 0, count, own_share(count))
         pending = None
         if sums:
             # Before the function changes: weights of these samples go by the old one.
@@ -235,7 +236,7 @@ class GpuRow:
                 "score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count
             )
             rows = int(self._weighed[:, 1].max())
-            self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
+            self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate=rate)
         return pending
 
     def _get(self, result: Any, counts: Sequence[int]) -> Sums:
@@ -245,9 +246,10 @@ class GpuRow:
     def _read(self, numbers: Any, count: int) -> Sums:
         shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
         hits = round(float(numbers[self._nodes + 1, 0]))
-        return Sums(shift, numbers[: self._nodes].copy(), numbers[self._nodes].copy(), count, hits)
+        largest = float(numbers[-1, 0] if not self._ask.logs else hits > 0)
+        return Sums(shift, numbers[: self._nodes].copy(), numbers[self._nodes].copy(), count, hits, largest)
 
-    def _draw(self, stream: RandomStream, first: int, count: int) -> None:
+    def _draw(self, stream: RandomStream, first: int, count: int, own: float) -> None:
         """Enqueue samples, whose states and weights are in the room then."""
         owner, groups = self._owner, SEVERAL * _blocks(count, 32 * SEVERAL)
         words = owner.room("words", (groups, self._case.planes), np.uint32)
@@ -258,19 +260,19 @@ class GpuRow:
         self._job.set(words=address(words), weights=address(weights), largest=address(largest))
         self._job.set(**dict(zip(("key0", "key1", "stage", "high", "row"), stream.record().tolist(), strict=False)))
         group = owner.way(count, len(self._case.nodes), len(self._case.levels) - 1)
-        wave_bytes = 8 * WAVE_THREADS + len(self._case.nodes) * group
+        wave_bytes = 16 * WAVE_THREADS + len(self._case.nodes) * group
         if group and wave_bytes <= self._device.most_shared:
             if group < 32:
                 self._device.clear(words)
-            fields = {"first": first, "count": count, "group": group}
-            self._launch("wavefront", (_blocks(groups * 32, group), 1), WAVE_THREADS, shared=wave_bytes, **fields)
+            wide = _blocks(groups * 32, group), 1
+            self._launch("wavefront", wide, WAVE_THREADS, wave_bytes, first=first, count=count, group=group, share=own)
             return
         fits = SEVERAL * 4 * self._case.planes <= self._device.most_shared
         samples = SEVERAL if count > SEVERAL_SAMPLES and fits else 1
         warps, shared = self._simple(samples)
         blocks = min(_blocks(groups, samples * warps), BLOCKS_EACH * self._device.processors)
         kernel = "simple" if samples == 1 else "several"
-        self._launch(kernel, (blocks, 1), 32 * warps, first=first, count=count, shared=shared)
+        self._launch(kernel, (blocks, 1), 32 * warps, shared, first=first, count=count, share=own)
 
     def _sum(self, count: int, result: Any, start: int) -> None:
         """Enqueue the sums of the samples in the room."""
@@ -282,12 +284,9 @@ class GpuRow:
         self._launch("sum", (tiles, pieces), THREADS, count=count)
         self._device.launch("gather", (tiles, 1), THREADS, self._job.words)
 
-    def _launch(
-        self, kernel: str, blocks: tuple[int, int], threads: int, rate: float = 0.0, shared: int = 0, **fields: int
-    ) -> None:
+    def _launch(self, kernel: str, blocks: tuple[int, int], threads: int, shared: int = 0, **fields: float) -> None:
         name = f"{kernel}_{'logs' if self._ask.logs else 'plain'}"
         self._job.set(**fields)
-        self._job.set_rate(rate)
         self._device.launch(name, blocks, threads, self._job.words, shared)
 
     def _simple(self, samples: int = 1) -> tuple[int, int]:
@@ -306,10 +305,10 @@ class SpreadRow:
     def __init__(self, rows: Sequence[RowSampler]) -> None:
         self._rows = rows
 
-    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int, own: float) -> Pending:
         """Begin with samples from number `first` on, a multiple of BLOCK; returns a wait for their sums."""
         chunks = pieces_of(first, count, CHUNK)
-        pending = [self._rows[i % len(self._rows)].sums(stream, *chunk) for i, chunk in enumerate(chunks)]
+        pending = [self._rows[i % len(self._rows)].sums(stream, *chunk, own) for i, chunk in enumerate(chunks)]
         # Added in the order of the chunks, whichever device is done first.
         return lambda: reduce(add, [wait() for wait in pending])
 

@@ -7,11 +7,12 @@ evidential reasoning in large Bayesian networks, 2000) begins with two heuristic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from junctor_kernels.sampling import cpu as sampling_cpu
-from junctor_kernels.sampling.layout import MOST_STATES, STATES, Floats, Function
+from junctor_kernels.sampling.layout import MOST_STATES, OWN_PART, STATES, Floats, Function
 from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import build_thresholds
 
@@ -22,6 +23,8 @@ from junctor.sampling.tables import SampledNetwork, normalised
 # (most states, threshold): smaller probabilities above zero are lifted to the threshold. For few states as in Cheng and
 # Druzdzel (2000), for more as in Yuan and Druzdzel (2006): the difference is taken from likelier states.
 SMALLEST = ((4, 0.04), (8, 0.001), (MOST_STATES, 0.0005))
+# The same for EPIS-BN (Yuan and Druzdzel 2006), and for whatever is learned.
+SMALLEST_LATER = ((4, 0.006), (8, 0.001), (MOST_STATES, 0.0005))
 # First and last learning rate (Cheng and Druzdzel 2000).
 FIRST_RATE = 0.4
 LAST_RATE = 0.14
@@ -31,8 +34,9 @@ STAGES = 10
 PRIOR_SAMPLES = 1 << 16
 # Their stage in the random stream, which no row has.
 PRIOR_STAGE = 0xFFFF
-# Natural log of the largest factor of a weight at one node: its smallest chance is 2^-31.
-MOST_GAIN = 31 * float(np.log(2.0))
+# Bound on the factor of a weight at a node: chances are at least OWN_PART of the probabilities before rows that were
+# lifted are divided by their sums, below 1.4, and rounded to units of 2^-31; or 1 / states where they are uniform.
+MOST_GAIN = 32.0
 
 
 def rate(sampler: Sampler, stage: int) -> float:
@@ -47,14 +51,15 @@ def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Fun
     """Return the initial function of learning, for any evidence.
 
     network: the tables.
-    sampler: "ais-bn" lifts small probabilities, "sis" begins with the tables.
+    sampler: "ais-bn" lifts small probabilities more than "sis".
     logs: whether values and ratios are logarithms.
     """
     tables = network.tables
-    begin = lifted if sampler == "ais-bn" else normalised
-    chances = np.concatenate([begin(factor.table).ravel() for factor in network.network.factors])
+    smallest = SMALLEST if sampler == "ais-bn" else SMALLEST_LATER
+    chances = np.concatenate([lifted(factor.table, smallest).ravel() for factor in network.network.factors])
     ratios = np.zeros_like(chances)
-    function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, chances, logs)
+    drawn = tables.thresholds.copy(), tables.order.copy()
+    function = Function(*drawn, network.values(logs), ratios, chances, logs, tables)
     for v in network.order:
         build_variable_thresholds(network, function, v)
     return function
@@ -69,7 +74,7 @@ def own_function(layout: CaseLayout, start: Function) -> Function:
         entries = slice(network.entries[v], network.entries[v + 1])
         # Nodes without evidence below gain nothing from learning.
         thresholds[cuts], order[entries] = start.thresholds[cuts], start.order[entries]
-    return Function(thresholds, order, start.values, start.ratios.copy(), start.chances.copy(), start.logs)
+    return start._replace(thresholds=thresholds, order=order, ratios=start.ratios.copy(), chances=start.chances.copy())
 
 
 def make_uniform(network: SampledNetwork, function: Function, variables: Sequence[int]) -> None:
@@ -103,26 +108,32 @@ def prior_of(network: SampledNetwork) -> dict[int, Floats]:
     layout = layout_of(network, Evidence(frozenset(), frozenset()), None)
     case = layout.case({}, {}, False)
     # A fixed stream: the same for every seed and row.
-    sums = sampling_cpu.sums(case, network.function(False), RandomStream(0, 0, PRIOR_STAGE), 0, PRIOR_SAMPLES)
+    sums = sampling_cpu.sums(case, network.function(False), RandomStream(0, 0, PRIOR_STAGE), 0, PRIOR_SAMPLES, 0.0)
     ends = np.cumsum(case.nodes[:, STATES])[:-1]
     return dict(zip(layout.drawn, np.split(sums.slots[:, 0] / sums.total[0], ends), strict=True))
 
 
-def lifted(table: Floats, smallest: Sequence[tuple[int, float]] = SMALLEST) -> Floats:
-    """Return a table whose small probabilities are lifted to a threshold; zeros stay zeros.
+def lifted(chances: Floats, smallest: Sequence[tuple[int, float]] = SMALLEST, table: Floats | None = None) -> Floats:
+    """Return chances of which small ones are lifted to a threshold, and to OWN_PART of the probability.
 
-    table: float64, the states of a row last.
+    chances: float64, the states of a row last.
     smallest: (most states, threshold) pairs; if not given, those of AIS-BN (its second heuristic).
+    table: the probabilities, if they are not the chances; states of probability 0 stay at 0.
     """
-    # The largest probability of a row pays; where it would fall below the threshold, the row is divided by its sum.
-    threshold = next(least for states, least in smallest if table.shape[-1] <= states)
-    whole = normalised(table)
-    result = np.where(whole > 0, np.maximum(whole, threshold), 0.0)
+    # The largest chance of a row pays; where it would fall below its threshold, the row is divided by its sum.
+    whole, table = normalised(chances), normalised(chances if table is None else table)
+    least = np.maximum(least_of(chances.shape[-1], smallest), OWN_PART * table)
+    result = np.where(table > 0, np.maximum(whole, least), 0.0)
     excess = result.sum(axis=-1, keepdims=True) - 1.0
     top = whole.argmax(axis=-1)[..., None]
     left = np.take_along_axis(result, top, axis=-1) - excess
-    np.put_along_axis(result, top, np.maximum(left, threshold), axis=-1)
+    np.put_along_axis(result, top, np.maximum(left, np.take_along_axis(least, top, axis=-1)), axis=-1)
     return normalised(result)
+
+
+def least_of(states: int, smallest: Sequence[tuple[int, float]] = SMALLEST_LATER) -> float:
+    """Return the threshold that small chances of a variable with so many states are lifted to."""
+    return next(least for most, least in smallest if states <= most)
 
 
 def needs_logs(layout: CaseLayout, least: float, limit: float) -> bool:
@@ -134,7 +145,8 @@ def needs_logs(layout: CaseLayout, least: float, limit: float) -> bool:
     """
     network = layout.network
     least += sum(network.least[v] for v in layout.weighed)
-    return least < -limit or MOST_GAIN * len(layout.weighed) > limit
+    most = sum(math.log(max(MOST_GAIN, network.network.cardinalities[v])) for v in layout.weighed)
+    return least < -limit or most > limit
 
 
 def build_variable_thresholds(network: SampledNetwork, function: Function, variable: int) -> None:

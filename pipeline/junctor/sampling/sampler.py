@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.sampling import cpu as sampling_cpu
-from junctor_kernels.sampling.layout import BLOCK, STATES, WEIGHED, Function, SampledCase, Samples, Sums, add
+from junctor_kernels.sampling.layout import BLOCK, STATES, WEIGHED, Function, SampledCase, Samples, Sums, add, own_share
 from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.reference import blocks_of
 
@@ -22,7 +22,7 @@ from junctor.runtime.threads import in_threads
 from junctor.sampling.cases import CaseLayout
 from junctor.sampling.epis import LoopyMessages, epis_function
 from junctor.sampling.estimate import pieces_of
-from junctor.sampling.importance import first_function, make_uniform, own_function
+from junctor.sampling.importance import first_function, least_of, make_uniform, own_function
 from junctor.sampling.tables import SampledNetwork
 
 # Samples that a thread draws at a time. Sums are added in the order of these pieces, so that threads change no digit.
@@ -36,12 +36,13 @@ Pending = Callable[[], Sums]
 class RowSampler(Protocol):
     """Draws samples of one row from its importance function; a device may still be drawing when its methods return."""
 
-    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int, own: float) -> Pending:
         """Begin to draw samples and return a function that waits for their sums.
 
         stream: random numbers of the row and stage.
         first: number of the first sample, a multiple of BLOCK.
         count: number of samples.
+        own: share of the samples of the stage that is drawn from the tables themselves, see `own_share`; 0 for none.
         """
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
@@ -119,11 +120,11 @@ class CpuRow:
         self.function = function
         self._threads = threads
 
-    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int, own: float) -> Pending:
         """Draw samples and return a function of their sums."""
         pieces = pieces_of(first, count, PIECE)
         parts = in_threads(
-            lambda piece, _: sampling_cpu.sums(self._case, self.function, stream, *piece), pieces, self._threads
+            lambda piece, _: sampling_cpu.sums(self._case, self.function, stream, *piece, own), pieces, self._threads
         )
         # In the order of the pieces: sums of floats depend on it.
         total = reduce(add, parts)
@@ -142,21 +143,22 @@ class CpuRow:
         return None if totals is None else lambda: totals
 
     def draw(self, stream: RandomStream, count: int) -> Samples:
-        """Draw samples from number 0 on."""
+        """Draw samples from number 0 on, a share of them from the tables themselves."""
         blocks = blocks_of(count)
         # All samples of a stage are kept until every node has learned from them.
         samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))
+        own = own_share(count)
 
         def draw(piece: tuple[int, int], _: int) -> None:
-            sampling_cpu.draw(self._case, self.function, stream, *piece, samples, piece[0] // BLOCK)
+            sampling_cpu.draw(self._case, self.function, stream, *piece, own, samples, piece[0] // BLOCK)
 
         in_threads(draw, pieces_of(0, count, 4 * BLOCK), self._threads)
         return samples
 
     def _learn(self, samples: Samples, top: float, rate: float, node: int, _: int) -> None:
-        sampling_cpu.learn(
-            self._case, self.function, self._network.tables.probabilities, samples, node, top, rate, self._scores[node]
-        )
+        least = least_of(int(self._case.nodes[node, STATES]))
+        tables = self._network.tables.probabilities
+        sampling_cpu.learn(self._case, self.function, tables, samples, node, top, rate, least, self._scores[node])
 
     @cached_property
     def _scores(self) -> dict[int, Scores]:

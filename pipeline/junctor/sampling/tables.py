@@ -57,7 +57,9 @@ class SampledNetwork:
     def function(self, logs: bool) -> Function:
         """Return the function that draws every node from its own table; read-only, since its arrays are shared."""
         nothing = np.zeros(0)
-        return Function(self.tables.thresholds, self.tables.order, self.values(logs), nothing, nothing, logs)
+        return Function(
+            self.tables.thresholds, self.tables.order, self.values(logs), nothing, nothing, logs, self.tables
+        )
 
 
 def sampled_network(network: Network) -> SampledNetwork:
@@ -73,10 +75,10 @@ def sampled_network(network: Network) -> SampledNetwork:
     thresholds, order = np.zeros(cuts[-1], dtype=np.uint32), np.zeros(entries[-1], dtype=np.uint8)
     # Rows may miss 1 by rounding; thresholds need exact sums, the weights keep the probabilities as given.
     chances = np.concatenate([normalised(factor.table).ravel() for factor in network.factors])
-    function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False)
+    tables = Tables(probabilities, thresholds, order)
+    function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False, tables)
     for v, card in enumerate(cards):
         build_thresholds(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
-    tables = Tables(probabilities, thresholds, order)
     return SampledNetwork(network, tables, tuple(entries), tuple(cuts), parents_first(network))
 
 

@@ -28,10 +28,15 @@ struct Job {
     Word *largest;
     double2 *pieces, *sums;
     long long node_count, factor_count, level_count, slot_count, weighed_count, planes;
-    long long first, count, group, piece_count, least;
+    long long first, count, group, piece_count;
     long long key0, key1, stage, high, row;
-    double rate;
+    double rate, share;
 };
+
+// Whether a sample is drawn from the tables themselves; the same for all samples of a warp, and of a wave's group.
+static __device__ bool is_own(const Job &job, Word sample) {
+    return job.share > 0.0 && sample % BLOCK >= BLOCK - OWN_SAMPLES;
+}
 
 // Numbers as integers of the same order, so that the largest can be found by integer maxima.
 static __device__ Word ordered(double number) {
@@ -98,6 +103,15 @@ template <bool LOGS> static __device__ double times(double weight, double factor
     return LOGS ? weight + factor : weight * factor;
 }
 
+// The weight of a sample by the mixture: product of its ratios, and what the evidence makes of it.
+template <bool LOGS> static __device__ double mixed(const Job &job, double ratio, double said) {
+    const double own = job.share;
+    if (!(own > 0.0)) return times<LOGS>(ratio, said);
+    if (!LOGS) return said * (ratio / ((1.0 - own) + own * ratio));
+    const double far = ratio > 0.0 ? ratio : 0.0;
+    return said + ratio - far - log((1.0 - own) * exp(-far) + own * exp(ratio - far));
+}
+
 static __device__ double infinity() { return __longlong_as_double(0x7FF0000000000000ll); }
 
 template <bool LOGS> static __device__ void note_largest(const Job &job, double weight) {
@@ -110,17 +124,20 @@ template <bool LOGS> static __device__ void note_largest(const Job &job, double 
 }
 
 template <bool LOGS, int EACH>
-static __device__ void draw_node(const Job &job, int n, int j, const uint4 *draws, unsigned *words, double *weights) {
+static __device__ void draw_node(
+    const Job &job, Word sample, int n, int j, const uint4 *draws, unsigned *words, double *ratios
+) {
     const int lane = threadIdx.x % 32;
     const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
     int rows[EACH], states[EACH];
     locate<EACH>(job.parents, node.w, more.x, words, lane, rows);
 #pragma unroll
-    for (int e = 0; e < EACH; e++) states[e] = chosen(job, node, more.w, rows[e], word_of(draws[e], j));
+    for (int e = 0; e < EACH; e++)
+        states[e] = chosen(job, node, more.w && !is_own(job, sample + 32 * e), rows[e], word_of(draws[e], j));
     if (more.w)
 #pragma unroll
         for (int e = 0; e < EACH; e++)
-            weights[e] = times<LOGS>(weights[e], job.ratios[node.y + rows[e] * node.z + states[e]]);
+            ratios[e] = times<LOGS>(ratios[e], job.ratios[node.y + rows[e] * node.z + states[e]]);
     for (int bit = 0; bit < more.z; bit++) {
         unsigned mine = 0;
 #pragma unroll
@@ -141,26 +158,26 @@ template <bool LOGS, int EACH> static __device__ void simple_for(const Job &job)
     const long long turns = (job.count + 32 * EACH - 1) / (32 * EACH), step = gridDim.x * (long long)warps;
     for (long long turn = blockIdx.x * (long long)warps + warp; turn < turns; turn += step) {
         const Word sample = job.first + turn * 32 * EACH + lane;
-        double weights[EACH];
-        for (int e = 0; e < EACH; e++) weights[e] = LOGS ? 0.0 : 1.0;
+        double ratios[EACH], said[EACH];
+        for (int e = 0; e < EACH; e++) ratios[e] = said[e] = LOGS ? 0.0 : 1.0;
         for (int start = 0; start < nodes; start += 4) {
             uint4 draws[EACH];
 #pragma unroll
             for (int e = 0; e < EACH; e++) draws[e] = philox(job, sample + 32 * e, start / 4);
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                if (start + j < nodes) draw_node<LOGS, EACH>(job, start + j, j, draws, words, weights);
+                if (start + j < nodes) draw_node<LOGS, EACH>(job, sample, start + j, j, draws, words, ratios);
         }
         for (int f = 0; f < job.factor_count; f++) {
             const int4 factor = job.factors[f];
             int at[EACH];
             locate<EACH>(job.parents, factor.y, factor.z, words, lane, at);
             for (int e = 0; e < EACH; e++)
-                weights[e] = times<LOGS>(weights[e], (factor.w ? job.soft : job.values)[factor.x + at[e]]);
+                said[e] = times<LOGS>(said[e], (factor.w ? job.soft : job.values)[factor.x + at[e]]);
         }
         for (int e = 0; e < EACH; e++) {
             const long long group = turn * EACH + e, place = group * 32 + lane;
-            const double weight = place < job.count ? weights[e] : LOGS ? -infinity() : 0.0;
+            const double weight = place < job.count ? mixed<LOGS>(job, ratios[e], said[e]) : LOGS ? -infinity() : 0.0;
             job.weights[place] = weight;
             note_largest<LOGS>(job, weight);
             for (int p = lane; p < job.planes; p += 32) job.words[group * job.planes + p] = words[p * EACH + e];
@@ -172,14 +189,16 @@ template <bool LOGS, int EACH> static __device__ void simple_for(const Job &job)
 template <bool LOGS> static __device__ void simple(const Job &job) { simple_for<LOGS, 1>(job); }
 template <bool LOGS> static __device__ void several(const Job &job) { simple_for<LOGS, SEVERAL>(job); }
 
-// The states of a group are bytes [node][sample]; the weight of a sample is a product over threads, reduced at the end.
+// The states of a group are bytes [node][sample]; the factors of a sample's weight are products over threads, of ratios
+// and of what the evidence makes of it, reduced at the end.
 template <bool LOGS> static __device__ void wavefront(const Job &job) {
     extern __shared__ unsigned shared[];
-    double *partial = (double *)shared;
-    Byte *states = (Byte *)(partial + blockDim.x);
+    double *ratios = (double *)shared, *said = ratios + blockDim.x;
+    Byte *states = (Byte *)(said + blockDim.x);
     const int size = (int)job.group, sample = threadIdx.x % size, threads = blockDim.x / size;
     const Word number = job.first + blockIdx.x * (Word)size + sample;
-    double weight = LOGS ? 0.0 : 1.0;
+    const bool own = is_own(job, number);
+    double ratio = LOGS ? 0.0 : 1.0, factors = ratio;
     for (int level = 0; level < job.level_count; level++) {
         for (int n = job.levels[level] + threadIdx.x / size; n < job.levels[level + 1]; n += threads) {
             const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
@@ -188,9 +207,9 @@ template <bool LOGS> static __device__ void wavefront(const Job &job) {
                 const int4 parent = job.parents[p];
                 row += parent.y * states[parent.x * size + sample];
             }
-            const int state = chosen(job, node, more.w, row, word_of(philox(job, number, n / 4), n % 4));
+            const int state = chosen(job, node, more.w && !own, row, word_of(philox(job, number, n / 4), n % 4));
             states[n * size + sample] = (Byte)state;
-            if (more.w) weight = times<LOGS>(weight, job.ratios[node.y + row * node.z + state]);
+            if (more.w) ratio = times<LOGS>(ratio, job.ratios[node.y + row * node.z + state]);
         }
         __syncthreads();
     }
@@ -201,19 +220,22 @@ template <bool LOGS> static __device__ void wavefront(const Job &job) {
             const int4 parent = job.parents[p];
             at += parent.y * states[parent.x * size + sample];
         }
-        weight = times<LOGS>(weight, (factor.w ? job.soft : job.values)[at]);
+        factors = times<LOGS>(factors, (factor.w ? job.soft : job.values)[at]);
     }
-    partial[threadIdx.x] = weight;
+    ratios[threadIdx.x] = ratio, said[threadIdx.x] = factors;
     __syncthreads();
     for (int offset = blockDim.x / 2; offset >= size; offset /= 2) {
-        if (threadIdx.x < offset)
-            partial[threadIdx.x] = times<LOGS>(partial[threadIdx.x], partial[threadIdx.x + offset]);
+        if (threadIdx.x < offset) {
+            ratios[threadIdx.x] = times<LOGS>(ratios[threadIdx.x], ratios[threadIdx.x + offset]);
+            said[threadIdx.x] = times<LOGS>(said[threadIdx.x], said[threadIdx.x + offset]);
+        }
         __syncthreads();
     }
     const long long start = blockIdx.x * (long long)size;
     if (threadIdx.x < 32) {
         double mine = LOGS ? -infinity() : 0.0;
-        if (threadIdx.x < size && start + threadIdx.x < job.count) mine = partial[threadIdx.x];
+        if (threadIdx.x < size && start + threadIdx.x < job.count)
+            mine = mixed<LOGS>(job, ratios[threadIdx.x], said[threadIdx.x]);
         if (threadIdx.x < size) job.weights[start + threadIdx.x] = mine;
         note_largest<LOGS>(job, mine);
     }
@@ -300,7 +322,24 @@ template <bool LOGS> static __device__ void score(const Job &job) {
     }
 }
 
-// Make thresholds, order and ratios of a table row from its chances; `sampling.settle` says how.
+// Lift the chances of possible states to `least` and to OWN_PART of their probabilities; `thresholds.lift` goes the same
+// way.
+static __device__ void lift(const double *table, double least, int states, double *chances) {
+    int top = 0;
+    double whole = 0.0;
+    for (int s = 0; s < states; s++)
+        if (chances[s] > chances[top]) top = s;
+    for (int s = 0; s < states; s++) {
+        if (table[s] > 0.0) chances[s] = fmax(fmax(chances[s], least), OWN_PART * table[s]);
+        whole += chances[s];
+    }
+    const double lifted = chances[top];
+    chances[top] = fmax(fmax(lifted - (whole - 1.0), least), OWN_PART * table[top]);
+    whole += chances[top] - lifted;
+    for (int s = 0; s < states; s++) chances[s] /= whole;
+}
+
+// Make thresholds, order and ratios of a table row from its chances; `reference.thresholds_of` says how.
 template <bool LOGS> static __device__ void settle(const Job &job, int entry, int first, int states) {
     const double *chances = job.chances + entry, *table = job.tables + entry;
     Byte *order = job.order + entry;
@@ -316,14 +355,14 @@ template <bool LOGS> static __device__ void settle(const Job &job, int entry, in
     for (int s = 0; s < states; s++) {
         if (s == top || !(table[s] > 0.0)) continue;
         const long long width = (long long)(chances[s] * (double)FULL + 0.5);
-        left -= width > job.least ? width : job.least;
+        left -= width > 1 ? width : 1;
     }
     long long below = 0;
     for (int k = 0; k < states; k++) {
         const int s = order[k];
         long long width = 0;
         if (s == top) width = left;
-        else if (table[s] > 0.0) width = max((long long)(chances[s] * (double)FULL + 0.5), job.least);
+        else if (table[s] > 0.0) width = max((long long)(chances[s] * (double)FULL + 0.5), 1ll);
         below += width;
         if (k < states - 1) job.thresholds[first + k] = (unsigned)below;
         const double ratio = width > 0 ? table[s] * (double)FULL / (double)width : 0.0;
@@ -334,6 +373,7 @@ template <bool LOGS> static __device__ void settle(const Job &job, int entry, in
 // A block in y takes a weighed node {node, rows, first number}, its threads take rows.
 template <bool LOGS> static __device__ void update(const Job &job) {
     const int4 weighed = job.weighed[blockIdx.y], node = job.nodes[2 * weighed.x];
+    const double least = job.smallest[blockIdx.y];
     for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < weighed.y; row += gridDim.x * blockDim.x) {
         const int entry = node.y + row * node.z;
         Word whole = 0;
@@ -344,6 +384,7 @@ template <bool LOGS> static __device__ void update(const Job &job) {
             job.chances[entry + s] += job.rate * (share - job.chances[entry + s]);
             job.scores[entry + s] = 0;
         }
+        lift(job.tables + entry, least, node.z, job.chances + entry);
         settle<LOGS>(job, entry, node.x + row * (node.z - 1), node.z);
     }
 }
@@ -360,28 +401,18 @@ template <bool LOGS> static __device__ void uniform(const Job &job) {
     }
 }
 
-// The same for chances that are a table times what is said of its node; `settling.py` goes the same way.
+// The same for chances that are a table times what is said of its node; `thresholds.shape` goes the same way.
 template <bool LOGS> static __device__ void shape(const Job &job) {
     const int4 weighed = job.weighed[blockIdx.y], node = job.nodes[2 * weighed.x];
     const double *said = job.said + weighed.z, least = job.smallest[blockIdx.y];
     for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < weighed.y; row += gridDim.x * blockDim.x) {
         const int entry = node.y + row * node.z;
         const double *table = job.tables + entry;
-        double *chances = job.chances + entry, total = 0.0, plain = 0.0, whole = 0.0;
+        double *chances = job.chances + entry, total = 0.0, plain = 0.0;
         for (int s = 0; s < node.z; s++) total += table[s] * said[s], plain += table[s];
-        int top = 0;
-        for (int s = 0; s < node.z; s++) {
+        for (int s = 0; s < node.z; s++)
             chances[s] = total > 0.0 ? table[s] * said[s] / total : table[s] / plain;
-            if (chances[s] > chances[top]) top = s;
-        }
-        for (int s = 0; s < node.z; s++) {
-            if (chances[s] > 0.0 && chances[s] < least) chances[s] = least;
-            whole += chances[s];
-        }
-        const double lifted = chances[top], left = lifted - (whole - 1.0);
-        chances[top] = left > least ? left : least;
-        whole += chances[top] - lifted;
-        for (int s = 0; s < node.z; s++) chances[s] /= whole;
+        lift(table, least, node.z, chances);
         settle<LOGS>(job, entry, node.x + row * (node.z - 1), node.z);
     }
 }
