@@ -83,7 +83,7 @@ def test_no_bias_over_seeds_and_errors_as_large_as_they_say(
             off = answers.posteriors[v][:, state] - expected[state]
             assert abs(off.mean()) < FAR_OUT * off.std(ddof=1) / math.sqrt(SEEDS)
             # 100 squares of normal numbers have a mean of 1 give or take 0.14; errors allow for samples still to come.
-            assert 0.15 < ((off / answers.errors[v][:, state]) ** 2).mean() < 1.5
+            assert 0.1 < ((off / answers.errors[v][:, state]) ** 2).mean() < 1.5
             checked += 1
         assert (answers.posteriors[v][:, expected == 0] == 0).all()
     assert checked >= 1
@@ -267,16 +267,17 @@ def test_scales_of_likelihoods_make_no_difference(scales: tuple[float, ...], sam
     np.testing.assert_allclose(found.posteriors, one.posteriors, rtol=1e-12)
 
 
-def test_an_error_is_never_less_than_what_two_samples_of_the_largest_weight_would_change() -> None:
+def test_an_error_is_never_less_than_what_three_samples_of_the_largest_weight_would_change() -> None:
     sums = Sums(0.0, np.array([[100.0, 100.0], [0.0, 0.0]]), np.array([100.0, 100.0]), 100, 100, 1.0)
     found, certain = estimate_of([sums], [0], 0.0), estimate_of([sums], [0], 0.0, exact=True)
     assert found is not None
-    assert found.errors.tolist() == [0.02, 0.02]
+    assert found.errors.tolist() == [0.03, 0.03]
     # Nor that of log P(e), unless all samples have the same weight whatever is drawn.
-    assert found.log_error == 0.02
+    assert found.log_error == 0.01
     heavy = estimate_of([sums._replace(largest=3.0)], [0], 0.0)
     assert heavy is not None
-    assert heavy.errors.tolist() == [0.06, 0.06]
+    assert heavy.errors.tolist() == pytest.approx([0.09, 0.09])
+    assert heavy.log_error == pytest.approx(0.06)
     assert certain is not None
     assert certain.log_error == 0.0
     assert estimate_of([Sums(0.0, np.zeros((2, 2)), np.zeros(2), 100, 0, 0.0)], [0], 0.0) is None

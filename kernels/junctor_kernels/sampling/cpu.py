@@ -37,6 +37,9 @@ from junctor_kernels.sampling.layout import (
 from junctor_kernels.sampling.philox import RandomStream, fill
 from junctor_kernels.sampling.thresholds import build_thresholds, lift
 
+# Samples of a block that are drawn from the importance function.
+MIXED = BLOCK - OWN_SAMPLES
+
 
 def sums(case: SampledCase, function: Function, stream: RandomStream, first: int, count: int, own: float) -> Sums:
     """Draw samples and return their sums.
@@ -173,17 +176,17 @@ def _draw_block(
     thresholds, order, tables = draw.function.thresholds, draw.function.order, draw.function.own
     values, ratios, logs = draw.function.values, draw.function.ratios, draw.function.logs
     weights[:] = said[:] = 0.0 if logs else 1.0
-    mixed = BLOCK - OWN_SAMPLES if draw.own > 0.0 else BLOCK
     for n in range(len(nodes)):
         node = nodes[n]
         if n % 4 == 0:
             fill(stream, first, n // 4, words)
         _locate(parents, node[PARENTS], node[COUNT], states, rows)
-        # Nodes that are not weighed have their own tables in the function, too.
-        until = mixed if node[WEIGHED] else BLOCK
-        _choose(node, words[n % 4], rows, thresholds, order, states[n], 0, until)
-        if until < BLOCK:
-            _choose(node, words[n % 4], rows, tables.thresholds, tables.order, states[n], until, BLOCK)
+        # Nodes that are not weighed have their own tables in the function, too. Constant bounds are what LLVM unrolls.
+        if draw.own > 0.0 and node[WEIGHED]:
+            _choose(node, words[n % 4], rows, thresholds, order, states[n], 0, MIXED)
+            _choose(node, words[n % 4], rows, tables.thresholds, tables.order, states[n], MIXED, BLOCK)
+        else:
+            _choose(node, words[n % 4], rows, thresholds, order, states[n], 0, BLOCK)
         if node[WEIGHED]:
             for i in range(BLOCK):
                 rows[i] = rows[i] * node[STATES] + np.int32(states[n, i])

@@ -19,9 +19,9 @@ FIRST_SAMPLES = 1 << 14
 MOST_SAMPLES = 1 << 27
 # Samples without any hit after which a row ends: evidence so unlikely is out of reach.
 MISSED_SAMPLES = 1 << 20
-# Samples of the largest weight, still to come, that errors allow for: with equal weights an interval of two errors is
-# as wide as with the four observations that Agresti and Coull (1998) add, whose standard error is root(4) of them.
-UNSEEN = 2.0
+# Samples of the largest weight, still to come, that errors allow for: the rule of three (Hanley and Lippman-Hand 1983),
+# by which a rate whose events have not been seen in n trials is below 3 / n.
+UNSEEN = 3.0
 # With fewer effective samples a standard error cannot be trusted.
 LEAST_EFFECTIVE = 100.0
 
@@ -76,9 +76,10 @@ def estimate_of(
     errors = np.hypot(np.sqrt(variance) / weight, unseen)
     # The posterior of a variable with one state is certain.
     errors[np.repeat(sizes, sizes) == 1] = 0.0
-    # Relative variance of the mean weight, by the delta method the variance of its logarithm, and samples to come:
-    # few samples may all have the same weight, though others have another one.
-    log_error = 0.0 if exact else math.hypot(math.sqrt(max(0.0, 1.0 / effective - 1.0 / even)), unseen)
+    # Relative variance of the mean weight, by the delta method the variance of its logarithm, and what samples to come
+    # are above the mean. Few samples may all have the same weight, though others have another one: a floor.
+    above = max(unseen - UNSEEN / even, 1.0 / effective)
+    log_error = 0.0 if exact else math.hypot(math.sqrt(max(0.0, 1.0 / effective - 1.0 / even)), above)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
     return Estimate(posteriors, errors, log_evidence, log_error, effective, samples)
 
