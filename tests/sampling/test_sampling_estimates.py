@@ -20,7 +20,7 @@ from junctor.model.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import estimate as estimates
 from junctor.sampling.engine import SamplingEngine
-from junctor.sampling.estimate import estimate_of, weighted
+from junctor.sampling.estimate import estimate_of, weighted, worth
 from junctor_kernels.sampling.layout import Sums
 
 HARD: Hard = {6: 1, 3: 0}
@@ -309,18 +309,23 @@ def test_without_evidence_nothing_is_left_to_chance() -> None:
     assert found.log_value[0] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_a_sample_of_a_later_stage_counts_more_by_a_fixed_rule() -> None:
-    first = Sums(0.0, np.array([[100.0, 100.0]]), np.array([100.0, 100.0]), 100, 100, 1.0)
-    # One sample has it all; what the weights say of a stage changes nothing.
-    last = Sums(0.0, np.array([[100.0, 1e4]]), np.array([100.0, 1e4]), 100, 1, 100.0)
-    share = math.sqrt(0.5)
-    both, even = weighted([first, last])
-    assert both.total.tolist() == pytest.approx([100 * share + 100, 50 + 1e4])
-    assert both.drawn == pytest.approx(100 * share + 100)
+def test_stages_count_by_the_weights_of_the_stage_before() -> None:
+    good = Sums(0.0, np.array([[100.0, 100.0]]), np.array([100.0, 100.0]), 100, 100, 1.0)
+    # One sample has it all.
+    poor = Sums(0.0, np.array([[100.0, 1e4]]), np.array([100.0, 1e4]), 100, 1, 100.0)
+    assert worth(good) == 1.0
+    assert worth(poor) == pytest.approx(0.01)
+    # What a stage says of itself changes nothing: the first does not count, the third counts as the poor one says.
+    both, even = weighted([good, poor, good])
+    assert both.total.tolist() == pytest.approx([101.0, 1e4 + 0.01])
+    assert both.drawn == pytest.approx(101.0)
     assert both.largest == 100.0
-    assert even == pytest.approx((100 * share + 100) ** 2 / (50 + 100))
+    assert even == pytest.approx(101.0**2 / (100 + 100 * 0.01**2))
+    assert weighted([poor])[0].total.tolist() == [100.0, 1e4]
     missed = Sums(-np.inf, np.zeros((1, 2)), np.zeros(2), 100, 0, 0.0)
     assert weighted([missed, missed])[0].hits == 0
+    # Where no stage that counts found anything, the last one is all that is known.
+    assert weighted([good, missed, good])[0].hits == 100
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:

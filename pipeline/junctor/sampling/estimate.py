@@ -106,27 +106,35 @@ def until(
 
 
 def weighted(stages: Sequence[Sums]) -> tuple[Sums, float]:
-    """Return the sums over all stages, a sample of stage k counting root(k), and what they are worth as one.
+    """Return the sums over all stages, each weighted by the stage before it, and what their samples are worth as one.
 
-    The latter: number of samples, were the weights within each stage equal, that tell as much if all count the same.
-    The rule is that of Owen and Zhou (The square root rule for adaptive importance sampling, 2020).
+    A sample counts by the `worth` of the stage before its own; those of the first of several stages do not count. The
+    worth as one: number of samples, were the weights within each stage equal, that tell as much if all count the same.
     """
-    # Fixed shares: Cheng and Druzdzel weight stages by the variance of their estimates of P(e) (section 3.3.3), which
-    # is small for a stage that misses a part of the distribution.
-    top = max(stage.shift for stage in stages)
-    if top == -math.inf:
+    # Cheng and Druzdzel weight stages by the variance of their own estimates of P(e) (section 3.3.3), which is small
+    # for a stage that misses a part of the distribution. The stage before knows nothing of the samples that it weighs.
+    shares = [0.0, *map(worth, stages[:-1])] if len(stages) > 1 else [1.0]
+    counting = [stage for stage, share in zip(stages, shares, strict=True) if share]
+    if not any(stage.hits for stage in counting):
         return stages[-1], stages[-1].drawn
-    scaled, squares = [], 0.0
-    for number, stage in enumerate(stages, 1):
-        share = math.sqrt(number / len(stages))
-        scale = math.exp(stage.shift - top) * share
-        factors = np.array([scale, scale * scale])
-        squares += share * share * stage.drawn
-        sums = stage.slots * factors, stage.total * factors, stage.drawn * share
-        scaled.append(Sums(top, *sums, stage.hits, stage.largest * scale))
+    top = max(stage.shift for stage in counting)
+    best, scaled, squares = max(shares), [], 0.0
+    for stage, share in zip(stages, (each / best for each in shares), strict=True):
+        if share:
+            scale = math.exp(stage.shift - top) * share
+            factors = np.array([scale, scale * scale])
+            squares += share * share * stage.drawn
+            sums = stage.slots * factors, stage.total * factors, stage.drawn * share
+            scaled.append(Sums(top, *sums, stage.hits, stage.largest * scale))
     # P(e) is the mean weight, so numbers of samples are scaled as their weights are.
     together = reduce(add, scaled)
     return together, together.drawn * together.drawn / squares
+
+
+def worth(stage: Sums) -> float:
+    """Return effective samples for each sample: squared mean of the weights over the mean of their squares."""
+    weight, square = (float(total) for total in stage.total)
+    return weight * weight / square / stage.drawn if stage.hits else 0.0
 
 
 def pieces_of(first: int, count: int, size: int) -> list[tuple[int, int]]:
