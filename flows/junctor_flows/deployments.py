@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+from junctor.cli.signals import is_heard
 from junctor.model.errors import InputError, RunError
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -166,8 +167,9 @@ def serve(names: Sequence[str], limit: int) -> None:
         for id in found[name]:
             runner._deployment_registry.register_deployment(id, name)
     bear_with_server()
-    # Ctrl-C as SIGTERM, which the runner handles itself.
-    signal.signal(signal.SIGINT, runner.handle_sigterm)
+    # Ctrl-C, and a terminal that goes, as SIGTERM, which the runner handles itself.
+    for number in (signal.SIGINT, *((signal.SIGHUP,) if is_heard(signal.SIGHUP) else ())):
+        signal.signal(number, runner.handle_sigterm)
     asyncio.run(runner.start())
 
 

@@ -5,6 +5,7 @@ Main function: `main`, called in a process of its own by the command line.
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import threading
@@ -24,8 +25,10 @@ def main(descriptor: int) -> None:
         sys.stdin.read()
         server.should_exit = True
 
-    # Service managers send SIGTERM to all processes of a command: this one has to hear how the flow ended.
+    # Service managers send SIGTERM to all processes of a command, terminals SIGHUP: this one has to hear how the flow
+    # ended.
     server.handle_exit = lambda *_: None
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     server.run(sockets=[socket.socket(fileno=descriptor)])
     if not server.started:

@@ -1,4 +1,4 @@
-"""SIGTERM in every mode and stage: a message, a code, no children, and a directory to go on with."""
+"""SIGTERM and SIGHUP in every mode and stage: a message, a code, no children, and a directory to go on with."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def end(process: subprocess.Popen[str], said: str, group: bool = False) -> str:
-    """Send SIGTERM; check code, message, seconds and children; return what was said."""
+def end(process: subprocess.Popen[str], said: str, group: bool = False, number: int = signal.SIGTERM) -> str:
+    """Send a signal; check code, message, seconds and children; return what was said."""
     children = children_of(process)
     started = time.monotonic()
     if group:
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, number)
     else:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
     assert process.stderr is not None
     said += process.stderr.read()
     assert process.wait(60) == 143, said
@@ -108,6 +108,29 @@ def test_sigterm_in_other_stages(inputs: Path, tmp_path: Path, stage: str) -> No
     goes_on(command, out)
 
 
+@pytest.mark.parametrize("options", [["--workers", "0"], pytest.param(MODES["group"], marks=pytest.mark.slow)])
+def test_sighup_ends_as_sigterm_does(inputs: Path, tmp_path: Path, options: list[str]) -> None:
+    """A terminal that goes sends it to all processes of the command in it."""
+    command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(tmp_path / "out")]
+    command += ["--no-prefect", "--partition-rows", "200", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        end(process, lines_until(process, "propagating"), group=True, number=signal.SIGHUP)
+    goes_on(command, tmp_path / "out")
+
+
+def test_a_sighup_that_nohup_lets_be_ignored_ends_nothing(inputs: Path, tmp_path: Path) -> None:
+    command = [*COMMAND, "validate", str(inputs / "net.bif"), str(inputs / "many.csv")]
+    with subprocess.Popen(
+        ["nohup", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for _ in range(10):
+            time.sleep(0.1)
+            process.send_signal(signal.SIGHUP)
+        assert process.stdout is not None
+        said = process.stdout.read()
+    assert process.returncode == 0, said
+
+
 def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(tmp_path / "out")]
     command += ["--no-prefect", "--workers", "0"]
@@ -118,7 +141,7 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
         end(process, said)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_signal_inside_of_a_callback_of_compiled_code(name: str) -> None:
     code = f"""
 import ctypes, os, signal, time
@@ -137,7 +160,7 @@ except KeyboardInterrupt as error:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, preexec_fn=hear_ctrl_c
     )
-    assert done.stdout.strip() == ("Terminated" if name == "SIGTERM" else "KeyboardInterrupt")
+    assert done.stdout.strip() == ("KeyboardInterrupt" if name == "SIGINT" else "Terminated")
     assert not done.stderr
     assert not done.returncode
 

@@ -13,7 +13,7 @@
 | 7    | done, but a threshold of --fail-if is crossed            |
 | 130  | interrupted (Ctrl-C)                                     |
 | 141  | whoever read standard output has closed it (| head)      |
-| 143  | terminated (SIGTERM)                                     |
+| 143  | terminated (SIGTERM, SIGHUP)                             |
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""SIGTERM, the wish of service managers that a command end: as after Ctrl-C, and within seconds whatever it is at.
+"""SIGTERM, the wish of service managers that a command end, and SIGHUP, that of a terminal that goes: as after Ctrl-C,
+and within seconds whatever it is at.
 
 Main function: `end_on_sigterm`, called where the command line begins.
 """
@@ -23,14 +24,19 @@ KILL_SECONDS = 1.0
 GO_ON = "run the same command again to go on"
 # As shells have them: 128 and the number of the signal.
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+# After both a command ends in the same way, and with the same code.
+ENDING = signal.SIGTERM, signal.SIGHUP
 
 
 class Terminated(KeyboardInterrupt):
-    """The wish of a service manager that this process end."""
+    """The wish of a service manager, or of a terminal that goes, that this process end."""
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM raise `Terminated` in the main thread, and end this process if that has not after a while."""
+    """Let SIGTERM and SIGHUP raise `Terminated` in the main thread, and end this process if that has not after a while.
+
+    A SIGHUP that is ignored, as by nohup, stays so.
+    """
     told, tell = os.pipe()
     os.set_blocking(tell, False)
 
@@ -56,7 +62,8 @@ def end_on_sigterm() -> None:
             again(number)
             return
         # Once: another one must not stop what is being cleared away.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for each in ENDING:
+            signal.signal(each, signal.SIG_IGN)
         os.write(tell, bytes([number]))
         try_no_more()
         raise Terminated
@@ -76,6 +83,8 @@ def end_on_sigterm() -> None:
         again(number)
 
     signal.signal(signal.SIGTERM, terminate)
+    if is_heard(signal.SIGHUP):
+        signal.signal(signal.SIGHUP, terminate)
     # Of a command in the background a shell lets it be ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
@@ -83,6 +92,11 @@ def end_on_sigterm() -> None:
     # The handler waits for compiled code of the main thread; the descriptor tells at once.
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     threading.Thread(target=_end_late, args=(told,), name="junctor-signals", daemon=True).start()
+
+
+def is_heard(number: int) -> bool:
+    """Return True unless whoever started this process lets it ignore a signal."""
+    return signal.getsignal(number) is not signal.SIG_IGN
 
 
 def _imports(frame: FrameType | None) -> bool:
@@ -97,8 +111,8 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _end_late(told: int) -> None:
-    """End this process and its children some seconds after SIGTERM was told."""
-    while signal.SIGTERM not in os.read(told, 1):
+    """End this process and its children some seconds after one of the signals was told."""
+    while os.read(told, 1)[0] not in ENDING:
         pass
     time.sleep(GRACE_SECONDS)
     # In a thread of its own: imports may wait for what has gone wrong.
