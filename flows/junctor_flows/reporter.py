@@ -21,6 +21,7 @@ from junctor.model.errors import JunctorError, counted
 from junctor.runs.increments import lines_of
 from junctor.runs.run import Manifest
 from junctor.runs.workload import Workload
+from junctor.runtime.progress import Count
 
 # Nothing here makes a run wait or fail: whatever is told goes to a queue, which a thread sends on. While the server
 # does not answer the queue stays, and is sent when it does.
@@ -80,6 +81,7 @@ class Reporter:
         self._stage = self._artifact = ""
         self._stages = 0
         self._rows = self._done = 0
+        self._within: Count = int
         self._shown = 100.0
         self._title = self._folder = ""
         self._gave_up = self._has_ended = False
@@ -118,12 +120,17 @@ class Reporter:
         self._tell(lambda send: self._begin_stage(send, stage, begun))
         if rows is not None:
             self._artifact, self._rows, self._done, self._shown = f"artifact {number}", rows, done, -1.0
+            self._within = int
             artifact = {"key": f"{self._key}-progress", "type": "progress", "description": f"{name}: {self._label}"}
             self._tell(lambda send: self._begin_artifact(send, stage, {**artifact, "data": 0.0}))
 
     def advance(self, rows: int) -> None:
         """Count rows."""
         self._done += rows
+
+    def within(self, rows: Count) -> None:
+        """Count rows of unfinished parts as well."""
+        self._within = rows
 
     def passes(self, done: int, of: int) -> None:
         """Leave it to the display."""
@@ -191,7 +198,9 @@ class Reporter:
         self._stage = self._artifact = ""
 
     def _percent(self) -> float:
-        return 100.0 * self._done / self._rows if self._rows else 100.0
+        # Rows of a part that is answered count as rows of it no more before they count as those of a finished one.
+        done = min(self._rows, self._done + self._within())
+        return max(self._shown, 100.0 * done / self._rows) if self._rows else 100.0
 
     # What follows runs in the thread.
 

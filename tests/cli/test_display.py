@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ import pytest
 from helpers.files import ASIA
 from junctor.cli.display import LineProgress, Rate, _BarProgress, _bars, _clock, time_left
 from junctor_kernels.cpu.compilation import compilation
+from rich.console import Console
 
 
 class Clock:
@@ -61,6 +63,47 @@ def test_rate_and_seconds_left_begin_with_the_first_part(capsys: pytest.CaptureF
         "propagating: 3,000 of 5,000 rows (60%), 10 s left, 200 rows/s",
         "propagating: 4,000 of 5,000 rows (80%), 5 s left, 200 rows/s",
     ]
+
+
+def test_rows_within_a_part_have_a_rate_and_seconds_left(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, inside = Clock(), [0]
+    lines = LineProgress(clock)
+    lines.stage("propagating", 2000)
+    lines.within(lambda: inside[0])
+    for done in (0, 0, 100, 200, 300, 400):
+        inside[0] = done
+        clock.now += 1
+        lines.tick()
+    # The first part is there, of which the count knows nothing any more; rows are not counted twice, nor back.
+    inside[0] = 0
+    clock.now += 2
+    lines.tick()
+    lines.advance(1000)
+    clock.now += 2
+    inside[0] = 50
+    lines.tick()
+    assert lines_of(capsys) == [
+        "propagating 2,000 rows",
+        "propagating: 300 of 2,000 rows (15%), 17 s left, 100 rows/s",
+        "propagating: 1,050 of 2,000 rows (52%), 7 s left, 136 rows/s",
+    ]
+
+
+def test_a_narrow_terminal_shows_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (24, 40, 64, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        with _bars() as bars:
+            rate = Rate(Clock(), 0)
+            for name in ("reading the evidence", "propagating (pass 1,000 of 2,000 of a row)"):
+                task = bars.add_task(name, total=12_000_000, completed=1_200_000, rate=rate)
+            monkeypatch.setattr(rate, "rows_a_second", lambda: 100.0)
+            screen = Console(file=io.StringIO(), width=width)
+            screen.print(bars.make_tasks_table(bars.tasks))
+            lines = screen.file.getvalue().splitlines()
+            bars.remove_task(task)
+        assert all("30:00:00" in line and len(line) <= width for line in lines), lines
+        assert ("10%" in lines[0]) == (width < 64), lines
+        assert ("1200000/12000000" in lines[0]) == (width >= 64), lines
 
 
 def test_rows_of_unknown_number_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,10 +168,10 @@ def test_compilation_is_no_rate_of_a_bar() -> None:
     clock = Clock()
     rate = Rate(clock, 0)
     clock.now += 100
-    rate.advance(100)
+    rate.reach(100)
     assert time_left(900.0, rate.rows_a_second()) == "-:--:--"
     clock.now += 10
-    rate.advance(400)
+    rate.reach(500)
     assert time_left(500.0, rate.rows_a_second()) == "0:00:12"
     assert time_left(40.0 * 7300, 40.0) == "2:01:40"
     with _bars() as bars:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
+from junctor.backends import blocks, cpu, row_trees
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, survey
 from junctor.engine.patterns import patterns_of
 from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.files import lists
-from junctor.generate import evidence_table, grid, random_network, sample
+from junctor.generate import Pattern, evidence_table, grid, random_network, sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, RunError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
@@ -40,6 +42,7 @@ from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import Checksum
 from junctor.runtime.progress import Silence
 from junctor.runtime.remote import location
+from junctor.runtime.threads import in_threads
 from pyarrow import csv, parquet
 
 HERE = Resources(workers=0)
@@ -660,6 +663,9 @@ def test_progress_hears_of_every_row(job: Job) -> None:
         def advance(self, rows: int) -> None:
             self.rows[self.name] += rows
 
+        def within(self, rows: Callable[[], int]) -> None:
+            pass
+
         def passes(self, done: int, of: int) -> None:
             raise AssertionError("no row of this run has passes")
 
@@ -667,6 +673,45 @@ def test_progress_hears_of_every_row(job: Job) -> None:
     run(job, HERE, heard)
     assert heard.rows["reading the evidence"] == heard.rows["propagating"] == ROWS
     assert list(heard.rows)[-1] == "finishing"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "copies", "options"),
+    [
+        ("random", 1, {}),
+        ("random", 4, {}),
+        ("fixed", 1, {}),
+        ("fixed", 1, {"precision": "log"}),
+        ("fixed", 1, {"kind": "mpe"}),
+    ],
+)
+def test_progress_counts_rows_within_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: Pattern, copies: int, options: dict[str, Any]
+) -> None:
+    class Asking(Silence):
+        def within(self, rows: Callable[[], int]) -> None:
+            self.rows = rows
+
+    asking, seen = Asking(), list[int]()
+
+    def asked(*args: Any) -> Any:
+        found = in_threads(*args)
+        seen.append(asking.rows())
+        return found
+
+    for module in (row_trees, cpu, blocks):
+        monkeypatch.setattr(module, "in_threads", asked)
+    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0.0)
+    network, rows = random_network(30, seed=5), 2_000
+    table = evidence_table(network, sample(network, rows // copies), observed=0.4, pattern=pattern)
+    junctor.write_network(network, tmp_path / "net.bif")
+    parquet.write_table(pa.concat_tables([table] * copies), tmp_path / "evidence.parquet")
+    job = make_job(tmp_path, partition_rows=rows, query=Query(**options))
+    run(job, Resources(workers=0, compute=ComputeOptions(threads=1)), asking)
+    # The blocks that threads are at do not count yet.
+    assert seen
+    assert rows // 2 < max(seen) <= rows
+    assert asking.rows() == 0
 
 
 def test_progress_hears_of_the_passes_of_a_large_row(tmp_path: Path) -> None:

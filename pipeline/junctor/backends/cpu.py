@@ -24,6 +24,7 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtfu
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.model.answers import Answers, sources_of
+from junctor.runtime.progress import counts_rows
 from junctor.runtime.threads import in_threads
 
 # Calls in which a thread answers its share of a group, so that all threads end together; Python takes a tenth of a
@@ -197,7 +198,8 @@ class CompiledProgram:
         cases = Cases(*evidence, *self._constants, sums, places, rows, answers, begun.ctypes.data)
         # As if all blocks had been begun, so that a thread ends after the one that it is at.
         stop = partial(begun.fill, blocks)
-        in_threads(lambda work, _: self._propagate(self.code, work, cases), works, len(works), stop)
+        with counts_rows(lambda: self.cases * max(0, min(blocks, int(begun[0])) - len(works))):
+            in_threads(lambda work, _: self._propagate(self.code, work, cases), works, len(works), stop)
         log_value, moved, open_ = sums[:, : block.cases]
         return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 

@@ -37,6 +37,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.compiled_cells import EvidenceCells, evidence_cells
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
+from junctor.runtime.progress import counts_rows
 from junctor.runtime.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
@@ -365,7 +366,8 @@ class RowEngine:
         for task in tasks:
             task.results = self._blank(len(task.rows), answers)
         waiting, several = RowTasks(tasks), min(threads, sum(task.pieces for task in tasks))
-        in_threads(lambda _, thread: self._join(cells, waiting, thread), range(several), several, waiting.close)
+        with counts_rows(lambda: sum(int(np.count_nonzero(task.results.status != UNTOUCHED)) for task in tasks)):
+            in_threads(lambda _, thread: self._join(cells, waiting, thread), range(several), several, waiting.close)
         found = [self._note(task, answers) for task in tasks]
         none, large, left, again = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
         if none.size:

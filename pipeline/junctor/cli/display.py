@@ -19,7 +19,7 @@ from junctor.cli.lines import LineFormatter, is_json, say
 from junctor.model.errors import counted
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
-from junctor.runtime.progress import Progress, Silence
+from junctor.runtime.progress import Count, Progress, Silence
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress where there is no terminal.
 LINE_SECONDS = 5.0
+# Columns of a terminal from which there is room for a bar and all numbers beside the seconds that are left.
+WIDE = 64
 # Thirty years: nobody waits for more.
 FAR_TOO_LONG = 1e9
 # Inputs of an increment that are named one by one.
@@ -49,12 +51,13 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
     elif sys.stderr.isatty() and not is_json():
         with _bars() as bars:
             progress = _BarProgress(bars)
-            yield progress
+            with _ticking(progress.tick):
+                yield progress
             # What failed stays as it was.
             progress.end()
     else:
         lines = LineProgress()
-        with _ticking(lines):
+        with _ticking(lines.tick):
             yield lines
 
 
@@ -149,7 +152,7 @@ def duration(seconds: float | None) -> str:
 
 
 class Rate:
-    """Rows a second of a stage, from the end of its first part on: before it plans are made and code is compiled, once.
+    """Rows a second of a stage, from its first rows on: before them plans are made and code is compiled, once.
 
     clock: gives seconds, without those of compilation.
     done: rows before the stage.
@@ -160,10 +163,11 @@ class Rate:
         self._done = done
         self._first: tuple[float, int] | None = None
 
-    def advance(self, rows: int) -> None:
-        """Count rows."""
-        self._done += rows
-        self._first = self._first or (self._clock(), self._done)
+    def reach(self, rows: int) -> None:
+        """Count so many rows in all."""
+        if rows > self._done:
+            self._done = rows
+            self._first = self._first or (self._clock(), rows)
 
     def rows_a_second(self) -> float | None:
         """Return the rate until now, None where nothing tells it."""
@@ -172,12 +176,39 @@ class Rate:
         return None if self._done == before or now == since else (self._done - before) / (now - since)
 
 
+class StageRows:
+    """Rows of a stage, those of unfinished parts among them.
+
+    clock: as of `Rate`.
+    rows: of the stage, None where that is not known.
+    done: before it.
+    """
+
+    def __init__(self, clock: Callable[[], float], rows: int | None = None, done: int = 0) -> None:
+        self.rate = Rate(clock, done)
+        self.within: Count = int
+        self._rows, self._finished, self._seen = rows, done, done
+
+    def advance(self, rows: int) -> None:
+        """Count rows of finished parts."""
+        self._finished += rows
+        self.rate.reach(self.done)
+
+    @property
+    def done(self) -> int:
+        """How many rows are done."""
+        # Those of a part that is answered count as rows of it no more before they count as those of a finished one.
+        done = max(self._seen, self._finished + self.within())
+        self._seen = done if self._rows is None else min(done, self._rows)
+        return self._seen
+
+
 class _BarProgress:
     """A bar for each stage."""
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
-        self.rate: Rate | None = None
+        self.rows = StageRows(_clock)
         self.current: TaskID | None = None
         self.name = ""
 
@@ -185,8 +216,8 @@ class _BarProgress:
         """Finish the last bar and begin one."""
         self.end()
         self.name = name
-        self.rate = Rate(_clock, done)
-        self.current = self.bars.add_task(name, total=rows, completed=done, rate=self.rate)
+        self.rows = StageRows(_clock, rows, done)
+        self.current = self.bars.add_task(name, total=rows, completed=done, rate=self.rows.rate)
 
     def end(self) -> None:
         """Finish the last bar."""
@@ -197,14 +228,25 @@ class _BarProgress:
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
-        if self.current is not None and self.rate is not None:
-            self.rate.advance(rows)
-            self.bars.update(self.current, description=self.name, advance=rows)
+        if self.current is not None:
+            self.rows.advance(rows)
+            self.bars.update(self.current, description=self.name, completed=self.rows.done)
+
+    def within(self, rows: Count) -> None:
+        """Let the bar move with rows of unfinished parts."""
+        self.rows.within = rows
 
     def passes(self, done: int, of: int) -> None:
         """Show the passes beside the bar."""
         if self.current is not None:
             self.bars.update(self.current, description=f"{self.name} (pass {done:,} of {of:,} of a row)")
+
+    def tick(self) -> None:
+        """Move the bar, as `LineProgress.tick`."""
+        if self.current is not None:
+            done = self.rows.done
+            self.rows.rate.reach(done)
+            self.bars.update(self.current, completed=done)
 
 
 class LineProgress:
@@ -216,16 +258,15 @@ class LineProgress:
     def __init__(self, clock: Callable[[], float] = _clock) -> None:
         self._clock = clock
         self._name = ""
-        self._rows: int | None = None
-        self._done = 0
+        self._total: int | None = None
         self._passes = ""
-        self._rate = Rate(clock, 0)
+        self._rows = StageRows(clock)
         self._started = self._shown = clock()
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Say what begins."""
-        self._name, self._rows, self._done, self._passes = name, rows, done, ""
-        self._rate = Rate(self._clock, done)
+        self._name, self._total, self._passes = name, rows, ""
+        self._rows = StageRows(self._clock, rows, done)
         self._started = self._shown = self._clock()
         of = f" {counted(rows, 'row')}" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
@@ -233,9 +274,13 @@ class LineProgress:
 
     def advance(self, rows: int) -> None:
         """Count rows, and say how far it is, if it is time."""
-        self._done, self._passes = self._done + rows, ""
-        self._rate.advance(rows)
+        self._passes = ""
+        self._rows.advance(rows)
         self.tick()
+
+    def within(self, rows: Count) -> None:
+        """Count rows of unfinished parts as well."""
+        self._rows.within = rows
 
     def passes(self, done: int, of: int) -> None:
         """Say how far a row is, if it is time."""
@@ -244,33 +289,34 @@ class LineProgress:
 
     def tick(self) -> None:
         """Say how far it is, if it is time; called every second, because a plan or a part may take minutes."""
-        now = self._clock()
+        now, done = self._clock(), self._rows.done
+        self._rows.rate.reach(done)
         if not self._name or now - self._shown < LINE_SECONDS:
             return
         self._shown = now
-        far = f"{counted(self._done, 'row')}, " if self._done else ""
-        if self._rows:
-            far = f"{self._done:,} of {self._rows:,} rows ({self._done / self._rows:.0%}), "
-        message = f"{self._name}: {far}{self._speed(now)}{self._passes}"
-        say("progress", message, stage=self._name, rows=self._rows, done=self._done)
+        far = f"{counted(done, 'row')}, " if done else ""
+        if self._total:
+            far = f"{done:,} of {self._total:,} rows ({done / self._total:.0%}), "
+        message = f"{self._name}: {far}{self._speed(now, done)}{self._passes}"
+        say("progress", message, stage=self._name, rows=self._total, done=done)
 
-    def _speed(self, now: float) -> str:
+    def _speed(self, now: float, done: int) -> str:
         """Return seconds left and rows a second, or only the seconds so far where nothing tells."""
-        rate = self._rate.rows_a_second()
+        rate = self._rows.rate.rows_a_second()
         if rate is None:
             return f"{now - self._started:,.0f} s so far"
-        left = f"{(self._rows - self._done) / rate:,.0f} s left, " if self._rows else ""
+        left = f"{(self._total - done) / rate:,.0f} s left, " if self._total else ""
         return f"{left}{rate:,.0f} rows/s"
 
 
 @contextmanager
-def _ticking(lines: LineProgress) -> Iterator[None]:
-    """Context manager: `lines.tick` every second, in another thread."""
+def _ticking(tick_once: Callable[[], None]) -> Iterator[None]:
+    """Context manager: call it every second, in another thread."""
     ended = threading.Event()
 
     def tick() -> None:
         while not ended.wait(1.0):
-            lines.tick()
+            tick_once()
 
     thread = threading.Thread(target=tick, name="junctor-progress", daemon=True)
     thread.start()
@@ -288,11 +334,23 @@ def _bars() -> Bars:
         MofNCompleteColumn,
         ProgressColumn,
         SpinnerColumn,
-        TextColumn,
         TimeElapsedColumn,
     )
     from rich.progress import Progress as Bars
+    from rich.table import Column
     from rich.text import Text
+
+    class Stage(ProgressColumn):
+        """Name of the stage, which gives way to the others: Rich shortens all that may wrap, and this wraps nowhere."""
+
+        def render(self, task: Task) -> Text:
+            return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+    class Share(ProgressColumn):
+        """Share of the rows that is done, or their number."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.completed:,.0f}" if task.total is None else f"{task.percentage:.0f}%")
 
     class TimeLeft(ProgressColumn):
         """Time until the end of the stage; that of Rich takes compilation for work."""
@@ -301,9 +359,15 @@ def _bars() -> Bars:
             rate: float | None = task.fields["rate"].rows_a_second()
             return Text(time_left(task.remaining, rate), style="progress.remaining")
 
-    # Seconds so far, because planning knows no others; those left are counted from the end of the first part.
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    return Bars(SpinnerColumn(), *columns, TimeElapsedColumn(), TimeLeft(), console=Console(stderr=True))
+    def whole() -> Column:
+        return Column(no_wrap=True)
+
+    console = Console(stderr=True)
+    if console.width < WIDE:
+        return Bars(Stage(), Share(whole()), TimeLeft(whole()), console=console)
+    # Seconds so far, because planning knows no others; those left are counted from the first rows on.
+    columns = Stage(), BarColumn(), MofNCompleteColumn(table_column=whole()), TimeElapsedColumn(whole())
+    return Bars(SpinnerColumn(), *columns, TimeLeft(whole()), console=console)
 
 
 def time_left(rows: float | None, rate: float | None) -> str:

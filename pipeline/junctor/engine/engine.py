@@ -39,6 +39,7 @@ from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
 from junctor.runtime.devices import open_gpu
+from junctor.runtime.progress import counts_rows
 from junctor.runtime.threads import short_turns
 
 if TYPE_CHECKING:
@@ -290,14 +291,15 @@ class Engine:
         resources = _Resources(compiled, device)
         trees = [group for group in groups if group.by_trees]
         plans = [group for group in groups if not group.by_trees]
-        if isinstance(answers, Scores):
-            self._score(plans, trees, batch, answers, memory, budget, resources)
-        else:
-            for group in plans:
-                way = self._answer_group(group, batch, answers, budget, resources)
-                answers.ways[way.value] += group.served
-            if trees:
-                self._answer_trees(trees, batch, answers, budget, resources)
+        with counts_rows(lambda: int(np.count_nonzero(answers.status != UNANSWERED)), _rows_for_each(batch)):
+            if isinstance(answers, Scores):
+                self._score(plans, trees, batch, answers, memory, budget, resources)
+            else:
+                for group in plans:
+                    way = self._answer_group(group, batch, answers, budget, resources)
+                    answers.ways[way.value] += group.served
+                if trees:
+                    self._answer_trees(trees, batch, answers, budget, resources)
         if trees:
             answers.ways[Backend.ROW_TREES.value] += sum(group.served for group in trees)
         if batch.equal is not None:
@@ -603,3 +605,8 @@ class Engine:
 
     def _fixed(self) -> dict[PlanKey, int]:
         return {key: program.memory.fixed for key, program in self._programs.items()}
+
+
+def _rows_for_each(batch: EvidenceBatch) -> float:
+    """Return the rows of a batch for each that is answered: equal ones get copies at the end."""
+    return batch.rows / max(1, batch.answered_count + len(batch.invalid))

@@ -13,6 +13,7 @@ from typing import Any
 from junctor.runs.run import Manifest
 from junctor.runs.watch import Watcher
 from junctor.runs.workload import Workload
+from junctor.runtime.progress import Count
 
 # The variables of OpenTelemetry's specification; its others (headers, timeout, OTEL_SERVICE_NAME) are read by its SDK.
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -73,6 +74,9 @@ class RunMetrics:
         """Count rows that were answered."""
         if self._counts:
             self._answered.add(rows, self._facts)
+
+    def within(self, rows: Count) -> None:
+        """Leave it to the display: rows count once their part is there."""
 
     def passes(self, done: int, of: int) -> None:
         """Leave it to the display."""

@@ -61,7 +61,7 @@ from junctor.runtime.machine import (
     spill_folder,
     usable_cores,
 )
-from junctor.runtime.progress import Progress, Silence, shows_passes
+from junctor.runtime.progress import Progress, Silence, shows_work
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.remote_lock import check_lock
 from junctor.runtime.threads import ahead, import_ahead, short_turns
@@ -367,7 +367,7 @@ def propagate(
         workers = workers_for(resources, estimate, len(pending))
         results = _distribute(job, replace(resources, workers=workers), pending)
     total, made = StageTimings(), []
-    with shows_passes(progress):
+    with shows_work(progress):
         for part, stages in results:
             progress.advance(part.rows)
             total += stages

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from junctor.runs.run import Manifest
 from junctor.runs.workload import Workload
-from junctor.runtime.progress import Progress
+from junctor.runtime.progress import Count, Progress
 
 
 class Watcher(Progress, Protocol):
@@ -44,6 +44,11 @@ class Watch:
         """Tell all."""
         for each in self._all:
             each.advance(rows)
+
+    def within(self, rows: Count) -> None:
+        """Tell all."""
+        for each in self._all:
+            each.within(rows)
 
     def passes(self, done: int, of: int) -> None:
         """Tell all."""

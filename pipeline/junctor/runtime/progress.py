@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
+
+Count = Callable[[], int]
 
 
 class Progress(Protocol):
@@ -16,6 +18,9 @@ class Progress(Protocol):
 
     def advance(self, rows: int) -> None:
         """Count `rows` more."""
+
+    def within(self, rows: Count) -> None:
+        """Count rows of unfinished parts as well, as `rows` returns them whenever it is asked, by any thread."""
 
     def passes(self, done: int, of: int) -> None:
         """Show how far a single row is that takes many passes, `done` of them."""
@@ -30,22 +35,64 @@ class Silence:
     def advance(self, rows: int) -> None:
         """Ignore it."""
 
+    def within(self, rows: Count) -> None:
+        """Ignore it."""
+
     def passes(self, done: int, of: int) -> None:
         """Ignore it."""
 
 
-# Passes are far below the steps of a run, and hardly any row has them: the display is not handed down to them.
-_display: ContextVar[Progress] = ContextVar("passes", default=Silence())  # noqa: B039
+class _PartRows:
+    """Rows of a part in progress, counted by whoever answers them.
+
+    counts: of rows that are answered, each of others.
+    share: rows of the part for each of these.
+    """
+
+    def __init__(self) -> None:
+        self.counts: list[Count] = []
+        self.share = 1.0
+
+    def __call__(self) -> int:
+        """Return the rows of the part that are done."""
+        return int(self.share * sum(count() for count in tuple(self.counts)))
+
+
+# Rows and passes are far below the steps of a run: the display is not handed down to them.
+_display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
+_part: ContextVar[_PartRows | None] = ContextVar("part", default=None)
 
 
 @contextmanager
-def shows_passes(progress: Progress) -> Iterator[None]:
-    """Context manager: `pass_done` in this thread tells `progress`."""
-    token = _display.set(progress)
+def shows_work(progress: Progress) -> Iterator[None]:
+    """Context manager: `counts_rows` and `pass_done` in this thread tell `progress`."""
+    part = _PartRows()
+    tokens = _display.set(progress), _part.set(part)
+    progress.within(part)
     try:
         yield
     finally:
-        _display.reset(token)
+        _display.reset(tokens[0])
+        _part.reset(tokens[1])
+
+
+@contextmanager
+def counts_rows(count: Count, share: float | None = None) -> Iterator[None]:
+    """Context manager: meanwhile `count` says how many rows are answered, beside those of other counts.
+
+    count: called by another thread, at any time.
+    share: rows of the part for each row that is counted; None for that of a count around this one.
+    """
+    part = _part.get()
+    if part is None:
+        yield
+        return
+    part.share = part.share if share is None else share
+    part.counts.append(count)
+    try:
+        yield
+    finally:
+        part.counts.remove(count)
 
 
 def pass_done(done: int, of: int) -> None:
