@@ -91,3 +91,42 @@ def small_cases(draw: st.DrawFn) -> tuple[HiddenMarkovModel, list[list[int]]]:
     )
     symbol = st.integers(-1, symbols - 1)
     return model, draw(st.lists(st.lists(symbol, min_size=1, max_size=5), min_size=1, max_size=5))
+
+
+def sensor_model(seed: int, sizes: Any = (2, 3), states: int = 2, zeros: float = 0.0) -> HiddenMarkovModel:
+    """A model whose symbols are a state of each of some sensors: u0,v0, u0,v1, ..."""
+    bare = random_model(states, math.prod(sizes), seed, zeros)
+    sensors = {name: [f"{name}{n}" for n in range(size)] for name, size in zip("uvwx", sizes, strict=False)}
+    return build_model(bare.start, bare.transition, bare.emission, list("pqrs")[:states], sensors=sensors)
+
+
+def seen_in_part(
+    model: HiddenMarkovModel, sequences: Any, labels: Any = None, weights: Any = None
+) -> tuple[Any, Any, Any, list[float]]:
+    """Expected counts, and P of each sequence, by adding up all paths and all symbols that agree with what is seen.
+
+    sequences: of steps, each the symbols that it may be; None for an unobserved one, of which nothing is counted.
+    labels: of each sequence the state of each step, None for unknown; None for no labels.
+    """
+    table = model.transition.dense() if isinstance(model.transition, SparseMatrix) else model.transition
+    start, transition = np.zeros(model.states), np.zeros((model.states, model.states))
+    emission, totals = np.zeros((model.states, model.symbols)), []
+    for n, steps in enumerate(sequences):
+        known = [None] * len(steps) if labels is None else labels[n]
+        allowed = [range(model.states) if label is None else [label] for label in known]
+        joint = []
+        for path in product(*allowed):
+            for symbols in product(*([None] if step is None else step for step in steps)):
+                factors = [float(model.start[path[0]]), *(float(table[i, j]) for i, j in pairwise(path))]
+                factors += [float(model.emission[i, s]) for i, s in zip(path, symbols, strict=True) if s is not None]  # type: ignore[index]
+                joint.append((math.prod(factors), path, symbols))
+        totals.append(math.fsum(p for p, _, _ in joint))
+        for p, path, symbols in joint if totals[-1] else []:
+            share = p / totals[-1] * (1.0 if weights is None else weights[n])
+            start[path[0]] += share
+            for i, j in pairwise(path):
+                transition[i, j] += share
+            for i, s in zip(path, symbols, strict=True):
+                if s is not None:
+                    emission[i, s] += share
+    return start, transition, emission, totals

@@ -5,7 +5,7 @@ Main class: SequenceCounter, for `junctor.hmm.learn`. Counts do not depend on th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from junctor_kernels.hmm.counts_cpu import RUN, TILE, SequenceSums
 from junctor.hmm.emissions import emissions_of, offsets_of
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import SumNumbers
+from junctor.hmm.observations import Observed, observed
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.hmm.smooth import parts_of
 from junctor.model.errors import BudgetError
@@ -72,12 +73,20 @@ class SequenceCounter:
     batch: SequenceBatch
     weights: Array
     options: ComputeOptions = ONE_THREAD
+    # The same for all models: of steps that are observed in part, or labelled, and the counter of their symbols.
+    _others: list[tuple[Observed, SequenceCounter] | None] = field(default_factory=list, init=False)
 
     def count(self, model: HiddenMarkovModel) -> SequenceCounts:
         """Return the expected counts; impossible sequences add nothing, their log value is -inf.
 
         Raises BudgetError where the memory is too small for the model and one group of sequences.
         """
+        if (others := self._with_symbols(model)) is not None:
+            seen, counter = others
+            counts = counter.count(seen.model_of(model))
+            return (
+                counts if counts.emission is None else replace(counts, emission=seen.counts_of(model, counts.emission))
+            )
         log_value = np.zeros(len(self.batch))
         start, entries = np.zeros(model.states), np.zeros(model.entries.shape)
         emission = None if self.batch.symbols is None else np.zeros((model.states, model.symbols))
@@ -99,6 +108,12 @@ class SequenceCounter:
             if emission is not None and found.emission is not None:
                 emission += found.emission
         return SequenceCounts(start, entries, emission, log_value)
+
+    def _with_symbols(self, model: HiddenMarkovModel) -> tuple[Observed, SequenceCounter] | None:
+        if not self._others:
+            seen = observed(self.batch, model)
+            self._others.append(None if seen is None else (seen, replace(self, batch=seen.batch)))
+        return self._others[0]
 
     def _gpu(self, model: HiddenMarkovModel) -> Any:
         """Return the counter of a GPU that is asked for, or worth it, and has room; raises BudgetError, DeviceError."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from junctor.hmm.blocks import TrellisMemory, fitting
 from junctor.hmm.decode import CpuDecoder, Decoder, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import PathNumbers, logarithms
+from junctor.hmm.observations import observed
 from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch
 from junctor.hmm.smooth import GpuLimits, Smoother
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK
@@ -82,6 +83,8 @@ class SequenceEngine:
     def answer(self, batch: SequenceBatch) -> SequenceAnswers:
         """Answer a batch. Raises BudgetError where the memory is too small, DiskError, DeviceError."""
         self._refuse_other_kind(batch)
+        if (seen := observed(batch, self.model)) is not None:
+            return replace(self, model=seen.model_of(self.model)).answer(seen.batch)
         status = np.full(len(batch), OK, np.int8)
         reasons = dict(batch.invalid or {})
         for n in np.flatnonzero(batch.lengths == 0).tolist():

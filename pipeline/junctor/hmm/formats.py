@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 #     probability  list<double>  their probabilities
 #     emission     list<double>  P(symbol); no column for sequences with log-likelihoods
 #
-# Metadata `junctor.hmm`: JSON with `format_version` and, for symbols with names, `symbols`.
+# Metadata `junctor.hmm`: JSON with `format_version`; for symbols with names `symbols`; where a symbol is a state of
+# each of several sensors, `sensors` as well, {name: [states]}.
 #
 # JSON (`.json`, `.json.gz`): an object with `start`, `transition`, `emission` (lists as above), `states`, `symbols`
-# (names); the transition may be {"to": [[...]], "probability": [[...]]}.
+# (names), `sensors`; the transition may be {"to": [[...]], "probability": [[...]]}.
 FORMAT_VERSION = 1
 _METADATA = b"junctor.hmm"
-_KEYS = {"start", "transition", "emission", "states", "symbols"}
+_KEYS = {"start", "transition", "emission", "states", "symbols", "sensors"}
 
 
 def read_model(path: str | os.PathLike[str] | RemotePath, format: str | None = None) -> HiddenMarkovModel:
@@ -82,6 +83,7 @@ def _record(model: HiddenMarkovModel) -> dict[str, Any]:
     else:
         transition = model.transition.tolist()
     record: dict[str, Any] = {"states": model.state_names, "symbols": model.symbol_names}
+    record["sensors"] = dict(model.sensors) or None
     record |= {"start": model.start.tolist(), "transition": transition}
     if model.emission is not None:
         record["emission"] = model.emission.tolist()
@@ -107,8 +109,8 @@ def _from_record(record: Any, place: Place) -> HiddenMarkovModel:
         if transition.keys() != {"to", "probability"}:
             raise ModelError(f"transition: found {sorted(transition)}, expected 'to' and 'probability'", place)
         transition = _sparse_of_lists(transition["to"], transition["probability"], place)
-    states, symbols = record.get("states"), record.get("symbols")
-    return build_model(record["start"], transition, record.get("emission"), states, symbols, place)
+    names = record.get("states"), record.get("symbols")
+    return build_model(record["start"], transition, record.get("emission"), *names, place, record.get("sensors"))
 
 
 def _sparse_of_lists(to: Any, probability: Any, place: Place) -> SparseMatrix:
@@ -165,6 +167,8 @@ def _table(model: HiddenMarkovModel) -> pa.Table:
     facts: dict[str, Any] = {"format_version": FORMAT_VERSION}
     if model.symbol_names is not None:
         facts["symbols"] = model.symbol_names
+    if model.sensors:
+        facts["sensors"] = dict(model.sensors)
     return pa.table(columns, metadata={_METADATA: json.dumps(facts).encode()})
 
 
@@ -198,7 +202,7 @@ def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
         else:
             transition = _matrix(table, "transition", place)
         # Within: names and numbers of other types than they should be.
-        return build_model(start, transition, emission, names, facts.get("symbols"), place)
+        return build_model(start, transition, emission, names, facts.get("symbols"), place, facts.get("sensors"))
 
 
 def _matrix(table: pa.Table, name: str, place: Place) -> npt.NDArray[np.float64]:

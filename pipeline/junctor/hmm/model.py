@@ -6,9 +6,11 @@ Main class: HiddenMarkovModel. Readers and callers hand arrays to `build_model`,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,7 @@ class HiddenMarkovModel:
     transition: float64 [states, states], from the row to the column, or sparse.
     emission: float64 [states, symbols]; None where sequences have log-likelihoods.
     state_names, symbol_names: None for numbers.
+    sensors: observed variables and their states where a symbol is a state of each, the last one fastest; or none.
     """
 
     start: Doubles
@@ -76,6 +79,7 @@ class HiddenMarkovModel:
     emission: Doubles | None = None
     state_names: Names | None = None
     symbol_names: Names | None = None
+    sensors: tuple[tuple[str, Names], ...] = ()
 
     @property
     def states(self) -> int:
@@ -101,7 +105,8 @@ class HiddenMarkovModel:
     def digest(self) -> str:
         """SHA-256 over everything that an answer depends on."""
         # Names are part of it, as answers name states; the order of the parts is that of run directories in use.
-        sha = hashlib.sha256(repr((self.states, self.state_names, self.symbol_names, self.sparse)).encode())
+        named = (self.states, self.state_names, self.symbol_names, self.sparse)
+        sha = hashlib.sha256(repr((*named, self.sensors) if self.sensors else named).encode())
         arrays: list[npt.NDArray[Any]] = [self.start, self.entries]
         if isinstance(self.transition, SparseMatrix):
             arrays[1:1] = [self.transition.starts, self.transition.columns]
@@ -124,6 +129,7 @@ def build_model(
     states: Sequence[str] | None = None,
     symbols: Sequence[str] | None = None,
     place: Place | None = None,
+    sensors: Mapping[str, Sequence[str]] | None = None,
 ) -> HiddenMarkovModel:
     """Check arrays and names and return the model.
 
@@ -132,6 +138,7 @@ def build_model(
     emission: [states, symbols], None for sequences with log-likelihoods.
     states, symbols: names, which are texts; None for numbers.
     place: the file, for errors.
+    sensors: states of each observed variable, where a symbol is a state of each ("loud,hot"), the last one fastest.
     Raises ModelError for wrong shapes, negative or non-finite numbers, rows that do not sum to 1, and names that are
     empty, repeated or of the wrong number.
     """
@@ -156,13 +163,42 @@ def build_model(
         table = _rows_of_one(table, "emission", place)
     elif symbols is not None:
         raise ModelError("symbols have names, but there is no emission matrix", place)
+    parts = _checked_sensors(sensors, 0 if table is None else table.shape[1], place)
+    if parts:
+        joined = symbol_names_of(parts)
+        if symbols is not None and tuple(symbols) != joined:
+            raise ModelError("the names of the symbols are not those of the sensors' states", place)
+        symbols = joined
     return HiddenMarkovModel(
         _frozen(_rows_of_one(first[None], "start", place)[0]),
         matrix if isinstance(matrix, SparseMatrix) else _frozen(matrix),
         None if table is None else _frozen(table),
         _checked_names(states, size, "state", place),
         None if table is None else _checked_names(symbols, table.shape[1], "symbol", place),
+        parts,
     )
+
+
+def symbol_names_of(sensors: Sequence[tuple[str, Sequence[str]]]) -> Names:
+    """Return the names of symbols that are a state of each sensor."""
+    return tuple(",".join(states) for states in product(*(states for _, states in sensors)))
+
+
+def _checked_sensors(
+    sensors: Mapping[str, Sequence[str]] | None, symbols: int, place: Place | None
+) -> tuple[tuple[str, Names], ...]:
+    if not sensors:
+        return ()
+    _checked_names(tuple(sensors), len(sensors), "sensor", place)
+    parts = [
+        (name, _checked_names(states, len(states), f"state of {name!r}", place)) for name, states in sensors.items()
+    ]
+    sizes = [len(states) for states in sensors.values()]
+    if math.prod(sizes) != symbols:
+        raise ModelError(
+            f"sensors of {sizes} states have {math.prod(sizes):,} symbols, the model has {symbols:,}", place
+        )
+    return tuple((name, states) for name, states in parts if states is not None)
 
 
 def _frozen(array: Doubles) -> Doubles:

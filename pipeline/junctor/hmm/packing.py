@@ -22,15 +22,20 @@ class SequenceBatch:
     """Sequences of any lengths, one after the other.
 
     starts: int64 [sequences + 1], first step of each sequence.
-    symbols: int32 [steps], -1 for unobserved; None where the sequences have `likelihoods`.
+    symbols: int32 [steps], -1 for unobserved, from the number of symbols on a row of `partial`; None where the
+        sequences have `likelihoods`.
     likelihoods: float64 [steps, states], natural log-likelihoods of the states.
     invalid: sequence -> reason.
+    partial: int32 [observations, sensors], a state of each sensor, -1 for unobserved; None for models without sensors.
+    labels: int32 [steps], the states that are known, -1 for others; None where none is.
     """
 
     starts: Integers
     symbols: npt.NDArray[np.int32] | None
     likelihoods: npt.NDArray[np.float64] | None = None
     invalid: dict[int, str] | None = None
+    partial: npt.NDArray[np.int32] | None = None
+    labels: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -85,7 +85,10 @@ def write_sequences(part: EncodedSequences, path: AnyPath) -> Checksum:
     }
     # Parquet lacks some Arrow types; the recorded one restores them.
     kind = base64.b64encode(pa.schema([("case_id", part.case_ids.type)]).serialize()).decode()
-    facts = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width, "case_id": kind}
+    facts: dict[str, Any] = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width}
+    facts["case_id"] = kind
+    if batch.partial is not None and len(batch.partial):
+        facts["partial"] = batch.partial.tolist()
     with aside(path, alone=False) as temporary:
         write_table(pa.table(columns, metadata={_ENCODED: json.dumps(facts).encode()}), temporary)
         return checksum_of(temporary)
@@ -113,7 +116,8 @@ def read_sequences(path: AnyPath) -> EncodedSequences:
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         symbols, likelihoods = (values, None) if name == "symbols" else (None, values.reshape(-1, facts["width"]))
         invalid = {n: reason for n, reason in enumerate(reasons) if reason is not None}
-        batch = SequenceBatch(starts, symbols, likelihoods, invalid)
+        partial = np.array(facts["partial"], np.int32) if "partial" in facts else None
+        batch = SequenceBatch(starts, symbols, likelihoods, invalid, partial)
         return EncodedSequences(batch, in_one_piece(table.column("case_id")).cast(kind), facts["first_row"])
 
 

@@ -5,6 +5,7 @@ Main functions: `open_sequences` for files, called by runs, and `encode_sequence
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.columns import encode_numbers, encode_states, is_list, is_string
 from junctor.evidence.encode import numbered, numbered_in_files, row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
-from junctor.evidence.states import StateCells
+from junctor.evidence.states import UNKNOWN, Cell, StateCells
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.learning.expectation import A_WEIGHT, wrong_weights
@@ -51,13 +53,65 @@ class EncodedSequences:
     first_row: int
 
 
+class SensorStates:
+    """Symbols that are a state of each sensor, and observations of some of them, in the order of their appearance."""
+
+    # They are numbered as long as a source is read: numbers in one of its batches are those in all later ones.
+    def __init__(self, sensors: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        self.cells = [StateCells(Variable(name, states), f"{name} state") for name, states in sensors]
+        self._sizes = tuple(len(states) for _, states in sensors)
+        self._partial: dict[tuple[int, ...], int] = {}
+
+    @property
+    def partial(self) -> npt.NDArray[np.int32] | None:
+        """The observations so far, as in `SequenceBatch`."""
+        return np.array([*self._partial], np.int32).reshape(-1, len(self.cells)) if self.cells else None
+
+    def symbol(self, states: Sequence[int]) -> int:
+        """Return the symbol of a state of each sensor, some of them UNOBSERVED."""
+        if UNOBSERVED not in states:
+            return int(np.ravel_multi_index(tuple(states), self._sizes))
+        if all(state == UNOBSERVED for state in states):
+            return UNOBSERVED
+        return math.prod(self._sizes) + self._partial.setdefault(tuple(states), len(self._partial))
+
+
+class SymbolCells(StateCells):
+    """Reads symbols by name or index, and the states of sensors in one text ("loud,", where the second is missing)."""
+
+    def __init__(self, names: tuple[str, ...], sensors: SensorStates) -> None:
+        super().__init__(Variable("symbol", names), "symbol")
+        self.sensors = sensors
+
+    def code(self, cell: Cell) -> int:
+        """Return the symbol, UNOBSERVED, or UNKNOWN."""
+        code = super().code(cell)
+        parts = self._parts(cell) if code == UNKNOWN else None
+        if parts is None:
+            return code
+        states = [cells.code(part) for cells, part in zip(self.sensors.cells, parts, strict=True)]
+        return UNKNOWN if UNKNOWN in states else self.sensors.symbol(states)
+
+    def reason(self, cell: Cell) -> str:
+        """Say which sensor has no such state."""
+        for cells, part in zip(self.sensors.cells, self._parts(cell) or (), strict=False):
+            if cells.code(part) == UNKNOWN:
+                return cells.reason(part)
+        return super().reason(cell)
+
+    def _parts(self, cell: Cell) -> list[str] | None:
+        # Names of states may have commas: with as few as join the parts, each of them does.
+        parts = cell.split(",") if isinstance(cell, str) else []
+        return parts if len(parts) == len(self.sensors.cells) > 1 else None
+
+
 class SequenceEncoder:
     """Encodes lists of symbols, or of log-likelihoods, for one model."""
 
     def __init__(self, model: HiddenMarkovModel) -> None:
         self.model = model
         names = model.symbol_names or tuple(map(str, range(model.symbols)))
-        self._cells = StateCells(Variable("symbol", names), "symbol") if names else None
+        self._cells = SymbolCells(names, SensorStates(model.sensors)) if names else None
 
     def encode(self, column: pa.Array, place: Place | None = None) -> SequenceBatch:
         """Return the sequences of a list column; raises EvidenceError if the model has no use for such lists."""
@@ -75,7 +129,7 @@ class SequenceEncoder:
                 said = "the model has no emissions: its sequences have to bring lists of log-likelihoods"
                 raise EvidenceError(said, place)
             symbols, bad = encode_states(values, self._cells)
-            batch = SequenceBatch(starts, symbols, None, invalid)
+            batch = SequenceBatch(starts, symbols, None, invalid, self._cells.sensors.partial)
         # The first bad step of a sequence is its reason.
         for step, reason in sorted(bad):
             sequence = int(np.searchsorted(starts, step, side="right")) - 1
@@ -407,6 +461,7 @@ def _slice(piece: EncodedSequences, first: int, last: int) -> EncodedSequences:
         None if batch.symbols is None else batch.symbols[begin:end],
         None if batch.likelihoods is None else batch.likelihoods[begin:end],
         {n - first: reason for n, reason in (batch.invalid or {}).items() if first <= n < last},
+        batch.partial,
     )
     return EncodedSequences(part, piece.case_ids.slice(first, last - first), piece.first_row + first)
 
@@ -424,5 +479,7 @@ def _together(pieces: Sequence[EncodedSequences]) -> EncodedSequences:
         np.concatenate(symbols) if symbols else None,
         np.concatenate(likelihoods) if likelihoods else None,
         invalid,
+        # Those of the last piece are those of all before, and more.
+        batches[-1].partial,
     )
     return EncodedSequences(whole, pa.concat_arrays([piece.case_ids for piece in pieces]), pieces[0].first_row)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.formats.text import shortened
-from junctor.hmm.model import HiddenMarkovModel, build_model
+from junctor.hmm.model import HiddenMarkovModel, build_model, symbol_names_of
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import Network, table_size
 
@@ -48,6 +47,7 @@ def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovMod
         _refuse_other_parents(network, children, parents, place)
     for v in doubled:
         _refuse_other_emission(network, v, later, place)
+    parts = {network.variables[v].name: network.variables[v].states for v in observed}
     return build_model(
         _joint(network, firsts, [], place).reshape(-1),
         _joint(network, seconds, firsts, place),
@@ -55,6 +55,8 @@ def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovMod
         _names(network, firsts),
         _names(network, observed) if observed else None,
         place,
+        # Parts of a step may be observed without the others.
+        parts if len(parts) > 1 else None,
     )
 
 
@@ -121,4 +123,4 @@ def _at(axes: dict[int, int], scope: Sequence[int]) -> list[int]:
 
 
 def _names(network: Network, variables: Sequence[int]) -> tuple[str, ...]:
-    return tuple(",".join(states) for states in product(*(network.variables[v].states for v in variables)))
+    return symbol_names_of([(network.variables[v].name, network.variables[v].states) for v in variables])
