@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emulation.chains import SIDE, EmulatedViterbi
 from emulation.nvrtc import compiles
-from helpers.hmm_models import batch_of, random_batch, random_model, small_cases, sparse_of
+from helpers.hmm_models import batch_of, random_batch, random_model, sensor_model, small_cases, sparse_of
 from hypothesis import given, settings
 from junctor.hmm import build_model, counts
 from junctor.hmm.counts import SequenceCounter, SequenceCounts
@@ -17,6 +17,7 @@ from junctor.hmm.counts_gpu import GpuCounter, plan_rows
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import logarithms
 from junctor.hmm.packing import Lockstep, SequenceBatch
+from junctor.hmm.sequences import encode_sequences
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
 from junctor_kernels.hmm import counts_gpu
@@ -34,6 +35,8 @@ def agree(model: HiddenMarkovModel, batch: SequenceBatch, weights: Any = None, d
     counter = SequenceCounter(batch, weights, ComputeOptions(threads=1, device="gpu"))
     # In place of the first device of the process.
     counter.__dict__["_device"] = EmulatedViterbi(np.float64) if device is None else device
+    if (others := counter._with_symbols(model)) is not None:
+        others[1].__dict__["_device"] = counter.__dict__["_device"]
     found = counter.count(model)
     for name in NAMES:
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
@@ -86,6 +89,15 @@ def test_log_likelihoods_and_impossible_sequences() -> None:
     logs[3] = -np.inf
     found = agree(model, SequenceBatch(np.array([0, 6, 10, 14]), None, logs))
     assert found.log_value[0] == -np.inf
+
+
+def test_steps_that_are_seen_in_part_and_labels() -> None:
+    model, device = sensor_model(3, (2, 2), 3), EmulatedViterbi(np.float64)
+    batch = encode_sequences(
+        [["u0,", "u1,v1", None], [",v1", "u0,v0"], ["u1,v0"]], model, [["p", None, "q"], None, ["r"]]
+    )
+    agree(model, batch.batch, None, device)
+    assert "steps" in device.kernels
 
 
 def test_what_is_lost_climbs() -> None:

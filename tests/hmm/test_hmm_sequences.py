@@ -113,6 +113,108 @@ def test_log_likelihoods_as_arrays() -> None:
         assert batch.lengths.tolist() == [2, 2]
 
 
+def three_states() -> HiddenMarkovModel:
+    transition = [[0.5, 0.2, 0.3], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]]
+    return build_model([0.2, 0.4, 0.4], transition, [[0.5, 0.5], [0.4, 0.6], [0.7, 0.3]])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float64, np.bool_])
+def test_arrays_whose_rows_may_be_steps_are_refused(kind: Any) -> None:
+    # As hmmlearn takes them: a row for each step.
+    for rows, words in (
+        (np.array([[1], [1], [0]], kind), "3 rows of one step"),
+        (np.eye(2, dtype=kind)[[1, 1, 0]], "3 one-hot rows"),
+    ):
+        with pytest.raises(
+            EvidenceError, match=rf"an array of {words}, which may be one sequence, or 3: lengths=\[3\]"
+        ):
+            viterbi(three_states(), rows)
+    for rows in (np.array([[1, 1, 0]], kind), np.array([[1, 0, 1, 0], [0, 1, 1, 0]], kind)):
+        batch = encode_sequences(rows.astype(int), three_states()).batch
+        assert batch.lengths.tolist() == [rows.shape[1]] * len(rows)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [1, 1, 0],
+        np.array([1, 1, 0]),
+        np.array([[1], [1], [0]]),
+        np.eye(2)[[1, 1, 0]],
+        pd.Series([1, 1, 0]),
+        pd.DataFrame({"x": [1, 1, 0]}),
+        pa.array([1, 1, 0]),
+        pa.chunked_array([[1], [1, 0]]),
+        np.log(np.array([[0.5, 0.6, 0.3], [0.5, 0.6, 0.3], [0.5, 0.4, 0.7]])),
+    ],
+)
+def test_steps_of_sequences_one_after_the_other(steps: Any) -> None:
+    (row,) = viterbi(three_states(), steps, lengths=[3]).to_pylist()
+    assert row["path"] == [1, 1, 1]
+    # By hand, or over all 27 paths: .4 * .6 * .5 * .6 * .5 * .4.
+    assert math.exp(row["log_probability"]) == pytest.approx(0.0144, rel=1e-12)
+    rows = posteriors(three_states(), steps, lengths=np.array([2, 0, 1])).to_pylist()
+    assert [len(each["posterior"] or []) for each in rows] == [2, 0, 1]
+    assert [each["status"] for each in rows] == ["ok", "invalid", "ok"]
+
+
+def test_labels_of_steps_one_after_the_other() -> None:
+    batch = encode_sequences(np.array([[1], [0], [1]]), three_states(), [2, None, 0], [2, 1]).batch
+    assert batch.labels is not None
+    assert (batch.labels.tolist(), batch.lengths.tolist()) == ([2, -1, 0], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths", "message"),
+    [
+        ([1, 1, 0], [2], r"lengths: found \[2\], expected the steps of each sequence, 3 in all \(sequences\)"),
+        ([1, 1, 0], 3, "lengths: found 3, expected"),
+        ([1, 1, 0], [4, -1], "lengths: found"),
+        ([1, 1, 0], [1.5, 1.5], "lengths: found"),
+        (np.zeros((3, 4)), [3], r"of shape \(3, 4\) with lengths, expected one column, one-hot rows, or a log-"),
+    ],
+)
+def test_lengths_that_do_not_fit(steps: Any, lengths: Any, message: str) -> None:
+    with pytest.raises(EvidenceError, match=message):
+        viterbi(three_states(), steps, lengths=lengths)
+
+
+def test_groups_of_pandas() -> None:
+    frame = pd.DataFrame({"who": ["b", "a", "b"], "day": [1, 1, 2], "x": ["one", "two", "three"]})
+    encoded = encode_sequences(frame.groupby("who")["x"], named())
+    assert (encoded.case_ids.to_pylist(), encoded.batch.lengths.tolist()) == (["a", "b"], [1, 2])
+    assert encoded.batch.symbols is not None
+    assert encoded.batch.symbols.tolist() == [1, 0, 2]
+    assert encode_sequences(frame.groupby(["who"])["x"], named()).case_ids.to_pylist() == ["a", "b"]
+    both = encode_sequences(frame.groupby(["who", "day"])["x"], named())
+    assert both.case_ids.to_pylist() == ["('a', 1)", "('b', 1)", "('b', 2)"]
+    with pytest.raises(EvidenceError, match=r"found groups of tables, expected those of one column: frame\.groupby"):
+        encode_sequences(frame.groupby("who"), named())
+
+
+def test_one_hot_rows_and_probabilities_are_no_log_likelihoods() -> None:
+    rows: list[Any] = [np.eye(3)[[[0, 1], [2, 2]]], [[[0.25, 0.25, 0.5], None]], [np.eye(3)[[0, 1]]]]
+    for sequences in rows:
+        with pytest.raises(EvidenceError, match="the numbers of every step are shares, from 0 to 1 with the sum 1"):
+            posteriors(three_states(), sequences)
+    assert posteriors(three_states(), [[[0.0, 1.0, 0.0], [0.0, -1.0, 0.0]]])["status"].to_pylist() == ["ok"]
+
+
+def test_shapes_that_may_be_meant_otherwise_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    nan = math.nan
+    for sequences, told in (
+        ([[1], [0]], "all 2 sequences have one step: a single sequence is a list in a list"),
+        (np.array([[1, 0, nan], [1, 1, 1]]), "1 of 2 rows of the array end without an observation"),
+        ([[1, 0, None], [1, 1, 1]], ""),
+        ([[1]], ""),
+        (np.array([[1, nan], [nan, nan]]), ""),
+    ):
+        caplog.clear()
+        viterbi(three_states(), sequences)
+        assert told in caplog.text
+        assert bool(told) == bool(caplog.text)
+
+
 @pytest.mark.parametrize("answer", [viterbi, posteriors])
 def test_an_unknown_precision_is_refused(answer: Callable[..., pa.Table]) -> None:
     with pytest.raises(EvidenceError, match="found precision 'half', expected 'double' or 'single' or 'log'"):
@@ -131,7 +233,9 @@ def test_masked_arrays_and_series_among_sequences() -> None:
 @pytest.mark.parametrize(
     ("sequences", "message"),
     [
-        ([1, 2], "expected lists"),
+        ([1, 2], "of type int64, expected lists of steps: a single sequence is a list in a list"),
+        ("01", r"of type string, expected lists of steps: .* letters of a text are list\(text\)"),
+        (["01", "1"], "of type string, expected lists"),
         (pa.table({"a": [1]}), "found the list columns \\[\\], expected one"),
         ([[0]], "bring"),
         ({"a": [[0], [2**64]]}, "sequences cannot be read: Python int too large"),

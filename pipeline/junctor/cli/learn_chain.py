@@ -78,6 +78,9 @@ def learn_chain(
     overwrite: fits.FitOverwrite = False,
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
     column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="List column of states that are known, null for others.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the file at its first invalid sequence.")] = False,
     model_format: Annotated[
         str | None, typer.Option("--format", help="Format of MODEL, if its name does not say: parquet, json, bif, ...")
@@ -126,7 +129,19 @@ def learn_chain(
         impossible,
         FitOptions(tolerance, max_iterations, acceleration),
     )
-    job = ChainJob(model, sequences, output, options, column, weight, strict, overwrite, model_format, sequences_format)
+    job = ChainJob(
+        model=model,
+        sequences=sequences,
+        output=output,
+        options=options,
+        column=column,
+        labels=labels,
+        weight=weight,
+        strict=strict,
+        overwrite=overwrite,
+        model_format=model_format,
+        sequences_format=sequences_format,
+    )
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
     refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
     fits.check_places(model, (sequences,), output, errors, report)
@@ -135,6 +150,8 @@ def learn_chain(
         return
     files = {"model file": model, "sequences": sequences, "fitted model": output}
     facts = {name: shown(file) for name, file in files.items()}
+    if labels is not None:
+        facts["labels"] = labels
     with told_if_interrupted(GO_ON), ExitStack() as beginning:
         beginning.enter_context(progress_display(quiet))
         lines = fits.FitLines(restarts, quiet, beginning.close)
@@ -173,6 +190,8 @@ def _show(learned: LearnedModel, output: str) -> None:
     model, fit = learned.model, learned.fit
     sizes = f"{counted(model.states, 'state')}, {counted(model.symbols, 'symbol')}"
     typer.echo(f"{output}: {sizes}; sequences: {show_statuses(learned.statuses)}")
+    if learned.labelled:
+        typer.echo(f"labels: of {learned.labelled:,} of {counted(learned.steps, 'step')}")
     fits.show_loop(fit.trace, fit.converged, fit.reason, learned.weight, learned.restarts, "sequence")
     fits.show_holdout(learned.holdout, "sequence", "model")
     fits.show_reasons(learned.reasons)

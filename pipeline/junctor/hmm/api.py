@@ -21,6 +21,7 @@ def viterbi(
     sequences: Any,
     precision: Precision = "double",
     *,
+    lengths: Any = None,
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
@@ -32,9 +33,11 @@ def viterbi(
 
     model: a model, or the path of a model file.
     sequences: a list of lists, an Arrow list array, or a table (of Arrow, a data frame, or a mapping of columns) with
-        one list column, and `case_id`; symbols by name or index, null for unobserved, or lists of log-likelihoods of
-        the states.
+        one list column, and `case_id`, or a column of groups of pandas; symbols by name or index, null for unobserved,
+        or lists of log-likelihoods of the states.
     precision: number format of the computation.
+    lengths: steps of each sequence, where `sequences` is an array with a row for each step, of all sequences one after
+        the other: symbols [steps] or [steps, 1], one-hot rows [steps, symbols], log-likelihoods [steps, states].
     memory: bytes (or "4GiB") for rows of the trellis, None for a share of the free memory.
     threads: None for all cores.
     device: "auto" takes a GPU for enough work.
@@ -46,7 +49,7 @@ def viterbi(
     smaller state on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
     options = compute_options(memory, threads, device, device_memory, spill, disk)
-    return _answer(model, sequences, "viterbi", precision, options)
+    return _answer(model, sequences, lengths, "viterbi", precision, options)
 
 
 def posteriors(
@@ -54,6 +57,7 @@ def posteriors(
     sequences: Any,
     precision: Precision = "double",
     *,
+    lengths: Any = None,
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
@@ -66,12 +70,13 @@ def posteriors(
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
     options = compute_options(memory, threads, device, device_memory, spill, disk)
-    return _answer(model, sequences, "posteriors", precision, options)
+    return _answer(model, sequences, lengths, "posteriors", precision, options)
 
 
 def _answer(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
+    lengths: Any,
     kind: SequenceKind,
     precision: Precision,
     options: ComputeOptions,
@@ -86,5 +91,5 @@ def _answer(
     check_device(options.device)
     one_of("precision", precision, Precision)
     engine = SequenceEngine(model, kind, precision, options)
-    encoded = encode_sequences(sequences, model)
+    encoded = encode_sequences(sequences, model, lengths=lengths)
     return answers_table(engine.answer(encoded.batch), encoded.case_ids, model)

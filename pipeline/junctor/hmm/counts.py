@@ -15,7 +15,8 @@ from junctor_kernels.hmm import counts_cpu, forward_backward_cpu
 from junctor_kernels.hmm.counts_cpu import RUN, TILE, SequenceSums
 
 from junctor.hmm.emissions import emissions_of, offsets_of
-from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.engine import log_probabilities
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.observations import Observed, observed
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
@@ -61,6 +62,62 @@ class _Group:
     lost: Integers
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class KnownPaths:
+    """Sequences all of whose states are known: they are counted, for any parameters.
+
+    is_known: bool [sequences], of a batch.
+    batch: of these sequences alone.
+    weights: float64 [these sequences].
+    """
+
+    is_known: npt.NDArray[np.bool_]
+    batch: SequenceBatch
+    weights: Array
+
+    def added_to(self, counts: SequenceCounts, model: HiddenMarkovModel) -> SequenceCounts:
+        """Return the counts of all sequences; those that the model rules out add nothing, their log value is -inf."""
+        assert self.batch.labels is not None
+        states, starts, size = self.batch.labels, self.batch.starts, model.states
+        logs = log_probabilities(model, self.batch, states)
+        counts.log_value[self.is_known] = logs
+        weights = np.repeat(np.where(logs > -np.inf, self.weights, 0.0), self.batch.lengths)
+        later = np.setdiff1d(np.arange(len(states)), starts[:-1])
+        before, after = states[later - 1].astype(np.int64), states[later].astype(np.int64)
+        pairs = before * size + after
+        if isinstance(model.transition, SparseMatrix):
+            # Those that are not there have no weight.
+            pairs, _ = model.transition.places(before, after)
+        start = np.bincount(states[starts[:-1]], weights[starts[:-1]], size)
+        entries = np.bincount(pairs, weights[later], model.entries.size).reshape(model.entries.shape)
+        counts = replace(counts, start=counts.start + start, transition=counts.transition + entries)
+        if counts.emission is None or self.batch.symbols is None:
+            return counts
+        seen = np.flatnonzero(self.batch.symbols >= 0)
+        places = states[seen].astype(np.int64) * model.symbols + self.batch.symbols[seen]
+        emission = np.bincount(places, weights[seen], counts.emission.size).reshape(counts.emission.shape)
+        return replace(counts, emission=counts.emission + emission)
+
+
+def known_paths(batch: SequenceBatch, weights: Array, model: HiddenMarkovModel) -> KnownPaths | None:
+    """Return the sequences of which all states are known, and no step is seen in part; None without any."""
+    if batch.labels is None:
+        return None
+    is_open = batch.labels < 0
+    if batch.symbols is not None:
+        is_open |= batch.symbols >= model.symbols
+    sequences = np.repeat(np.arange(len(batch)), batch.lengths)
+    is_known = (np.bincount(sequences, is_open, len(batch)) == 0) & (batch.lengths > 0) & (weights > 0)
+    if not is_known.any():
+        return None
+    steps = is_known[sequences]
+    starts = np.concatenate([[0], np.cumsum(batch.lengths[is_known])]).astype(np.int64)
+    symbols = None if batch.symbols is None else batch.symbols[steps]
+    likelihoods = None if batch.likelihoods is None else batch.likelihoods[steps]
+    alone = SequenceBatch(starts, symbols, likelihoods, labels=batch.labels[steps])
+    return KnownPaths(is_known, alone, weights[is_known])
+
+
 @dataclass(frozen=True, eq=False)
 class SequenceCounter:
     """Counts over one batch of sequences, for any model of the same shape.
@@ -73,8 +130,9 @@ class SequenceCounter:
     batch: SequenceBatch
     weights: Array
     options: ComputeOptions = ONE_THREAD
-    # The same for all models: of steps that are observed in part, or labelled, and the counter of their symbols.
-    _others: list[tuple[Observed, SequenceCounter] | None] = field(default_factory=list, init=False)
+    # The same for all models: of steps that are observed in part, or labelled, the symbols, the counter of these, and
+    # sequences all of whose states are known.
+    _others: list[tuple[Observed, SequenceCounter, KnownPaths | None] | None] = field(default_factory=list, init=False)
 
     def count(self, model: HiddenMarkovModel) -> SequenceCounts:
         """Return the expected counts; impossible sequences add nothing, their log value is -inf.
@@ -82,11 +140,11 @@ class SequenceCounter:
         Raises BudgetError where the memory is too small for the model and one group of sequences.
         """
         if (others := self._with_symbols(model)) is not None:
-            seen, counter = others
+            seen, counter, known = others
             counts = counter.count(seen.model_of(model))
-            return (
-                counts if counts.emission is None else replace(counts, emission=seen.counts_of(model, counts.emission))
-            )
+            if counts.emission is not None:
+                counts = replace(counts, emission=seen.counts_of(model, counts.emission))
+            return counts if known is None else known.added_to(counts, model)
         log_value = np.zeros(len(self.batch))
         start, entries = np.zeros(model.states), np.zeros(model.entries.shape)
         emission = None if self.batch.symbols is None else np.zeros((model.states, model.symbols))
@@ -109,10 +167,12 @@ class SequenceCounter:
                 emission += found.emission
         return SequenceCounts(start, entries, emission, log_value)
 
-    def _with_symbols(self, model: HiddenMarkovModel) -> tuple[Observed, SequenceCounter] | None:
+    def _with_symbols(self, model: HiddenMarkovModel) -> tuple[Observed, SequenceCounter, KnownPaths | None] | None:
         if not self._others:
             seen = observed(self.batch, model)
-            self._others.append(None if seen is None else (seen, replace(self, batch=seen.batch)))
+            known = None if seen is None else known_paths(self.batch, self.weights, model)
+            rest = self.weights if known is None else np.where(known.is_known, 0.0, self.weights)
+            self._others.append(None if seen is None else (seen, replace(self, batch=seen.batch, weights=rest), known))
         return self._others[0]
 
     def _gpu(self, model: HiddenMarkovModel) -> Any:

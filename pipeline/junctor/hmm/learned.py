@@ -30,6 +30,7 @@ class LearnedModel:
     holdout: None where nothing was held out.
     check: what held-out sequences say of the model before and after; None without any.
     parameters: the table of `junctor.hmm.parameter_table`, where it was asked for.
+    labelled: steps of the sequences that took part whose states were known.
     """
 
     model: HiddenMarkovModel
@@ -43,6 +44,7 @@ class LearnedModel:
     holdout: HoldoutResult | None = None
     check: HoldoutComparison | None = None
     parameters: pa.Table | None = None
+    labelled: int = 0
 
     @property
     def log_likelihood(self) -> float:
@@ -61,6 +63,7 @@ class LearnedModel:
             "weight": self.weight,
             "steps": self.steps,
             "missing": self.missing,
+            "labelled": self.labelled,
             "reasons": {str(n): self.reasons[n] for n in sorted(self.reasons)[:MOST_REASONS]},
             "holdout": None if self.holdout is None else asdict(self.holdout),
             "restarts": [each.to_record() for each in self.restarts],

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from junctor.evidence.encode import numbered
 from junctor.hmm.counts import SequenceCounter
 from junctor.hmm.engine import NO_PROBABILITY
-from junctor.hmm.learned import LearnedModel
+from junctor.hmm.learned import MOST_REASONS, LearnedModel
 from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.observations import contradictions
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
 from junctor.learning.checkpoint import Checkpoint
@@ -83,6 +84,8 @@ def learn(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
     *,
+    lengths: Any = None,
+    labels: Any = None,
     weights: Any = None,
     prior: Mapping[Part, float] | None = None,
     fix: Iterable[Part] = (),
@@ -106,7 +109,9 @@ def learn(
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
 
     model: a model, or the path of a model file.
-    sequences: as for `viterbi`.
+    sequences, lengths: as for `viterbi`.
+    labels: states that are known, by name or number, None for others: lists as the sequences, or the name of a column
+        of the table; with lengths an array [steps].
     weights: of the sequences, 0 or more; None for 1 each.
     prior: pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.
     fix: parts that stay: "start", "transition", "emission".
@@ -142,7 +147,7 @@ def learn(
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
-    batch = encode_sequences(sequences, model).batch
+    batch = encode_sequences(sequences, model, labels, lengths).batch
     check_device(device)
     compute = compute_options(memory, threads, device, device_memory)
     weights = checked_weights(weights, len(batch))
@@ -184,7 +189,7 @@ def fit_model(
     parameters = ChainParameters(model, frozenset(options.fix + silent), tied)
     if options.impossible == "smooth":
         parameters = parameters.smoothed()
-    is_symmetric = model.states > 1 and not parameters.fixed and (parameters.values > 0).all()
+    is_symmetric = model.states > 1 and not parameters.fixed and (parameters.values > 0).all() and batch.labels is None
     if options.start == "uniform" and is_symmetric:
         logger.warning("EM cannot tell the states apart from a uniform start: use --start random")
     shares = _shares(parameters.model_of(parameters.values), batch, weights, options, compute, names_of)
@@ -207,6 +212,7 @@ def fit_model(
         fitted.weight,
         *_steps(batch, shares.fitted > 0),
         shares.reasons,
+        labelled=_labelled(batch, shares.fitted > 0),
     )
     if options.holdout:
         after = checked.count(learned.model).log_value
@@ -255,6 +261,11 @@ def _steps(batch: SequenceBatch, taken: npt.NDArray[np.bool_]) -> tuple[int, int
     if batch.symbols is not None:
         missing = int(np.count_nonzero((batch.symbols < 0) & np.repeat(taken, batch.lengths)))
     return int(batch.lengths[taken].sum()), missing
+
+
+def _labelled(batch: SequenceBatch, taken: npt.NDArray[np.bool_]) -> int:
+    """Return the number of steps of sequences whose states are known."""
+    return 0 if batch.labels is None else int(np.count_nonzero((batch.labels >= 0) & np.repeat(taken, batch.lengths)))
 
 
 def checked_weights(weights: Any, count: int) -> Floats:
@@ -313,9 +324,13 @@ def _shares(
     fitted = np.where(is_valid & ~is_kept, weights, 0.0)
     # Zeros decide, and they stay: what is impossible now is so under all numbers in place of those above zero.
     impossible = np.flatnonzero(SequenceCounter(batch, fitted, compute).count(model).log_value == -np.inf)
-    refuse_impossible(impossible.tolist(), options.impossible, names_of, "sequence", "model")
+    causes = contradictions(model, batch, impossible[:MOST_REASONS]) if batch.labels is not None else {}
+    refuse_impossible(
+        impossible.tolist(), options.impossible, names_of, "sequence", "model", next(iter(causes.values()), "")
+    )
     fitted[impossible] = 0.0
-    reasons |= dict.fromkeys(impossible.tolist(), NO_PROBABILITY)
+    for n in impossible.tolist():
+        reasons[n] = f"{NO_PROBABILITY} with its labels: {causes[n]}" if n in causes else NO_PROBABILITY
     if not (fitted > 0).any():
         why = f": sequence {min(reasons) + 1:,}: {reasons[min(reasons)]}" if reasons else ""
         raise EvidenceError(f"none of {len(batch):,} sequences takes part{why}")

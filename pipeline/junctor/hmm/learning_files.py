@@ -36,6 +36,7 @@ class ChainJob:
     output: file of the fitted model, Parquet or JSON.
     options: what is fitted, and how.
     column: of lists, in the table of sequences.
+    labels: list column of the states that are known.
     weight: column of weights.
     strict: whether the first invalid sequence ends the fit.
     overwrite: whether the state of a different fit that was interrupted is given up.
@@ -47,6 +48,7 @@ class ChainJob:
     output: str
     options: ChainOptions
     column: str | None = None
+    labels: str | None = None
     weight: str | None = None
     strict: bool = False
     overwrite: bool = False
@@ -84,6 +86,7 @@ class ChainJob:
             "model": model.digest,
             "sequences": digest_of(self.sequences),
             "column": self.column,
+            "labels": self.labels,
             "weight": self.weight,
             "strict": self.strict,
             "options": asdict(self.options),
@@ -92,7 +95,12 @@ class ChainJob:
         checkpoint = Checkpoint(checkpoint_path(output), identity, self.overwrite)
         begin(checkpoint)
         source = open_sequences(
-            self.sequences, model, column=self.column, strict=self.strict, format=self.sequences_format
+            self.sequences,
+            model,
+            column=self.column,
+            labels=self.labels,
+            strict=self.strict,
+            format=self.sequences_format,
         )
         batch = source.whole()
         if batch is None:

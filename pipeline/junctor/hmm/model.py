@@ -48,13 +48,20 @@ class SparseMatrix:
 
     def at(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> Doubles:
         """Return the entries at pairs of row and column [n]."""
+        if not len(self.columns):
+            return np.zeros(len(rows))
+        places, is_there = self.places(rows, columns)
+        return np.where(is_there, self.values[places], 0.0)
+
+    def places(
+        self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the numbers of the entries at pairs of row and column [n], and which of them are there."""
         size = len(self.starts) - 1
         # Rows and columns ascend, and so do the keys: a binary search finds each pair.
         keys, asked = self.rows * size + self.columns, rows.astype(np.int64) * size + columns
-        if not len(keys):
-            return np.zeros(len(asked))
         places = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-        return np.where(keys[places] == asked, self.values[places], 0.0)
+        return places, keys[places] == asked
 
     def dense(self) -> Doubles:
         """Return the whole matrix."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.packing import SequenceBatch
 
 Doubles = npt.NDArray[np.float64]
@@ -99,6 +99,75 @@ def observed(batch: SequenceBatch, model: HiddenMarkovModel) -> Observed | None:
     symbols[others] = model.symbols + which
     seen, states = (pairs // (model.states + 1) - 1).astype(np.int32), (pairs % (model.states + 1) - 1).astype(np.int32)
     return Observed(replace(batch, symbols=symbols, labels=None, partial=None), seen, states, partial)
+
+
+def contradictions(model: HiddenMarkovModel, batch: SequenceBatch, sequences: Integers) -> dict[int, str]:
+    """Return, for impossible sequences with labels, the first step that no path reaches, and what rules it out.
+
+    model: whose zeros rule them out.
+    batch: of the sequences.
+    sequences: int64, their numbers.
+    """
+    seen = observed(batch, model)
+    wide, steps = (model, batch) if seen is None else (seen.model_of(model), seen.batch)
+    assert batch.labels is not None
+    found = {}
+    for n in sequences.tolist():
+        first, end = batch.starts[n : n + 2].tolist()
+        if not (batch.labels[first:end] >= 0).any():
+            continue
+        reached: npt.NDArray[np.bool_] = model.start > 0
+        for step in range(first, end):
+            reached = (_followed(model, reached) if step > first else reached) & _emitting(wide, steps, step)
+            if not reached.any():
+                found[n] = f"step {step - first}: {_cause(model, batch, first, step)}"
+                break
+    return found
+
+
+def _followed(model: HiddenMarkovModel, states: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the states that can follow some states."""
+    after = np.zeros(model.states, np.bool_)
+    if isinstance(model.transition, SparseMatrix):
+        after[model.transition.columns[states[model.transition.rows]]] = True
+    else:
+        after |= (model.transition[states] > 0).any(axis=0)
+    return after
+
+
+def _emitting(model: HiddenMarkovModel, batch: SequenceBatch, step: int) -> npt.NDArray[np.bool_]:
+    """Return the states in which a step is possible."""
+    if batch.likelihoods is not None:
+        possible: npt.NDArray[np.bool_] = batch.likelihoods[step] > -np.inf
+        return possible
+    assert batch.symbols is not None
+    assert model.emission is not None
+    symbol = batch.symbols[step]
+    return np.ones(model.states, np.bool_) if symbol < 0 else model.emission[:, symbol] > 0
+
+
+def _cause(model: HiddenMarkovModel, batch: SequenceBatch, first: int, step: int) -> str:
+    """Return what rules out the step of a sequence, which begins with the step `first`."""
+
+    def named(state: int) -> str:
+        return repr(model.state_names[state]) if model.state_names else f"state {state}"
+
+    assert batch.labels is not None
+    label, before = int(batch.labels[step]), int(batch.labels[step - 1]) if step > first else -1
+    if label < 0:
+        return "no state that the labels leave emits what is observed"
+    unlabelled = replace(batch, labels=None)
+    seen = observed(unlabelled, model)
+    wide, steps = (model, unlabelled) if seen is None else (seen.model_of(model), seen.batch)
+    if not _emitting(wide, steps, step)[label]:
+        return f"{named(label)} does not emit what is observed"
+    if step == first:
+        return f"no sequence starts in {named(label)}"
+    return (
+        f"no transition leads from {named(before)} to {named(label)}"
+        if before >= 0
+        else f"no path leads to {named(label)}"
+    )
 
 
 def _sizes(model: HiddenMarkovModel) -> list[int]:

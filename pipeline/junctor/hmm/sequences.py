@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from junctor.evidence.encode import numbered, numbered_in_files, row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import UNKNOWN, Cell, StateCells
+from junctor.hmm.layouts import cut, groups_of, refuse_unclear, warn_of_shapes
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.learning.expectation import A_WEIGHT, wrong_weights
@@ -37,6 +38,8 @@ CASE_ID = "case_id"
 # Log-likelihoods beyond are none: sums stay finite in single precision, too. Below, people write the lowest number of a
 # format for log 0.
 LARGEST = 1e30
+# Of the sum of probabilities from 1.
+SHARES_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -113,8 +116,13 @@ class SequenceEncoder:
         names = model.symbol_names or tuple(map(str, range(model.symbols)))
         self._cells = SymbolCells(names, SensorStates(model.sensors)) if names else None
 
-    def encode(self, column: pa.Array, place: Place | None = None) -> SequenceBatch:
-        """Return the sequences of a list column; raises EvidenceError if the model has no use for such lists."""
+    def encode(self, column: pa.Array, place: Place | None = None, labels: pa.Array | None = None) -> SequenceBatch:
+        """Return the sequences of a list column; raises EvidenceError if the model has no use for such lists.
+
+        column: lists of symbols or log-likelihoods.
+        place: the file, for errors.
+        labels: lists of the states of the steps, null for unknown; None for no labels.
+        """
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         invalid = {
@@ -137,7 +145,29 @@ class SequenceEncoder:
         # A null sequence is empty as well, and keeps its reason.
         for sequence in np.flatnonzero(lengths == 0).tolist():
             invalid.setdefault(sequence, EMPTY)
-        return batch
+        return batch if labels is None else replace(batch, labels=self._labels(labels, batch, place))
+
+    def _labels(self, column: pa.Array, batch: SequenceBatch, place: Place | None) -> npt.NDArray[np.int32]:
+        """Return the label of each step; sequences with labels of other steps or states are invalid."""
+        assert batch.invalid is not None
+        if len(column) != len(batch):
+            raise EvidenceError(f"found labels of {len(column):,} sequences, expected {len(batch):,}", place)
+        lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        fits = lengths == batch.lengths
+        for sequence in np.flatnonzero(~fits & (lengths >= 0)).tolist():
+            said = f"found {lengths[sequence]:,} labels, expected {batch.lengths[sequence]:,}, one for each step"
+            batch.invalid.setdefault(sequence, said)
+        names = self.model.state_names or tuple(map(str, range(self.model.states)))
+        codes, bad = encode_states(
+            plain_words(column.filter(pa.array(fits)).flatten()), StateCells(Variable("state", names), "state")
+        )
+        places = np.flatnonzero(np.repeat(fits, batch.lengths))
+        for at, reason in sorted(bad):
+            sequence = int(np.searchsorted(batch.starts, places[at], side="right")) - 1
+            batch.invalid.setdefault(sequence, f"step {places[at] - batch.starts[sequence]}: label: {reason}")
+        labels = np.full(int(batch.starts[-1]), -1, np.int32)
+        labels[places] = codes
+        return labels
 
 
 def _likelihoods(
@@ -157,24 +187,46 @@ def _likelihoods(
         raise EvidenceError(said, place) from None
     logs[fits] = pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False).reshape(-1, states)
     broken = np.flatnonzero((np.isnan(logs) | (logs > LARGEST)).any(axis=1))
+    if states > 1 and len(logs[fits]) and not len(broken) and _are_shares(logs[fits]):
+        hint = "np.log makes log-likelihoods of probabilities, argmax(axis=-1) symbols of one-hot rows"
+        raise EvidenceError(
+            f"the numbers of every step are shares, from 0 to 1 with the sum 1, no logarithms: {hint}", place
+        )
     logs[broken] = 0.0
     logs[logs < -LARGEST] = -np.inf
     return logs, bad + [(step, f"a log-likelihood is missing, or above {LARGEST:g}") for step in broken.tolist()]
 
 
+class _Positions(NamedTuple):
+    """Columns of a table: of the lists, of the case ids (None for numbers), and of the labels (None for none)."""
+
+    lists: int
+    case_ids: int | None
+    labels: int | None
+
+    @property
+    def read(self) -> list[int]:
+        """Those that are there, in this order."""
+        return [at for at in self if at is not None]
+
+
+def _are_shares(rows: npt.NDArray[np.float64]) -> bool:
+    return bool((rows >= 0).all() and (np.abs(rows.sum(axis=1) - 1) < SHARES_TOLERANCE).all())
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class SequenceSource:
-    """Open files of sequences; `positions`: columns of the case ids (None for numbers) and of the lists."""
+    """Open files of sequences."""
 
     tables: tuple[ColumnTable, ...]
-    positions: tuple[int | None, int]
+    positions: _Positions
     encoder: SequenceEncoder
     strict: bool
 
     @property
     def no_case_ids(self) -> pa.Array:
         """The case ids of no sequences."""
-        at = self.positions[0]
+        at = self.positions.case_ids
         return pa.nulls(0, pa.int64() if at is None else self.tables[0].schema.field(at).type)
 
     def partitions(self, rows: int, steps: int) -> Iterator[EncodedSequences]:
@@ -213,7 +265,7 @@ class SequenceSource:
         """Yield the path of each file, its first sequence, and the one behind it; reads all of them."""
         first = 0
         for table in self.tables:
-            end = first + sum(batch.num_rows for batch in table.batches([self.positions[1]]))
+            end = first + sum(batch.num_rows for batch in table.batches([self.positions.lists]))
             yield table.path, first, end
             first = end
 
@@ -247,12 +299,13 @@ class SequenceSource:
 
     def _pieces(self) -> Iterator[EncodedSequences]:
         first_row = 0
-        at, lists = self.positions
+        at, read = self.positions.case_ids, self.positions.read
         for table in self.tables:
             first_of_file = first_row
             with explained(table.path):
-                for batch in table.batches([lists] if at is None else [lists, at]):
-                    encoded = self.encoder.encode(batch.column(0), Place(str(table.path)))
+                for batch in table.batches(read):
+                    labels = None if self.positions.labels is None else batch.column(len(read) - 1)
+                    encoded = self.encoder.encode(batch.column(0), Place(str(table.path)), labels)
                     if self.strict and encoded.invalid:
                         row, reason = min(encoded.invalid.items())
                         number = first_row - first_of_file + row + 1
@@ -271,6 +324,7 @@ def open_sequences(
     *,
     column: str | None = None,
     case_id: str | None = None,
+    labels: str | None = None,
     strict: bool = False,
     format: str | None = None,
 ) -> SequenceSource:
@@ -280,6 +334,7 @@ def open_sequences(
     model: of the sequences.
     column: name of the list column, None for the only one.
     case_id: column that is carried through; None for `case_id` or row numbers.
+    labels: list column of the states of the steps, None for none.
     strict: whether invalid sequences are refused instead of marked.
     format: parquet or arrow, None for the format by name or first bytes.
     Raises EvidenceError.
@@ -287,7 +342,7 @@ def open_sequences(
     source = location(path)
     with explained(source):
         tables = tuple(_open(file, checked_format(format)) for file in input_files(source).paths)
-        positions = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
+        positions = [_positions(table.schema, column, case_id, labels, Place(str(table.path))) for table in tables]
     # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:
         if (schema := _with_one_text(table.schema)) != (first := _with_one_text(tables[0].schema)):
@@ -296,10 +351,23 @@ def open_sequences(
     return SequenceSource(tables, positions[0], SequenceEncoder(model), strict)
 
 
-def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequences:
-    """Encode sequences in memory: a list of lists, or an Arrow array, or a table. Raises EvidenceError."""
-    ids = None
+def encode_sequences(
+    sequences: Any, model: HiddenMarkovModel, labels: Any = None, lengths: Any = None
+) -> EncodedSequences:
+    """Encode sequences in memory: a list of lists, or an Arrow array, or a table. Raises EvidenceError.
+
+    labels: of the steps, lists as well, or the name of a column of the table; None for none.
+    lengths: of sequences that stand one after the other, a row for each step, and so do labels; None for lists.
+    """
+    ids, shape = None, () if hasattr(sequences, "columns") else getattr(sequences, "shape", ())
     try:
+        if lengths is not None:
+            sequences = cut(sequences, lengths, model)
+            labels = None if labels is None else cut(labels, lengths, None, "labels")
+        elif hasattr(sequences, "ngroups"):
+            ids, sequences = groups_of(sequences)
+        elif len(shape) == 2:
+            refuse_unclear(sequences, model)
         # A mapping of columns, or a data frame of pandas, whose series have items as well.
         if hasattr(sequences, "items") and getattr(sequences, "ndim", 2) == 2:
             sequences = pa.table({str(name): _arrow(cells) for name, cells in sequences.items()})
@@ -307,33 +375,46 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
             sequences = pa.table(sequences)
         if isinstance(sequences, pa.Table):
             sequences = with_plain_words(sequences)
-            at, lists = _positions(sequences.schema, None, None, None)
-            ids = None if at is None else in_one_piece(sequences.column(at))
-            sequences = sequences.column(lists)
-        array = _arrow(sequences)
+            positions = _positions(sequences.schema, None, None, labels if isinstance(labels, str) else None, None)
+            ids = None if positions.case_ids is None else in_one_piece(sequences.column(positions.case_ids))
+            if positions.labels is not None:
+                labels = sequences.column(positions.labels)
+            sequences = sequences.column(positions.lists)
+        elif isinstance(labels, str):
+            raise EvidenceError(f"labels: found the text {labels!r}, which names a column of a table alone")
+        array = _lists(_arrow(sequences), model)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise EvidenceError(f"sequences cannot be read: {error}") from None
+    known = None if labels is None else _lists(_arrow(labels, "labels"), model, "labels")
+    batch = SequenceEncoder(model).encode(array, None, known)
+    if lengths is None and ids is None:
+        warn_of_shapes(batch, shape)
+    return EncodedSequences(batch, row_numbers(0, len(array)) if ids is None else ids, 0)
+
+
+def _lists(array: pa.Array | pa.ChunkedArray, model: HiddenMarkovModel, what: str = "sequences") -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         array = in_one_piece(array)
     # A list of None alone has no type yet.
     if pa.types.is_null(array.type):
         array = array.cast(pa.large_list(pa.int64() if model.symbols else pa.list_(pa.float64())))
     if not is_list(array.type):
-        raise EvidenceError(f"found sequences of type {array.type}, expected lists")
-    return EncodedSequences(SequenceEncoder(model).encode(array), row_numbers(0, len(array)) if ids is None else ids, 0)
+        hint = "a single sequence is a list in a list, and the letters of a text are list(text)"
+        raise EvidenceError(f"found {what} of type {array.type}, expected lists of steps: {hint}")
+    return array
 
 
-def _arrow(cells: Any) -> pa.Array | pa.ChunkedArray:
+def _arrow(cells: Any, what: str = "sequences") -> pa.Array | pa.ChunkedArray:
     if isinstance(cells, pa.Array | pa.ChunkedArray):
         return cells
     try:
         sequences = list(map(_steps, cells))
-    except pa.ArrowException as error:
-        raise EvidenceError(f"sequences cannot be read: {error}") from None
+    except (pa.ArrowException, TypeError) as error:
+        raise EvidenceError(f"{what} cannot be read: {error}") from None
     try:
         return pa.array(sequences)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise EvidenceError(f"sequences cannot be read: {_mixture(sequences) or error}") from None
+        raise EvidenceError(f"{what} cannot be read: {_mixture(sequences) or error}") from None
 
 
 def _steps(sequence: Any) -> Any:
@@ -389,10 +470,14 @@ def _open(path: AnyPath, format: str | None) -> ColumnTable:
 
 
 def _positions(
-    schema: pa.Schema, column: str | None, case_id: str | None, place: Place | None
-) -> tuple[int | None, int]:
-    """Return the positions of the case ids (None for row numbers) and of the lists."""
+    schema: pa.Schema, column: str | None, case_id: str | None, labels: str | None, place: Place | None
+) -> _Positions:
+    """Return the positions of the columns that are read."""
     lists = [field.name for field in schema if is_list(field.type)]
+    if labels is not None and labels not in lists:
+        raise EvidenceError(f"no list column {labels!r} of labels{nearest(labels, lists)}; found {lists}", place)
+    if column is None and labels is not None:
+        lists.remove(labels)
     if column is None:
         if len(set(lists)) != 1:
             raise EvidenceError(f"found the list columns {lists}, expected one; --column names it", place)
@@ -403,7 +488,8 @@ def _positions(
         raise EvidenceError(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}", place)
     name = case_id or CASE_ID
     at = _position(schema, name, place) if name in schema.names and name != column else None
-    return at, _position(schema, column, place)
+    known = None if labels is None else _position(schema, labels, place)
+    return _Positions(_position(schema, column, place), at, known)
 
 
 def _position(schema: pa.Schema, name: str, place: Place | None) -> int:
@@ -462,6 +548,7 @@ def _slice(piece: EncodedSequences, first: int, last: int) -> EncodedSequences:
         None if batch.likelihoods is None else batch.likelihoods[begin:end],
         {n - first: reason for n, reason in (batch.invalid or {}).items() if first <= n < last},
         batch.partial,
+        None if batch.labels is None else batch.labels[begin:end],
     )
     return EncodedSequences(part, piece.case_ids.slice(first, last - first), piece.first_row + first)
 
@@ -474,6 +561,7 @@ def _together(pieces: Sequence[EncodedSequences]) -> EncodedSequences:
         invalid |= {n + first: reason for n, reason in (batch.invalid or {}).items()}
     symbols = [batch.symbols for batch in batches if batch.symbols is not None]
     likelihoods = [batch.likelihoods for batch in batches if batch.likelihoods is not None]
+    labels = [batch.labels for batch in batches if batch.labels is not None]
     whole = SequenceBatch(
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         np.concatenate(symbols) if symbols else None,
@@ -481,5 +569,6 @@ def _together(pieces: Sequence[EncodedSequences]) -> EncodedSequences:
         invalid,
         # Those of the last piece are those of all before, and more.
         batches[-1].partial,
+        np.concatenate(labels) if labels else None,
     )
     return EncodedSequences(whole, pa.concat_arrays([piece.case_ids for piece in pieces]), pieces[0].first_row)

@@ -46,6 +46,7 @@ def refuse_impossible(
     names_of: Callable[[Sequence[int]], list[str]],
     row: str = "row",
     model: str = "network",
+    cause: str = "",
 ) -> None:
     """Raise EvidenceError for impossible rows that are not to be skipped.
 
@@ -53,6 +54,7 @@ def refuse_impossible(
     choice: what becomes of them; smoothing has left these.
     names_of: returns what people find some of them by.
     row, model: what they are called.
+    cause: what rules out the first of them, where it is known.
     """
     if not len(rows) or choice == "skip":
         return
@@ -60,6 +62,7 @@ def refuse_impossible(
     which = f"{row} {some} is" if len(rows) == 1 else f"{len(rows):,} {row}s are"
     named = "" if len(rows) == 1 else f" ({some}{', ...' if len(rows) > MOST_ROWS else ''})"
     lift = "" if choice == "smooth" else ", --impossible smooth lifts the zeros"
+    of_first = f" ({'' if len(rows) == 1 else 'the first: '}{cause})" if cause else ""
     raise EvidenceError(
-        f"{which} impossible{named} by zeros of the {model}: --impossible skip leaves such {row}s out{lift}"
+        f"{which} impossible{named} by zeros of the {model}{of_first}: --impossible skip leaves such {row}s out{lift}"
     )
