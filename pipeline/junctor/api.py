@@ -112,7 +112,7 @@ def posteriors(
     case_id, ignore_extra, strict: as for evidence files.
     keep: names of columns of the evidence that are carried through, after `case_id`.
     mapping: what columns and cells mean: a mapping file, or a dictionary of the same content.
-    missing: texts or integers for no observation, in any case, beside empty, `-`, `?`, `NA`, `N/A`, `None`, `null` ....
+    missing: texts or integers for no observation, in any case, beside empty, `*`, `-`, `?`, `NA`, `None`, `null` ....
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.

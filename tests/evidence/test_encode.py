@@ -402,6 +402,36 @@ def test_pandas() -> None:
     assert states(encode(numbered, small_network({"0": ["0", "1"]})), "0", small_network({"0": ["0", "1"]})) == [1, 0]
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [True, False, None],
+        [np.True_, np.False_, None],
+        np.array([True, False, None], dtype=object),
+        pd.Series([True, False, None]),
+        pd.Series([True, False, None], dtype="boolean"),
+        pd.Series([True, False, None], dtype="category"),
+        pd.Series([1.0, 0.0, None]),
+        pa.array([True, False, None]),
+        pa.array([True, False, None]).dictionary_encode(),
+        ["TRUE", "False", "*"],
+        ["T", "F", "NA"],
+        ["true", "f", "."],
+        [1, 0, None],
+    ],
+    ids=repr,
+)
+def test_of_the_states_0_and_1_what_is_true_is_1(cells: Any) -> None:
+    network = small_network({"leak": ["0", "1"], "alarm": ["1", "0"], "door": ["no", "yes"]})
+    encoded = encode({"leak": cells, "alarm": cells, "door": cells}, network)
+    assert [states(encoded, name, network) for name in ("leak", "alarm", "door")] == [
+        [1, 0, UNOBSERVED],
+        [0, 1, UNOBSERVED],
+        [1, 0, UNOBSERVED],
+    ]
+    assert not encoded.batch.invalid
+
+
 def test_scalars_of_arrow_and_bytes_beside_other_cells() -> None:
     texts = ["yes", "no", "yes", "5", None, "no"]
     cells = [pa.scalar("yes"), b"no", np.bytes_(b"yes"), 5, pa.scalar(None), pa.scalar(b"no")]

@@ -119,6 +119,21 @@ def test_a_table_that_fits_needs_no_mapping(tmp_path: Path) -> None:
     assert tomllib.loads(proposal.to_toml()) == {}
 
 
+def test_words_for_true_are_guessed_to_be_the_state_that_is(tmp_path: Path) -> None:
+    network = small_network({"leak": ["0", "1"], "pest": ["absent", "present"], "both": ["on", "yes", "no"]})
+    columns = {"leak": ["Yes", "NO", "TRUE"], "pest": ["TRUE", "FALSE", "+"], "both": ["positive", "off", "no"]}
+    parquet.write_table(pa.table(columns), tmp_path / "e.parquet")
+    proposal = propose(network, str(tmp_path / "e.parquet"))
+    assert proposal.content["variables"] == {
+        "leak": {"states": {"Yes": "1", "NO": "0"}},
+        "pest": {"states": {"TRUE": "present", "FALSE": "absent", "+": "present"}},
+        "both": {"states": {"off": "no"}},
+    }
+    assert proposal.guesses == {("leak", "Yes"), ("leak", "NO"), ("both", "off")} | {
+        ("pest", text) for text in ("TRUE", "FALSE", "+")
+    }
+
+
 def test_numbers_of_parquet_go_into_bins(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"age": pa.array([3, None, 70, -1], pa.int16())}), tmp_path / "e.parquet")
     proposal = propose(NETWORK, str(tmp_path / "e.parquet"))

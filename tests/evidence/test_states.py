@@ -24,12 +24,16 @@ from junctor.model.network import Variable
         (("yes", "no"), Decimal("NaN"), UNOBSERVED),
         *[(("yes", "no"), text, UNOBSERVED) for text in ("", "  ", "NA", "?", " ? ", "null", "NaN", "nan")],
         *[(("yes", "no"), text, UNOBSERVED) for text in ("-", "na", "n/a", "N/A", "#N/A", "<NA>", "NULL", "None")],
-        *[(("yes", "no"), text, UNKNOWN) for text in ("--", "missing", "n.a.")],
+        *[(("yes", "no"), text, UNOBSERVED) for text in ("*", " * ", ".", "\\N", "(null)", "NaT", "-nan", "#NULL!")],
+        *[(("yes", "no"), text, UNOBSERVED) for text in ("#NA", "#N/A N/A", "1.#IND", "-1.#QNAN")],
+        *[(("yes", "no"), text, UNKNOWN) for text in ("--", "**", "..", "missing", "n.a.")],
         (("none", "mild"), "none", 0),
         (("none", "mild"), "None", UNKNOWN),  # the state, or a missing cell?
         (("none", "mild"), "NA", UNOBSERVED),
         (("NA", "?"), "NA", 0),  # a name wins over the mark of a missing cell
         (("NA", "?"), " ? ", 1),
+        *[((".", "*", "\\N"), text, code) for code, text in enumerate((".", " * ", "\\N"))],
+        ((".", "\\N"), "*", UNOBSERVED),
         (("off", "on"), 1, 1),
         (("off", "on"), 1.0, 1),
         (("off", "on"), Decimal("1.00"), 1),
@@ -78,7 +82,17 @@ from junctor.model.network import Variable
         (("FALSE", "TRUE"), "True", 1),
         (("true", "True"), "true", 0),
         (("true", "True"), True, UNKNOWN),  # which of them?
-        (("0", "1"), True, UNKNOWN),
+        # Of two states the one that is true.
+        *[(states, True, 1) for states in (("0", "1"), ("0.0", "1.0"), ("F", "t"), ("N", "Y"))],
+        *[(("1", "0"), cell, 0) for cell in (True, "TRUE", "True", "true", "T", " t ", 1, 1.0, "1.0")],
+        *[(("1", "0"), cell, 1) for cell in (False, "FALSE", "False", "f", 0, "0")],
+        *[(("no", "yes"), cell, code) for code, cell in enumerate(("F", "T"))],
+        *[(states, "T", 1) for states in (("FALSE", "TRUE"), ("false", "True", "?"), ("F", "T"))],
+        *[(("A", "C", "G", "T"), cell, code) for cell, code in (("T", 3), ("t", UNKNOWN), (True, UNKNOWN))],
+        # Neither reading of the index is safe.
+        *[(states, cell, UNKNOWN) for states in (("T", "F"), ("y", "n")) for cell in (0, "1")],
+        *[(states, True, UNKNOWN) for states in (("0", "1", "2"), ("1", "2"), ("00", "01"), ("off", "on"))],
+        *[(("0", "1"), cell, UNKNOWN) for cell in ("yes", "no", "tr", "on")],
     ],
 )
 def test_code(states: tuple[str, ...], cell: Cell, expected: int) -> None:

@@ -23,7 +23,10 @@ STATES = {
     "one": ["only"],
     "x=y": ["0.5", "01"],
 }
-MISSING = {"", "-", "?", "na", "n/a", "#n/a", "<na>", "nan", "none", "null"}
+MISSING = {
+    *("", "-", "?", "*", ".", "na", "n/a", "<na>", "nan", "-nan", "nat", "none", "null", "(null)"),
+    *("\\n", "#na", "#n/a", "#n/a n/a", "#null!", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+}
 ROLES = ("text", "integers", "floats", "booleans", "lists", "null")
 TEXTS = (
     *(
@@ -43,13 +46,15 @@ TEXTS = (
         "-",
         "None",
         "?",
+        "*",
         "",
         "null",
         "x",
         " x ",
         "a=b",
     ),
-    *("true", "False", "TRUE", "only", "0.5", "yess", "-1", "7", '"', "a,b", "line\nbreak", "é", "nan", "+1", "1_0"),
+    *("true", "False", "TRUE", "T", "only", "0.5", "yess", "-1", "7", '"', "a,b", "line\nbreak", "é", "nan", "+1"),
+    "1_0",
 )
 NUMBERS = ["0", "1", "0.5", " 2 ", "1e-3", "0.0", "-1", "", "NA", "n/a", "-", "?", "abc", "1_0", "nan", "1e999"]
 
@@ -151,8 +156,9 @@ def _read_state(cell: Any, names: list[str]) -> str | None:
         return "1"
     if isinstance(cell, str) and text.lower() in MISSING - {name.strip().lower() for name in names}:
         return None
-    if text.lower() in ("true", "false"):
-        meant = {"true": "yes", "false": "no"}[text.lower()] if names == ["yes", "no"] else text.lower()
+    if text.lower() in ("true", "false", "t", "f"):
+        word = {"t": "true", "f": "false"}.get(text.lower(), text.lower())
+        meant = {"true": "yes", "false": "no"}[word] if names == ["yes", "no"] else word
         return next((name for name in names if name.lower() == meant), "unknown")
     if text.removesuffix(".0") not in [str(i) for i in range(10)]:
         return "unknown"

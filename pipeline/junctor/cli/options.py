@@ -61,7 +61,7 @@ Missing = Annotated[
     typer.Option(
         "--missing",
         metavar="TEXT",
-        help="Cells that observe nothing, in any case, beside empty, -, ?, NA, N/A, NaN, None, NULL; repeatable.",
+        help="Cells that observe nothing, in any case, beside empty, *, ., -, ?, NA, N/A, NaN, None, NULL; repeatable.",
         rich_help_panel=EVIDENCE,
     ),
 ]

@@ -41,6 +41,11 @@ MOST_COMPARED = 300
 LIKE_COLUMNS = 0.75
 LIKE_STATES = 0.7
 _MISSING = frozenset(["na", "n/a", "#n/a", "nil", "none", "missing", "unknown", "unk", "not available", "-", "--", "."])
+# What people call false and true, in any case.
+_TRUTHS = (
+    ("false", "f", "no", "n", "0", "off", "absent", "negative"),
+    ("true", "t", "yes", "y", "1", "on", "present", "positive", "+"),
+)
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"([\[(])?\s*({_NUMBER}|-?inf)\s*(?:-|–|\.\.|,|;|_|to)\s*({_NUMBER}|inf)\s*([\])])?", re.ASCII)
 _BOUND = re.compile(rf"(<=|>=|<|>|≤|≥)\s*({_NUMBER})", re.ASCII)
@@ -349,6 +354,9 @@ def _entry(variable: Variable, cells: _Cells, numeric: bool) -> tuple[dict[str, 
         elif len(start) == 1:
             states[text] = start[0]
             likely.append(text)
+        elif alike := _of_same_truth(text, variable.states):
+            states[text] = alike
+            likely.append(text)
         elif near := difflib.get_close_matches(_folded(text), [*map(_folded, variable.states)], 1, LIKE_STATES):
             states[text] = next(state for state in variable.states if _folded(state) == near[0])
             likely.append(text)
@@ -357,6 +365,15 @@ def _entry(variable: Variable, cells: _Cells, numeric: bool) -> tuple[dict[str, 
     if states:
         entry["states"] = states
     return entry, likely
+
+
+def _of_same_truth(text: str, states: Sequence[str]) -> str | None:
+    """Return the state that is false, or true, as a text is; None unless there is just one."""
+    for words in _TRUTHS:
+        if text.casefold() in words:
+            same = [state for state in states if state.strip().casefold() in words]
+            return same[0] if len(same) == 1 else None
+    return None
 
 
 def _covered(

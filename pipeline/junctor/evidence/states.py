@@ -15,8 +15,18 @@ from junctor.evidence.batch import UNOBSERVED
 from junctor.model.errors import nearest
 from junctor.model.network import Variable
 
-# In lower case: cells are compared without case and surrounding white space.
-MISSING_TEXTS = frozenset(["", "-", "?", "na", "n/a", "#n/a", "<na>", "nan", "none", "null"])
+# In lower case: cells are compared without case and surrounding white space. Netica and GeNIe write `*`, SAS and Stata
+# `.`, databases `\\N` and `(null)`, the others come from R, Excel, pandas and C.
+MISSING_TEXTS = frozenset(
+    (
+        *("", "-", "?", "*", ".", "na", "n/a", "<na>", "nan", "-nan", "nat", "none", "null", "(null)", "\\n"),
+        *("#na", "#n/a", "#n/a n/a", "#null!", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+    )
+)
+# What is false and what is true where a variable has just these two states, in any case.
+_TRUTHS = (("false", "true"), ("f", "t"), ("no", "yes"), ("n", "y"), ("0", "1"))
+# Cells that are booleans, in any case.
+_BOOLEANS = {"true": True, "t": True, "false": False, "f": False}
 UNKNOWN = -2
 
 Cell = str | bool | int | float | Decimal | None
@@ -47,8 +57,8 @@ class StateCells:
     #    surrounding white space; a number by its digits, an integral one (3.0) also as an integer.
     # 2. Null, NaN, the texts of MISSING_TEXTS and those of the caller are unobserved, in any case, but for one that is
     #    a state's name in another case; so are numbers of the caller in any spelling that is no state (5.).
-    # 3. True and false, as booleans or as text in any case, are the state of that name in any case; of two states, yes
-    #    and no in any case, they are these.
+    # 3. True and false, as booleans or as text in any case, and `T` and `F`, are the state called true and false in any
+    #    case; of two states that are one of the pairs of _TRUTHS in any case, they are these.
     # 4. A whole number (3, 3.0, `3`, `3.0`, not `03`) is the index of a state from 0, but only if no state has a name
     #    that looks like a number: otherwise numbers are names. Where the states are `yes, no` or `true, false` in this
     #    order, 1 may be the second one or the true one, and is unknown.
@@ -68,16 +78,17 @@ class StateCells:
         return not any(_NUMBER.fullmatch(name.strip()) for name in self._states)
 
     @cached_property
-    def _truths(self) -> dict[str, int | None]:
-        folded = [name.strip().casefold() for name in self._states]
-        if sorted(folded) == ["no", "yes"]:
-            return {"true": folded.index("yes"), "false": folded.index("no")}
-        return {truth: _only(self._states, truth) for truth in ("true", "false")}
+    def _truths(self) -> dict[bool, int | None]:
+        folded = [str(name.strip().casefold() if (n := _integer(name)) is None else n) for name in self._states]
+        for false, true in _TRUTHS:
+            if sorted(folded) == [false, true]:
+                return {False: folded.index(false), True: folded.index(true)}
+        return {truth: _only(self._states, str(truth).casefold()) for truth in (False, True)}
 
     @cached_property
     def _is_reversed(self) -> bool:
         """Whether 1 is the index of what is false."""
-        return len(self._states) == 2 and (self._truths["true"], self._truths["false"]) == (0, 1)
+        return len(self._states) == 2 and (self._truths[True], self._truths[False]) == (0, 1)
 
     @cached_property
     def _missing(self) -> frozenset[str]:
@@ -126,7 +137,8 @@ class StateCells:
         if self._extra and value_of(cell) in self._missing_numbers:
             return UNOBSERVED
         # `true` and `false` have at most five letters; longer cells need no case folding.
-        truth = self._truths.get(text.casefold()) if len(text) <= 5 else None
+        meant = _BOOLEANS.get(text.casefold()) if len(text) <= 5 else None
+        truth = None if meant is None else self._truths[meant]
         if truth is not None:
             return truth
         index = _integer(cell)
