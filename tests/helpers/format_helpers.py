@@ -139,6 +139,7 @@ def fuzz(read: Callable[[bytes], Network], seeds: list[bytes], rounds: int, star
 
 
 UAI = "BAYES 2 2 2 2 1 0 2 0 1 2 0.4 0.6 4 0.1 0.9 0.8 0.2"
+FG = "2\n\n1\n0\n2\n2\n0 0.4\n1 0.6\n\n2\n0 1\n2 2\n4\n0 0.1\n1 0.8\n2 0.9\n3 0.2\n"
 BIF = """network small { }
 variable a { type discrete [ 2 ] { no, yes }; }
 variable b { type discrete [ 2 ] { no, yes }; }
@@ -211,5 +212,6 @@ CONTENT = {
     "netica": DNE.encode(),
     "pgmx": PGMX.encode(),
     "uai": UAI.encode(),
+    "fg": FG.encode(),
     "parquet": store.to_bytes(NETWORK),
 }

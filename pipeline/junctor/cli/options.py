@@ -256,7 +256,8 @@ NetworkFormat = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, parquet.",
+        help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, fg or "
+        "parquet.",
         rich_help_panel=NETWORK,
     ),
 ]

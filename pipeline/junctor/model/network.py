@@ -384,7 +384,7 @@ def _checked_factor(
     # The name of the table, its numbers and then its rows: the first message is about the cause, not a consequence.
     table = values.reshape(shape)
     _clear_roundings(table, what, draft, reading)
-    _refuse_bad_numbers(table, what, draft, variables, scope)
+    _refuse_bad_numbers(table, what, draft, variables, scope, kind)
     if kind == "bayes":
         table = _with_rows_of_one(table, what, draft, variables, scope, reading)
     # Plans, kernels and the digest share the array without copies.
@@ -403,15 +403,24 @@ def _clear_roundings(table: npt.NDArray[np.float64], what: str, draft: DraftTabl
 
 
 def _refuse_bad_numbers(
-    table: npt.NDArray[np.float64], what: str, draft: DraftTable, variables: Sequence[Variable], scope: tuple[int, ...]
+    table: npt.NDArray[np.float64],
+    what: str,
+    draft: DraftTable,
+    variables: Sequence[Variable],
+    scope: tuple[int, ...],
+    kind: Kind,
 ) -> None:
     # NaN < 0 is false, so finiteness is a test of its own.
     bad = ~np.isfinite(table) | (table < 0)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         where = _configuration(variables, scope, at)
+        hint = ""
+        if kind == "markov" and table[at] < 0:
+            hint = " (of logarithms, or log potentials, write exp(x); of energies or costs exp(-x))"
         raise ModelError(
-            f"{what}: found {float(table[at])!r}{where}, expected a finite number that is not negative", draft.place
+            f"{what}: found {float(table[at])!r}{where}, expected a finite number that is not negative{hint}",
+            draft.place,
         )
     if not table.any():
         raise ModelError(f"{what}: all its entries are 0, so nothing is possible", draft.place)
