@@ -105,10 +105,10 @@ def test_searches_side_by_side_find_what_each_finds_alone(
     everything = np.arange(batch.rows)
     impossible = impossible_rows(network, batch, everything, Limits(MEMORY))
     witnesses = everything[~impossible][: data.draw(st.integers(0, batch.rows))]
-    search = ContradictionSearch(network, batch, batch.rows, witnesses, Limits(MEMORY))
+    search = ContradictionSearch(network, batch, witnesses, Limits(MEMORY))
     sets, numbers = search.suspicions(everything)
     np.testing.assert_array_equal(numbers >= 0, impossible)
-    expected: dict[str, None] = {}
+    expected = []
     for number, some in enumerate(sets.lists()):
         names = search._text(some)
         # Each of the rows has the findings.
@@ -116,8 +116,64 @@ def test_searches_side_by_side_find_what_each_finds_alone(
         findings, *_ = [findings_of(network, batch, place, names) for place in places]
         # The text of a set has its findings in their order.
         needed = search_one_by_one(network, findings)
-        expected[search._text(tuple(f for f, e in zip(some, findings, strict=True) if e in needed))] = None
-    assert [search._text(some) for some in search.contradictions(sets)] == list(expected)
+        expected.append(tuple(f for f, e in zip(some, findings, strict=True) if e in needed))
+    assert search.contradictions(sets) == expected
+
+
+def rows_of(batch: EvidenceBatch, rows: list[int]) -> EvidenceBatch:
+    """Some rows of a batch, in another order, without columns that none of them has."""
+    states = {v: column[rows] for v, column in batch.states.items()}
+    soft = {}
+    for v, each in batch.likelihoods.items():
+        places = {row: place for place, row in enumerate(each.rows.tolist())}
+        having = [(n, places[row]) for n, row in enumerate(rows) if row in places]
+        if having:
+            numbers, at = np.array(having).T
+            soft[v] = SoftEvidence(numbers, each.values[at])
+    return EvidenceBatch(len(rows), {v: c for v, c in states.items() if (c >= 0).any()}, soft)
+
+
+def check_any_cut(network: Network, batch: EvidenceBatch, cuts: list[list[int]], threads: int) -> None:
+    """Whatever rows are beside a row, it has the same reason."""
+    together = reasons_of(network, batch)
+    for rows in cuts:
+        apart = reasons_of(network, rows_of(batch, rows), threads)
+        assert apart == {n: together[row] for n, row in enumerate(rows) if row in together}
+
+
+@given(question=questions(), data=st.data())
+def test_reasons_are_the_same_however_rows_are_cut(
+    question: tuple[Network, EvidenceBatch], data: st.DataObject
+) -> None:
+    network, batch = question
+    order = data.draw(st.permutations(range(batch.rows)))
+    cut = data.draw(st.integers(0, batch.rows))
+    cuts = [[row] for row in range(batch.rows)] + [some for some in (order[:cut], order[cut:]) if some]
+    check_any_cut(network, batch, cuts, threads=data.draw(st.integers(1, 3)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_many_patterns_have_their_reasons_in_any_part(seed: int) -> None:
+    """More rows than a word has, which have several contradictions each, of which factors alone do not tell all."""
+    network = random_network(12, states=(2, 3), seed=seed, zeros=0.5)
+    batch = noisy(network, 300, seed)
+    order = np.random.default_rng(seed).permutation(300)
+    parts = [part.tolist() for size in (1, 7, 90, 300) for part in np.array_split(order, 300 // size)]
+    check_any_cut(network, batch, parts, threads=2)
+
+
+@pytest.mark.parametrize("query", [Query(), Query(precision="log"), Query("mpe")], ids=["double", "log", "mpe"])
+def test_engines_for_few_and_many_rows_give_the_same_reasons(query: Query) -> None:
+    network = random_network(10, states=(2, 3), seed=3, zeros=0.5)
+    batch = noisy(network, 120, seed=9)
+    together = Engine(network, query).answer(batch).reasons
+    assert len(set(together.values())) > 5
+    for size in (1, 13):
+        engine = Engine(network, query)
+        for start in range(0, 120, size):
+            rows = list(range(start, min(120, start + size)))
+            apart = engine.answer(rows_of(batch, rows)).reasons
+            assert apart == {n: together[row] for n, row in enumerate(rows) if row in together}
 
 
 def noisy(network: Network, rows: int, seed: int, share: float = 0.2) -> EvidenceBatch:
@@ -151,10 +207,9 @@ def test_any_number_of_rows(rows: int) -> None:
 
 def test_threads_and_neighbours_of_equal_rows_change_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contradictions, "SIDE_BY_SIDE", 3)
-    monkeypatch.setattr(contradictions, "ROWS_AT_A_TIME", 50)
     batch = noisy(SPARSE, 400, seed=5)
     one = reasons_of(SPARSE, batch)
-    monkeypatch.setattr(contradictions, "LOOKED_UP", 7)
+    monkeypatch.setattr(contradictions, "LOOKED_AT", 7)
     assert reasons_of(SPARSE, batch) == one
     assert one
     assert all(reasons_of(SPARSE, batch, threads) == one for threads in (2, 5))
@@ -232,7 +287,7 @@ def test_a_network_that_is_impossible_itself_beside_findings() -> None:
 def test_each_contradiction_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     search = contradictions.ContradictionSearch.contradictions
-    monkeypatch.setattr(contradictions, "ROWS_AT_A_TIME", 10)
+    monkeypatch.setattr(impossibility, "MOST_ROWS", 10)
 
     def counted(self: contradictions.ContradictionSearch, suspicions: FindingSets) -> object:
         asked.append(len(suspicions.starts) - 1)
@@ -245,22 +300,29 @@ def test_each_contradiction_is_searched_once(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [1]
 
 
-@pytest.mark.parametrize("least", [0, 1 << 16, 1 << 26])
-def test_a_bounded_search_leaves_general_reasons(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contradictions, "LEAST_OPERATIONS", least)
-    monkeypatch.setattr(contradictions, "ROW_OPERATIONS", 0)
-    batch = noisy(SPARSE, 300, seed=7)
+@pytest.mark.parametrize("most", [0, 10, 60, 1 << 26])
+def test_trees_of_too_many_operations_leave_general_reasons(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rows that are depends on the rows alone."""
+    monkeypatch.setattr(contradictions, "MOST_OPERATIONS", most)
+    batch = noisy(SPARSE, 150, seed=7)
     reasons = reasons_of(SPARSE, batch)
     general = [row for row, reason in reasons.items() if reason == NO_PROBABILITY]
-    assert bool(general) == (least < 1 << 26)
+    assert bool(general) == (most < 1 << 26)
+    assert (len(general) == len(reasons)) == (most == 0)
     for row in sorted(reasons.keys() - set(general))[:20]:
         check(SPARSE, batch, row, reasons[row])
+    check_any_cut(SPARSE, batch, [list(range(150))[::-1], list(range(70)), *([row] for row in range(20))], threads=1)
 
 
 def test_too_little_memory_leaves_general_reasons() -> None:
     batch = noisy(SPARSE, 50, seed=7)
-    for memory in (-5, 0, 1 << 12, 1 << 16):
+    whole = reasons_of(SPARSE, batch)
+    for memory in (-5, 0):
         assert set(reasons_of(SPARSE, batch, memory=memory).values()) == {NO_PROBABILITY}
+    # Where there is enough for some of them, these are the same.
+    some = reasons_of(SPARSE, batch, memory=1 << 12)
+    assert NO_PROBABILITY in some.values()
+    assert all(reason in (NO_PROBABILITY, whole[row]) for row, reason in some.items())
 
 
 QUERIES = (Query(precision="single"), Query(), Query(precision="log"), Query("mpe"))

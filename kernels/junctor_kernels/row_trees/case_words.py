@@ -30,8 +30,8 @@ SIZE, ONE, OTHER, OUT, INDEX = range(5)
 # Masks of configurations are used instead of single cases where there are so many cases for each.
 CASES_A_MASK = 4
 MOST_MASKS = MOST_CASES // CASES_A_MASK
-# Entries of `counts` of a thread: word operations so far, and whether its tree is that of its states and soft columns.
-SPENT, PLANNED = range(2)
+# Entry of `counts` of a thread: whether its tree is that of its states and soft columns.
+PLANNED = 0
 # Typed: mixed with signed integers, Numba would compute in doubles.
 NOTHING, BIT, ALL = np.uint64(0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -82,7 +82,7 @@ class Room(NamedTuple):
     soft: int64 [columns], variable of each weighted column, or -1.
     wanted: bool [variables], none.
     weights: int64 [tables], findings below each table.
-    counts: int64 [2], SPENT and PLANNED.
+    counts: int64 [1], PLANNED.
     """
 
     tree: Tree
@@ -123,7 +123,7 @@ def room(graph: SparseGraph, factors: int, columns: int, states: int, words: int
         soft=np.full(max(1, columns), -1, dtype=np.int64),
         wanted=np.zeros(variables, dtype=np.bool_),
         weights=np.zeros(tables, dtype=np.int64),
-        counts=np.zeros(2, dtype=np.int64),
+        counts=np.zeros(1, dtype=np.int64),
     )
 
 

@@ -23,9 +23,9 @@ Words = npt.NDArray[np.uint64]
 
 # Answer of a place without a set.
 EMPTY = 3
-# What a search is at: its set is not all asked about yet, its contradiction is found, or it is given up, since it takes
-# too much or has become equal to an earlier one.
-WAITING, FOUND, GIVEN_UP = 0, 1, 2
+# What a search is at: its set is not all asked about yet, its contradiction is found, it is given up, since it takes
+# too much, or it has become equal to an earlier one.
+WAITING, FOUND, GIVEN_UP, EQUAL = 0, 1, 2, 3
 
 
 class FindingSets(NamedTuple):
@@ -47,6 +47,11 @@ class FindingSets(NamedTuple):
         at = np.arange(starts[-1]) + np.repeat(self.starts[numbers] - starts[:-1], sizes)
         return FindingSets(self.columns[at], self.codes[at], starts)
 
+    def names(self) -> list[bytes]:
+        """Return a name of each set, equal for equal ones."""
+        findings, starts = ((self.columns << 32) | self.codes).tobytes(), (8 * self.starts).tolist()
+        return [findings[begin:end] for begin, end in pairwise(starts)]
+
     def lists(self) -> list[tuple[tuple[int, int], ...]]:
         """Return each set as columns and codes."""
         pairs, starts = list(zip(self.columns.tolist(), self.codes.tolist(), strict=True)), self.starts.tolist()
@@ -59,7 +64,8 @@ class Searches(NamedTuple):
     sets: of findings.
     ends: int64 [sets], how many of the first findings of each are its rest: some of them are needed.
     needed: bool [findings], those behind the rest that are: with the rest possible as long as any one is missing.
-    stage: uint8 [sets], WAITING, FOUND or GIVEN_UP.
+    stage: uint8 [sets], WAITING, FOUND, GIVEN_UP or EQUAL.
+    same: int64 [sets], of an EQUAL one the search that it is equal to.
     lines: int64 [findings], the line of `having`.
     having: uint64 [lines, words], which witnesses have a finding.
     all: uint64 [words], all witnesses.
@@ -73,6 +79,7 @@ class Searches(NamedTuple):
     ends: Ints
     needed: npt.NDArray[np.bool_]
     stage: npt.NDArray[np.uint8]
+    same: Ints
     lines: Ints
     having: Words
     all: Words
@@ -106,6 +113,10 @@ class Questions(NamedTuple):
         """Return the first ones."""
         return Questions(self.searches[:count], self.prefixes[:count], self.places[:count])
 
+    def some(self, numbers: Ints) -> Questions:
+        """Return some of the questions."""
+        return Questions(self.searches[numbers], self.prefixes[numbers], self.places[numbers])
+
 
 def searches_in(sets: FindingSets, lines: Ints, having: Words, witnesses: int) -> Searches:
     """Return searches at their beginning; arguments as of `Searches`, and the number of witnesses."""
@@ -115,7 +126,7 @@ def searches_in(sets: FindingSets, lines: Ints, having: Words, witnesses: int) -
         every[witnesses >> 6] = (BIT << np.uint64(witnesses & 63)) - BIT
     ends = np.diff(sets.starts)
     needed, stage = np.zeros(len(sets.columns), dtype=np.bool_), np.where(ends > 0, WAITING, FOUND).astype(np.uint8)
-    return Searches(sets, ends, needed, stage, lines, having, every, np.empty_like(every))
+    return Searches(sets, ends, needed, stage, np.arange(len(ends)), lines, having, every, np.empty_like(every))
 
 
 def known(places: int) -> Known:
@@ -214,10 +225,11 @@ def ask(searches: Any, known: Any, questions: Any) -> int:
 
 
 @loops
-def advance(searches: Any, known: Any, met: Any) -> int:
+def advance(searches: Any, known: Any, met: Any, owners: Any) -> int:
     """Take the answers to the questions of all waiting searches; return the questions that they have then.
 
     met: Known without any, with places for more sets than there are searches; written.
+    owners: int64 [places of `met`], written.
     """
     sets, count = searches.sets, 0
     for s in range(searches.ends.size):
@@ -236,10 +248,11 @@ def advance(searches: Any, known: Any, met: Any) -> int:
         place = _place(met, one, two)
         if met.answers[place] == EMPTY:
             _enter(met, place, one, two, POSSIBLE)
+            owners[place] = s
             count += searches.ends[s]
         else:
             # Of searches that have become equal the first one goes on.
-            searches.stage[s] = GIVEN_UP
+            searches.stage[s], searches.same[s] = EQUAL, owners[place]
     return count
 
 
@@ -355,32 +368,3 @@ def write_sets(culprits: Any, codes: Any, cases: Any, sets: Any) -> None:
             if culprits[cases[n], column]:
                 sets.columns[at], sets.codes[at] = column, codes[column, cases[n]]
                 at += 1
-
-
-@loops
-def explain(addresses: Any, rows: Any, sets: Any, left: Any, found: Any) -> None:
-    """Write the first set, all of whose findings a row has.
-
-    addresses: int64, of the codes of each column, int32.
-    rows: int64 [n].
-    sets: of findings.
-    left: int64 [n], work array.
-    found: int64 [n], written: number of the set, or -1.
-    """
-    count = rows.size
-    for i in range(count):
-        left[i], found[i] = i, -1
-    for n in range(sets.starts.size - 1):
-        kept = 0
-        for j in range(count):
-            i, has_all = left[j], True
-            for at in range(sets.starts[n], sets.starts[n + 1]):
-                if state_at(addresses[sets.columns[at]] + STATE * rows[i]) != sets.codes[at]:
-                    has_all = False
-                    break
-            if has_all:
-                found[i] = n
-            else:
-                left[kept] = i
-                kept += 1
-        count = kept

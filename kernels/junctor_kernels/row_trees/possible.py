@@ -27,7 +27,6 @@ from junctor_kernels.row_trees.case_words import (
     PLANNED,
     POSSIBLE,
     SIZE,
-    SPENT,
     TOO_LARGE,
     words_for,
 )
@@ -68,7 +67,7 @@ def decide(
     starts: int64 [blocks + 1], first case of each block; a block has at most MOST_CASES.
     begun: address of an int64, the number of blocks that were begun by all calls that share them.
     first: a block to begin with that was begun before, or -1.
-    most: word operations of a block.
+    most: word operations of the tree of cases that culprits are asked of.
     room: memory of the thread.
     found: uint8 [cases], written: IMPOSSIBLE, POSSIBLE or TOO_LARGE.
     culprits: uint8 [cases, columns], written for impossible cases: 1 for findings that are impossible together; no rows
@@ -78,14 +77,12 @@ def decide(
     while block < starts.size - 1:
         begin, end = starts[block], starts[block + 1]
         is_planned = plan_block(supports.factors, findings, begin, end, room)
-        operations = room.tree.nodes.counts[OPERATIONS] * words_for(end - begin)
-        if not is_planned or operations > most:
+        if not is_planned or (culprits.shape[0] and room.tree.nodes.counts[OPERATIONS] > most):
             found[begin:end] = TOO_LARGE
         elif room.tree.nodes.counts[ARENA] * words_for(end - begin) > room.arena.size:
             # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
             return int(block)
         else:
-            room.counts[SPENT] += operations
             _collect(supports, findings, begin, end, room, found[begin:end])
             if culprits.shape[0]:
                 accuse(supports.factors, findings, begin, end, room, found, culprits)

@@ -2,21 +2,22 @@
 
 Main functions: `give_reasons`, called by the engine once a batch is answered, and `reason_of` for a single case. A set
 is minimal if it has probability 0, and any part of it more: a minimal unsatisfiable subset (Junker 2004, QuickXplain).
+Of the several that a row may have, which one is found depends on the network and the row alone, so that reasons are the
+same however rows are cut into batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.row_trees import case_words as words
 from junctor_kernels.row_trees import contradictions as searching
 from junctor_kernels.row_trees.contradictions import FindingSets, Questions, Searches
+from junctor_kernels.row_trees.culprits import accuse_factors
 
-from junctor.backends.impossibility import Decision, FindingColumns, Limits, Rooms, decide, zeros_of
+from junctor.backends.impossibility import Decision, FindingColumns, Limits, Rooms, decide, operations_of, zeros_of
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
@@ -26,19 +27,16 @@ from junctor.runtime.threads import in_threads
 Finding = tuple[int, int]
 Contradiction = tuple[Finding, ...]
 
-# Word operations of the search in a batch: for each impossible row and variable, and at least. That is half a
-# microsecond; an answer takes about one for each variable. Rows that the search does not come to keep a general reason.
-ROW_OPERATIONS, LEAST_OPERATIONS = 1024, 1 << 25
-# What a question is charged beside its tree, in word operations.
-QUESTION_OPERATIONS = 1 << 15
+# Word operations of a tree whose messages 64 cases have together, an eighth of a second: rows keep a general reason
+# where more are needed. Of these are the tree of the network, or, if that is larger, the one of all findings to search
+# among; and the tree of the row, if no factor is enough.
+MOST_OPERATIONS = 1 << 27
 # Searches side by side: their questions share trees.
 SIDE_BY_SIDE = 1024
-# Rows that suspicions are gathered from at a time: what contradicts itself in them does so in many later ones.
-ROWS_AT_A_TIME = 2048
 # Possible rows that are witnesses: what they have is possible, and no question.
 MOST_WITNESSES = 4096
-# Rows that a thread looks up for contradictions at a time, in half a millisecond.
-LOOKED_UP = 2048
+# Rows whose factors a thread looks at, at a time, in a few milliseconds.
+LOOKED_AT = 4096
 # Places for answers at first, a power of two.
 LEAST_PLACES = 1 << 10
 # Bytes: however many more there are, reasons do not depend on them.
@@ -46,7 +44,7 @@ MOST_MEMORY = 1 << 27
 
 
 def give_reasons(network: Network, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
-    """Write which findings contradict each other in impossible rows, as far as a bounded search finds it.
+    """Write which findings contradict each other in impossible rows, as far as that does not take too much.
 
     network: the network.
     batch: evidence.
@@ -58,25 +56,13 @@ def give_reasons(network: Network, batch: EvidenceBatch, answers: Answers, memor
     if not rows.size or 2 * sum(factor.table.size for factor in network.factors) > memory:
         return
     witnesses = np.flatnonzero(answers.status == OK)[:MOST_WITNESSES]
-    search = ContradictionSearch(network, batch, len(rows), witnesses, Limits(min(memory, MOST_MEMORY), threads))
-    while rows.size and search.left > 0:
-        suspicions, suspicion_of = search.suspicions(rows[: search.rows_at_a_time])
-        unexplained = np.ones(len(rows), dtype=np.bool_)
-        numbers = np.arange(len(suspicions.starts) - 1)
-        while search.left > 0:
-            # The most frequent first; many of the others are explained meanwhile.
-            left = suspicion_of[unexplained[: len(suspicion_of)] & (suspicion_of >= 0)]
-            numbers = numbers[np.bincount(left, minlength=len(suspicions.starts) - 1)[numbers] > 0]
-            asked, numbers = numbers[:SIDE_BY_SIDE], numbers[SIDE_BY_SIDE:]
-            if not asked.size:
-                break
-            places = np.flatnonzero(unexplained)
-            explained, texts = search.explained(search.contradictions(suspicions.some(asked)), rows[places])
-            answers.reasons.update(zip(rows[places[explained]].tolist(), texts, strict=True))
-            unexplained[places[explained]] = False
-        # What could not be explained is not tried again.
-        unexplained[: search.rows_at_a_time] = False
-        rows = rows[unexplained]
+    search = ContradictionSearch(network, batch, witnesses, Limits(min(memory, MOST_MEMORY), threads, MOST_OPERATIONS))
+    for start in range(0, len(rows), search.rows_at_a_time):
+        some = rows[start : start + search.rows_at_a_time]
+        sets, numbers = search.suspicions(some)
+        texts = search.texts(sets)
+        told = {row: texts[number] for row, number in zip(some.tolist(), numbers.tolist(), strict=True) if number >= 0}
+        answers.reasons.update({row: text for row, text in told.items() if text is not None})
 
 
 def reason_of(network: Network, likelihoods: Mapping[int, npt.NDArray[np.float64]], memory: int) -> str:
@@ -105,60 +91,89 @@ class ContradictionSearch:
 
     network: the network.
     batch: evidence.
-    rows: how many are to be explained.
-    witnesses: rows that are possible.
+    witnesses: rows that are possible: what they have is no question.
     limits: what is asked at a time may take.
-    left: word operations that are left for the search.
     """
 
-    def __init__(self, network: Network, batch: EvidenceBatch, rows: int, witnesses: Rows, limits: Limits) -> None:
-        self.left = max(LEAST_OPERATIONS, ROW_OPERATIONS * rows * len(network.variables))
+    def __init__(self, network: Network, batch: EvidenceBatch, witnesses: Rows, limits: Limits) -> None:
         self._network = network
         self._zeros = zeros_of(network)
         self._columns = FindingColumns(self._zeros, batch)
         self._limits = limits
         self._rooms = Rooms(self._zeros.supports.factors, self._columns.variables)
         self._witnesses = witnesses
-        self.rows_at_a_time = min(ROWS_AT_A_TIME, self._columns.rows_at_a_time(limits.memory))
+        self.rows_at_a_time = self._columns.rows_at_a_time(limits.memory)
         self._known = searching.known(LEAST_PLACES)
+        # Columns and codes of a set as bytes -> its contradiction in words, None where that takes too much.
+        self._told: dict[bytes, str | None] = {}
         if network.kind == "bayes":
             # Without evidence it has probability 1.
             searching.enter_nothing(self._known)
 
     def suspicions(self, rows: Rows) -> tuple[FindingSets, Rows]:
-        """Return impossible sets of findings in some rows, the most frequent first, and which one each row has.
+        """Return different impossible sets of findings, and which one of them each of some rows has.
 
         A row that is not decided has -1.
         """
         findings, numbers = self._columns.of_rows(rows), np.full(len(rows), -1, dtype=np.int64)
-        decision = decide(self._zeros.supports, findings, self._limits, self._rooms, accuse=True)
+        decision = self._accused(findings)
         places = np.flatnonzero(decision.found == words.IMPOSSIBLE)
         keys, sizes = np.empty(len(places), dtype=np.uint64), np.empty(len(places), dtype=np.int64)
         searching.write_keys(decision.culprits, findings.codes, places, keys, sizes)
-        # Equal by chance with probability 1e-12; rows have to have the findings all the same before they get a reason.
-        _, first, groups, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-        # Of equally frequent ones that of the earliest row comes first.
-        order = np.lexsort((first, -counts))
-        numbers[places] = np.argsort(order)[groups.ravel()]
-        starts = np.append(0, np.cumsum(sizes[first[order]]))
+        # Equal by chance with probability 1e-12.
+        _, first, groups = np.unique(keys, return_index=True, return_inverse=True)
+        numbers[places] = groups.ravel()
+        starts = np.append(0, np.cumsum(sizes[first]))
         sets = FindingSets(np.empty(starts[-1], dtype=np.int64), np.empty(starts[-1], dtype=np.int32), starts)
-        searching.write_sets(decision.culprits, findings.codes, places[first[order]], sets)
+        searching.write_sets(decision.culprits, findings.codes, places[first], sets)
         return sets, numbers
 
-    def contradictions(self, suspicions: FindingSets) -> list[Contradiction]:
-        """Return a minimal contradiction in each of some impossible sets, where that does not take too much."""
+    def _accused(self, findings: words.Findings) -> Decision:
+        """Return which cases are found impossible, with the culprits: on a factor, in other cases on their tree."""
+        columns, cases = findings.codes.shape
+        found, culprits = np.full(cases, words.POSSIBLE, dtype=np.uint8), np.zeros((cases, columns), dtype=np.uint8)
+        supports, work = self._zeros.supports, np.empty((3, cases), dtype=np.int64)
+
+        def look(start: int, _: int) -> None:
+            end = min(cases, start + LOOKED_AT)
+            some = np.empty(int(np.diff(supports.factors.places).max(initial=1)), dtype=np.uint8)
+            accuse_factors(supports, findings, start, end, work, some, found, culprits)
+
+        in_threads(look, range(0, cases, LOOKED_AT), self._limits.threads)
+        left = np.flatnonzero(found != words.IMPOSSIBLE)
+        others = findings._replace(codes=np.ascontiguousarray(findings.codes[:, left]))
+        decision = decide(supports, others, self._limits, self._rooms, accuse=True)
+        found[left], culprits[left] = decision.found, decision.culprits
+        return Decision(found, culprits)
+
+    def texts(self, sets: FindingSets) -> list[str | None]:
+        """Return a minimal contradiction in each of some impossible sets in words, None where that takes too much."""
+        names = sets.names()
+        new = np.array([n for n, name in enumerate(names) if name not in self._told], dtype=np.int64)
+        for start in range(0, len(new), SIDE_BY_SIDE):
+            some = new[start : start + SIDE_BY_SIDE]
+            for number, found in zip(some.tolist(), self.contradictions(sets.some(some)), strict=True):
+                self._told[names[number]] = None if found is None else self._text(found)
+        return [self._told[name] for name in names]
+
+    def contradictions(self, suspicions: FindingSets) -> list[Contradiction | None]:
+        """Return a minimal contradiction in each of some impossible sets, None where that takes too much."""
         searches = self._begun(suspicions)
         places = _places_for(len(searches.ends))
-        questions = int(searches.ends.sum())
+        questions = int(searches.ends[searches.stage == searching.WAITING].sum())
         while questions:
             self._ask(searches, questions)
-            questions = searching.advance(searches, self._known, searching.known(places))
-        is_found = searches.stage == searching.FOUND
-        needed = searches.needed & np.repeat(is_found, np.diff(suspicions.starts))
+            questions = searching.advance(searches, self._known, searching.known(places), np.empty(places, np.int64))
+        needed = searches.needed
         # A set may be empty, where the network itself is impossible.
-        sizes = np.diff(np.append(0, np.cumsum(needed))[suspicions.starts])[is_found]
-        found = FindingSets(suspicions.columns[needed], suspicions.codes[needed], np.append(0, np.cumsum(sizes)))
-        return list(dict.fromkeys(found.lists()))
+        starts = np.append(0, np.cumsum(needed))[suspicions.starts]
+        sets = FindingSets(suspicions.columns[needed], suspicions.codes[needed], starts).lists()
+        found: list[Contradiction | None] = []
+        for stage, same, contradiction in zip(searches.stage.tolist(), searches.same.tolist(), sets, strict=True):
+            # What it is equal to comes before it.
+            equal = found[same] if stage == searching.EQUAL else None
+            found.append(contradiction if stage == searching.FOUND else equal)
+        return found
 
     def _begun(self, sets: FindingSets) -> Searches:
         """Return the searches in impossible sets."""
@@ -167,27 +182,18 @@ class ContradictionSearch:
         having = np.empty((len(different), 1 + len(self._witnesses) // words.BITS), dtype=np.uint64)
         columns, codes = different >> 32, different & 0xFFFFFFFF
         searching.write_having(self._columns.addresses, self._witnesses, columns, codes, having)
-        return searching.searches_in(sets, lines.ravel(), having, len(self._witnesses))
+        searches = searching.searches_in(sets, lines.ravel(), having, len(self._witnesses))
+        if self._zeros.operations > self._limits.operations:
+            is_larger = np.array([self._operations(some) > self._limits.operations for some in sets.lists()])
+            searches.stage[is_larger & (searches.stage == searching.WAITING)] = searching.GIVEN_UP
+        return searches
 
-    def explained(self, contradictions: Sequence[Contradiction], rows: Rows) -> tuple[Rows, list[str]]:
-        """Return the places of those of some rows that have all findings of a contradiction, and it in words.
-
-        A row that has several is with the first one.
-        """
-        pairs = np.array(list(chain.from_iterable(contradictions)), dtype=np.int64).reshape(-1, 2)
-        starts = np.append(0, np.cumsum([len(some) for some in contradictions], dtype=np.int64))
-        sets = FindingSets(np.ascontiguousarray(pairs[:, 0]), pairs[:, 1].astype(np.int32), starts)
-        found = np.empty(len(rows), dtype=np.int64)
-
-        def look_up(start: int, _: int) -> None:
-            here = slice(start, start + LOOKED_UP)
-            some = rows[here]
-            searching.explain(self._columns.addresses, some, sets, np.empty_like(some), found[here])
-
-        in_threads(look_up, range(0, len(rows), LOOKED_UP), self._limits.threads)
-        places = np.flatnonzero(found >= 0)
-        texts = [self._text(contradiction) for contradiction in contradictions]
-        return places, [texts[number] for number in found[places].tolist()]
+    def _operations(self, findings: Contradiction) -> float:
+        """Return the word operations of a tree in which any of some findings may be missing."""
+        columns, codes = np.array(findings, dtype=np.int64).reshape(-1, 2).T
+        # Missing in one of two cases.
+        both = np.stack([codes, self._columns.sizes[columns]], axis=1).astype(np.int32)
+        return operations_of(self._zeros.supports, self._columns.of_codes(both, columns), self._rooms)
 
     def _text(self, contradiction: Contradiction) -> str:
         """Return a contradiction in words."""
@@ -206,21 +212,18 @@ class ContradictionSearch:
         return f"{variable.name} = {variable.states[code]}"
 
     def _ask(self, searches: Searches, most: int) -> None:
-        """Learn whether the questions of searches are possible; those of the first ones where not all can be asked.
-
-        most: number of questions, equal ones included.
-        """
+        """Learn whether the questions of searches are possible; most: their number, equal ones included."""
         self._reserve(most)
         questions = Questions(*np.empty((3, most), dtype=np.int64))
-        count = searching.ask(searches, self._known, questions)
-        while count and self.left > 0:
-            some = questions.first(count)
-            decision = self._decide(searches, some)
-            is_known = decision.found != words.TOO_LARGE
-            if is_known.any():
-                self._known.answers[some.places[is_known]] = decision.found[is_known]
-                return
-            count //= 2
+        waiting = [questions.first(searching.ask(searches, self._known, questions))]
+        while waiting:
+            some = waiting.pop()
+            found = self._decide(searches, some).found
+            self._known.answers[some.places] = found
+            left = some.some(np.flatnonzero(found == words.TOO_LARGE))
+            # Less memory is needed for fewer together, and least for one alone, whose tree is its own.
+            if len(some.places) > 1 and len(left.places):
+                waiting += [left.some(part) for part in np.array_split(np.arange(len(left.places)), 2) if part.size]
 
     def _reserve(self, answers: int) -> None:
         """Make room for so many more answers."""
@@ -235,10 +238,7 @@ class ContradictionSearch:
         codes = np.empty((count, len(questions.places)), dtype=np.int32)
         searching.write_codes(searches, questions, lines, self._columns.sizes, codes)
         findings = self._columns.of_codes(codes, np.flatnonzero(lines >= 0))
-        limits = replace(self._limits, operations=self.left)
-        decision = decide(self._zeros.supports, findings, limits, self._rooms)
-        self.left -= decision.operations + QUESTION_OPERATIONS * len(questions.places)
-        return decision
+        return decide(self._zeros.supports, findings, self._limits, self._rooms)
 
 
 def _places_for(sets: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -45,7 +45,7 @@ class Limits:
 
     memory: bytes.
     threads: number of threads.
-    operations: word operations; where about more are needed, nothing is decided.
+    operations: most word operations of the tree of a case that culprits are asked of, by itself.
     """
 
     memory: int
@@ -53,7 +53,7 @@ class Limits:
     operations: float = math.inf
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Zeros:
     """The zeros of a network.
 
@@ -67,6 +67,17 @@ class Zeros:
     constrained: Mask
     masks: Bytes
     starts: npt.NDArray[np.int64]
+
+    @cached_property
+    def operations(self) -> float:
+        """Word operations of the tree in which any findings of one state each may be missing; inf for too large a one.
+
+        That is the tree of all variables, to which any findings are likelihoods.
+        """
+        variables, cards = np.arange(len(self.constrained)), self.supports.factors.cards
+        codes = np.stack([np.zeros_like(cards), cards], axis=1).astype(np.int32)
+        findings = words.Findings(variables, codes, self.masks, self.starts, variables)
+        return operations_of(self.supports, findings, Rooms(self.supports.factors, variables))
 
 
 # Kept as long as the network: the next batch, and every block of this one, asks again.
@@ -233,14 +244,12 @@ class Decision:
     """What is found of some cases.
 
     found: uint8 [cases], IMPOSSIBLE, POSSIBLE or TOO_LARGE of the kernel.
-    culprits: uint8 [cases, columns], 1 for findings of impossible cases that are impossible together; no rows where
-        nobody asked.
-    operations: word operations that it took.
+    culprits: uint8 [cases, columns], 1 for findings of impossible cases that are impossible together, which depend on
+        the network and the case alone; no rows where nobody asked.
     """
 
     found: Bytes
     culprits: Bytes
-    operations: int = 0
 
 
 class Rooms:
@@ -276,7 +285,7 @@ class Rooms:
                 self.enlarge(place, 1)
 
     def forget(self) -> None:
-        """Forget trees, whose columns were others, and operations."""
+        """Forget trees, whose columns were others."""
         for room in self._rooms.values():
             room.counts[:] = 0
 
@@ -284,10 +293,17 @@ class Rooms:
         """Give all memory back."""
         self._rooms.clear()
 
-    @property
-    def operations(self) -> int:
-        """Word operations since trees were forgotten."""
-        return sum(int(room.counts[words.SPENT]) for room in self._rooms.values())
+
+def operations_of(supports: words.Supports, findings: words.Findings, rooms: Rooms) -> float:
+    """Return the word operations of the tree of all cases together, at most 64; inf if it is too large.
+
+    Arguments as of `decide`.
+    """
+    cases = findings.codes.shape[1]
+    asked = np.array([0, cases]), np.array([0, 2]), 1, (1 << 62), np.zeros(2), np.zeros(3)
+    rooms.forget()
+    chosen = possible.choose(supports.factors, findings, *asked, rooms.of(0))
+    return float(asked[-1][1]) if chosen == 0 else math.inf
 
 
 def decide(
@@ -307,35 +323,44 @@ def decide(
     free = limits.memory - 3 * findings.codes.nbytes - 2 * culprits.nbytes
     if not cases or rooms.fixed > free:
         return Decision(found, culprits)
-    order, patterns = _by_pattern(findings.codes, supports.factors.cards[findings.variables])
+    order, patterns = _by_pattern(findings.codes, supports.factors.cards[findings.variables], accuse)
     if order is not None:
         findings = findings._replace(codes=np.ascontiguousarray(findings.codes[:, order]))
-    operations = _Blocks(supports, findings, replace(limits, memory=free), rooms, Decision(found, culprits)).decide(
-        patterns
-    )
+    _Blocks(supports, findings, replace(limits, memory=free), rooms, Decision(found, culprits)).decide(patterns)
     if order is None:
-        return Decision(found, culprits, operations)
+        return Decision(found, culprits)
     # Back from the order of patterns.
-    result = Decision(np.empty_like(found), np.empty_like(culprits), operations)
+    result = Decision(np.empty_like(found), np.empty_like(culprits))
     result.found[order] = found
     if accuse:
         result.culprits[order] = culprits
     return result
 
 
-def _by_pattern(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64]) -> tuple[Rows | None, Rows]:
+def _by_pattern(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64], kinds: bool) -> tuple[Rows | None, Rows]:
     """Return the cases in an order in which equal patterns are neighbours, and where each pattern begins and ends.
 
     None for the order that they are in, where there is one pattern.
+
+    kinds: whether a likelihood makes another pattern than a state.
     """
-    patterns = np.empty((-(-len(codes) // words.BITS), codes.shape[1]), dtype=np.uint64)
-    possible.write_patterns(codes, sizes, patterns)
+    patterns = _patterns(codes, sizes)
+    is_soft = codes > sizes[:, None] if kinds else np.zeros((0, 0), dtype=np.bool_)
+    if is_soft.any():
+        patterns = np.vstack([patterns, _patterns(is_soft.astype(np.int32), np.zeros_like(sizes))])
     if (patterns == patterns[:, :1]).all():
         return None, np.array([0, codes.shape[1]])
     order = np.lexsort(patterns[::-1])
     arranged = patterns[:, order]
     is_new = (arranged[:, 1:] != arranged[:, :-1]).any(axis=0)
     return order, np.flatnonzero(np.concatenate([[True], is_new, [True]]))
+
+
+def _patterns(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return which columns of some cases have findings, as bits, uint64 [words, cases]."""
+    patterns = np.empty((-(-len(codes) // words.BITS), codes.shape[1]), dtype=np.uint64)
+    possible.write_patterns(codes, sizes, patterns)
+    return patterns
 
 
 class _Blocks:
@@ -355,21 +380,17 @@ class _Blocks:
         self._rooms = rooms
         self._decision = decision
 
-    def decide(self, patterns: Rows) -> int:
-        """Decide all cases in the cheapest blocks, and return the word operations; patterns: begins and end of each."""
+    def decide(self, patterns: Rows) -> None:
+        """Decide all cases in the cheapest blocks; patterns: begins and end of each."""
         self._rooms.forget()
         cuts = self._cuts(patterns)
         # A single block has no choice.
-        starts, seconds, largest = cuts[0], 0.0, 0
-        if len(cuts) > 1:
+        starts, seconds, largest = cuts[-1], 0.0, 0
+        if len(starts) > 2 or len(cuts) > 1:
             chosen, best = self._choose(cuts, len(patterns) - 1)
-            # Without a price nothing is begun that has a limit.
-            if (best[1] if chosen >= 0 else math.inf) > self._limits.operations:
-                return 0
+            seconds = 1.0
             if chosen >= 0:
                 starts, seconds, largest = cuts[chosen], best[0], int(best[2])
-            else:
-                starts, seconds = cuts[-1], 1.0
         fixed, memory = self._rooms.fixed, self._limits.memory
         worth = 1 + int(min(seconds, 1.0) / THREAD_SECONDS)
         threads = max(1, min(self._limits.threads, worth, len(starts) - 1, memory // (fixed + 8 * largest)))
@@ -378,22 +399,22 @@ class _Blocks:
         most = (memory // max(threads, len(self._rooms)) - fixed) // 8
         self._rooms.limit(most)
         large = self._run(starts, threads, most)
-        operations = self._rooms.operations
-        if large and most < (memory - fixed) // 8:
-            # Blocks too large for the share of one thread may fit where one thread has all memory.
+        if large:
+            # Blocks too large for the share of one thread may fit where one thread has all memory, a word of cases.
             self._rooms.clear()
             for block in large:
-                self._run(starts[block : block + 2], 1, (memory - fixed) // 8)
-            operations += self._rooms.operations
-        return operations
+                self._run(_cut(starts[block : block + 2], words.BITS), 1, (memory - fixed) // 8)
 
     def _cuts(self, patterns: Rows) -> list[Rows]:
         """Return ways to cut the cases into blocks: where these begin, and the end."""
         cases = len(self._decision.found)
         sizes = (words.MOST_CASES, words.BITS) if cases > words.BITS else (words.BITS,)
-        # Blocks of several patterns: what only some of their cases observe enters as a likelihood.
-        cuts = [_cut(np.array([0, cases]), size) for size in sizes]
-        if len(patterns) > 2:
+        cuts = []
+        if not len(self._decision.culprits):
+            # Blocks of several patterns: what only some of their cases observe enters as a likelihood. Their trees
+            # depend on all of these cases, and so would culprits.
+            cuts = [_cut(np.array([0, cases]), size) for size in sizes]
+        if len(patterns) > 2 or not cuts:
             cuts += [_cut(patterns, size) for size in sizes]
         return list({len(starts): starts for starts in cuts}.values())
 
