@@ -419,7 +419,6 @@ def test_pandas() -> None:
         ["true", "f", "."],
         [1, 0, None],
     ],
-    ids=repr,
 )
 def test_of_the_states_0_and_1_what_is_true_is_1(cells: Any) -> None:
     network = small_network({"leak": ["0", "1"], "alarm": ["1", "0"], "door": ["no", "yes"]})
