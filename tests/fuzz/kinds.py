@@ -173,7 +173,7 @@ def _go_on(folder: Path) -> None:
     for kept in (
         partition.tables_of,
         partition.writer_of,
-        partition.engine_for,
+        partition.engine_of,
         hmm_run.model_for,
         hmm_run.engine_for,
     ):

@@ -46,7 +46,7 @@ from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runs import run as steps
 from junctor.runs import workload
-from junctor.runs.partition import engine_for
+from junctor.runs.partition import engine_of
 from junctor.runs.run import run
 from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime import dask_cluster, local_cluster
@@ -453,7 +453,7 @@ def test_processes_take_rows_where_threads_wait_for_each_other(planned: Any, mon
     def spreads(held: float, start: float, partition_rows: int = 16, workers: int | None = None) -> bool:
         monkeypatch.setattr(programs, "GPU", replace(GPU, host_held=held))
         monkeypatch.setattr(workload, "GPU", replace(GPU, start=start))
-        engine_for.cache_clear()
+        engine_of.cache_clear()
         found = planned(Resources(workers=workers, compute=compute), partition_rows)
         assert found.is_mostly_in_chunks
         return bool(found.spreads)
@@ -481,7 +481,7 @@ def test_workers_of_a_scheduler_take_rows_or_partitions(planned: Any, monkeypatc
     resources = Resources(scheduler="tcp://127.0.0.1:1", compute=ComputeOptions(1 << 32))
 
     def spreads(partition_rows: int) -> bool:
-        engine_for.cache_clear()
+        engine_of.cache_clear()
         return bool(planned(resources, partition_rows).spreads)
 
     # Tasks of the scheduler that are no shorter than rows of this network.

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
 from junctor.backends import blocks, cpu, row_trees
-from junctor.engine import grouping
+from junctor.engine import grouping, part_sizes
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, survey
 from junctor.engine.patterns import patterns_of
@@ -33,9 +33,10 @@ from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
+from junctor.runs import workload
 from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
 from junctor.runs.run import Manifest, run
-from junctor.runs.share import Share, run_share
+from junctor.runs.share import Share, finish, run_share
 from junctor.runs.storage import Ingested, RunDirectory
 from junctor.runs.workload import ENDINGS, Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources
@@ -93,8 +94,16 @@ def test_files_hold_what_the_api_returns(job: Job, network: Network, evidence: p
     answer = junctor.posteriors if query.kind == "posteriors" else junctor.most_probable
     expected = answer(network, evidence, query.targets, query.precision, case_id="case_id")
     found = answers(job)
-    assert found.schema.equals(expected.schema)
     assert found["case_id"].to_pylist() == evidence["case_id"].to_pylist()
+    close_tables(found, expected)
+    assert manifest.rows == ROWS
+    assert manifest.statuses["invalid"] == 1
+    assert len(manifest.parts) == 5
+
+
+def close_tables(found: pa.Table, expected: pa.Table) -> None:
+    """Check that tables of answers are equal but for rounding."""
+    assert found.schema.equals(expected.schema)
     for name in expected.column_names:
         if pa.types.is_fixed_size_list(expected.schema.field(name).type):
             close(found[name], expected[name])
@@ -102,9 +111,6 @@ def test_files_hold_what_the_api_returns(job: Job, network: Network, evidence: p
             np.testing.assert_allclose(numbers(found[name]), numbers(expected[name]), rtol=1e-6)
         else:
             assert found[name].to_pylist() == expected[name].to_pylist()
-    assert manifest.rows == ROWS
-    assert manifest.statuses["invalid"] == 1
-    assert len(manifest.parts) == 5
 
 
 def numbers(column: pa.ChunkedArray) -> np.ndarray:
@@ -685,7 +691,7 @@ def test_progress_hears_of_every_row(job: Job) -> None:
         ("fixed", 1, {"kind": "mpe"}),
     ],
 )
-def test_progress_counts_rows_within_a_part(
+def test_progress_counts_rows_within_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: Pattern, copies: int, options: dict[str, Any]
 ) -> None:
     class Asking(Silence):
@@ -706,12 +712,96 @@ def test_progress_counts_rows_within_a_part(
     table = evidence_table(network, sample(network, rows // copies), observed=0.4, pattern=pattern)
     junctor.write_network(network, tmp_path / "net.bif")
     parquet.write_table(pa.concat_tables([table] * copies), tmp_path / "evidence.parquet")
-    job = make_job(tmp_path, partition_rows=rows, query=Query(**options))
+    job = make_job(tmp_path, partition_rows=rows // 2, query=Query(**options))
     run(job, Resources(workers=0, compute=ComputeOptions(threads=1)), asking)
-    # The blocks that threads are at do not count yet.
+    # Of the second part, beside the first one; blocks that threads are at do not count yet.
     assert seen
-    assert rows // 2 < max(seen) <= rows
+    assert rows * 3 // 4 < max(seen) <= rows
     assert asking.rows() == 0
+
+
+@pytest.fixture
+def dear(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job whose parts nobody has chosen, with rows that are forecast to take seconds, whatever they share."""
+    monkeypatch.setattr(part_sizes, "MOST_SHARED", math.inf)
+    monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 2.0 * ROWS)
+    return replace(job, partition_rows=None)
+
+
+def spec_rows(job: Job) -> int:
+    return job.directory.read_spec().partition_rows
+
+
+def test_parts_hold_at_most_twenty_seconds_of_work(dear: Job, tmp_path: Path) -> None:
+    manifest = run(dear, HERE)
+    # Eight rows of two seconds; a power of two.
+    assert [part.rows for part in manifest.parts] == [8, 8, 8, 8, 8, 8, 2]
+    assert spec_rows(dear) == 8
+    assert not list(dear.directory.path.rglob("*.tmp"))
+    # The answers are those of one part.
+    whole = replace(dear, output=str(tmp_path / "whole"), partition_rows=100)
+    assert len(run(whole, HERE).parts) == 1
+    close_tables(answers(dear), answers(whole))
+
+
+def test_parts_that_somebody_wants_stay_as_they_are(dear: Job) -> None:
+    assert len(run(replace(dear, partition_rows=100), HERE).parts) == 1
+    assert len(run(replace(dear, part_bytes=1 << 20, overwrite=True), HERE).parts) == 1
+
+
+def test_parts_of_a_begun_run_stay_as_they_are(dear: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(dear, HERE)
+    dear.directory.manifest.unlink()
+    dear.directory.answers_part("posteriors", 3).unlink()
+    times = part_times(dear)
+    # On a machine that is as slow as anything.
+    monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 20.0 * ROWS)
+    manifest = run(dear, HERE)
+    assert (len(manifest.parts), manifest.reused_parts) == (7, 6)
+    assert part_times(dear).items() > times.items()
+    # Finished, it is found done; with other parts it is another run.
+    assert run(dear, HERE).reused_parts == 7
+    with pytest.raises(RunError, match="partition_rows was 8, now 4"):
+        run(replace(dear, partition_rows=4), HERE)
+
+
+@pytest.mark.parametrize("step", ["forget", "write_json", "ingest_inputs"])
+def test_a_run_that_ends_while_its_parts_are_cut_goes_on(dear: Job, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def end(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def cut(*args: Any, **named: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(*((RunDirectory, step) if step == "forget" else (steps, step)), end)
+            real(*args, **named)
+
+    real = steps.cut
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "cut", cut)
+        with pytest.raises(KeyboardInterrupt):
+            run(dear, HERE)
+    manifest = run(dear, HERE)
+    assert [part.rows for part in manifest.parts] == [8, 8, 8, 8, 8, 8, 2]
+    assert sorted(answers(dear)["case_id"].to_pylist()) == list(range(ROWS))
+
+
+def test_shares_of_dear_work_agree_on_its_parts(dear: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        done = run_share(dear, Share(number, 2), HERE, Silence())
+        assert (done.all_partitions, done.partitions) == (7, 5 - number)
+        monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 20.0 * ROWS)
+    assert finish(dear.directory, Silence()).rows == ROWS
+
+
+def test_increments_have_parts_of_one_size(dear: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows").mkdir()
+    shutil.copyfile(dear.evidence, tmp_path / "rows" / "1.parquet")
+    grows = replace(dear, evidence=str(tmp_path / "rows"), incremental=True)
+    assert len(run(grows, HERE).parts) == 7
+    shutil.copyfile(dear.evidence, tmp_path / "rows" / "2.parquet")
+    monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 0.1)
+    manifest = run(grows, HERE)
+    assert [part.rows for part in manifest.parts] == 2 * [8, 8, 8, 8, 8, 8, 2]
 
 
 def test_progress_hears_of_the_passes_of_a_large_row(tmp_path: Path) -> None:

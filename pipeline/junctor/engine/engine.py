@@ -167,6 +167,11 @@ class Engine:
             self._variants[key] = variant
         return self._variants[key]
 
+    def expect_batches(self, rows: int) -> None:
+        """Note how many rows every batch but the last has, 0 where they differ; of all variants."""
+        for engine in (self, *self._variants.values()):
+            engine.batch_rows = rows
+
     @property
     def held(self) -> int:
         """Bytes of programs, plans and messages of rows that share trees, about."""

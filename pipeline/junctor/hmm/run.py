@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from junctor.cost.constants import CPU
+from junctor.engine.part_sizes import shorter_part
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.answers import STATUS_NAMES
@@ -126,7 +127,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         engine = engine_for(self.home.network, self.spec, replace(options, memory=options.memory - reserved))
         answers, keys = engine.answer(inputs.batch), RowKeys(inputs.case_ids, inputs.first_row)
         counted = partial(count_outcomes, answers.status, answers.reasons, answers.log_value, keys, STATUS_NAMES)
-        return Answered(partial(answers_table, answers, inputs.case_ids, engine.model), counted)
+        return Answered(partial(answers_table, answers, inputs.case_ids, engine.model), counted, len(answers.status))
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -267,6 +268,18 @@ class SequenceJob(Workload):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the sequences of some partitions."""
         return sum(_rows_of(self.directory.evidence_part(i)) for i in parts)
+
+    @property
+    def has_part_size(self) -> bool:
+        """True if a number of sequences was asked for."""
+        return self.partition_rows is not None
+
+    def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
+        """Return how many sequences make a part; on a GPU, of which nothing is forecast, as many as it has."""
+        size, rows = self.directory.read_spec().partition_rows, self.directory.counts().rows
+        if resources.compute.device == "gpu":
+            return size
+        return shorter_part(min(size, rows), seconds / max(1, rows), least)
 
 
 def _rows_of(path: AnyPath) -> int:

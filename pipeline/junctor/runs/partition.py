@@ -28,6 +28,7 @@ from junctor.runtime.dask_cluster import Resources, refuse_other_version, thread
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
+from junctor.runtime.progress import counts_rows
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import Threads, short_turns
 
@@ -64,11 +65,13 @@ WRITERS_SHARE = 1 / 16
 class Answered:
     """Answers to a partition: what makes their table and what counts them, where they are written.
 
+    rows: how many there are.
     explain: finds what is left to be said of them, before both; None for nothing.
     """
 
     table: Callable[[], pa.Table]
     count: Callable[[], Statistics]
+    rows: int
     explain: Callable[[], None] | None = None
 
 
@@ -216,6 +219,7 @@ class PartTask(PartitionTask[RunSpec]):
         return Answered(
             lambda: with_kept(tables.table(answers, case_ids, apart=False), kept),
             partial(count, network, inputs.cells, answers, case_ids, evidence.first_row, status_names(query)),
+            evidence.batch.rows,
             search,
         )
 
@@ -330,7 +334,11 @@ def propagate_here(
     writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
     at_once = max(WRITERS, min(writers, usable_cores()))
-    with Threads(1 + at_once, thread_name_prefix="junctor-files") as threads:
+    answered: deque[_Partition] = deque()
+    with (
+        Threads(1 + at_once, thread_name_prefix="junctor-files") as threads,
+        counts_rows(lambda: sum(each.rows for each in tuple(answered)), 1.0),
+    ):
         reading = threads.submit(partitions[0].read)
         for i, partition in enumerate(partitions):
             with partition.stages.time("waiting"):
@@ -343,9 +351,12 @@ def propagate_here(
             if i >= EXPLAINED_AT_ONCE:
                 with partition.stages.time("waiting"):
                     partitions[i - EXPLAINED_AT_ONCE].is_explained.wait()
+            answered.append(partition)
             # The oldest first: results come in the order of the tasks.
             if len(writing) == at_once:
-                yield partition.wait_for(writing.popleft())
+                result = partition.wait_for(writing.popleft())
+                answered.popleft()
+                yield result
             writing.append(threads.submit(partition.write))
         while writing:
             yield partition.wait_for(writing.popleft())
@@ -415,6 +426,8 @@ class _Partition:
         self._workers = workers
         self._inputs: Any = None
         self._answered: Answered | None = None
+        # Rows that are answered, before they are written.
+        self.rows = 0
         # Its evidence is in memory until then.
         self.is_explained = threading.Event()
 
@@ -453,7 +466,7 @@ class _Partition:
             except MemoryError as error:
                 raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
         # Released now: the next partition is read while the answers are written.
-        self._inputs = None
+        self._inputs, self.rows = None, self._answered.rows
         if self._answered.explain is None:
             self.is_explained.set()
 
@@ -612,7 +625,6 @@ def writer_of(directory: RunDirectory, spec: RunSpec) -> AnswerWriter:
     return AnswerWriter(spec.as_files())
 
 
-@lru_cache(maxsize=1)
 def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     """Return an engine, kept for the next partition of a run in this process.
 
@@ -620,15 +632,24 @@ def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     spec: specification of the run.
     rows: of all partitions together.
     """
+    size = spec.partition_rows
+    # What was planned serves parts of any size: a run looks at its rows before it cuts them.
+    engine = engine_of(directory, replace(spec, partition_rows=1), rows)
+    engine.expect_batches(size if rows > size else 0)
+    return engine
+
+
+@lru_cache(maxsize=1)
+def engine_of(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
+    """Return the engine of `engine_for`, for batches of any size."""
     # Without options: `with_options` makes engines that share its plans.
     from junctor.engine.engine import Engine
 
     network = network_for(directory.network, spec.network_digest)
-    costs, size = partial(costs_of, directory), spec.partition_rows
-    return Engine(network, spec.as_query(), ComputeOptions(), costs, rows, batch_rows=size if rows > size else 0)
+    return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows)
 
 
-when_gpu_is_needed(engine_for.cache_clear)
+when_gpu_is_needed(engine_of.cache_clear)
 
 
 def costs_of(directory: RunDirectory) -> CostModels:

@@ -171,6 +171,8 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         ingest_inputs(job, progress, start_workers, stamps)
         with collector_paused():
             estimate = plan(job, resources, progress)
+            rows = part_rows(job, resources, estimate)
+        cut(job, rows, progress, stamps)
         work = propagate(job, resources, estimate, progress)
         return finalise(job, work, time.monotonic() - started, progress)
 
@@ -189,13 +191,11 @@ def ingest_model(job: Workload, progress: Progress) -> tuple[AnySpec, Stamps]:
     progress.stage(f"reading the {job.words.model}")
     model = job.read_model()
     stamps = job.stamps()
-    spec = job.spec_of(model)
-    claim(job, model, spec, stamps, progress)
-    return spec, stamps
+    return claim(job, model, job.spec_of(model), stamps, progress), stamps
 
 
-def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Progress, alone: bool = True) -> None:
-    """Claim the run directory for a job, and write its model there as Parquet.
+def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Progress, alone: bool = True) -> AnySpec:
+    """Claim the run directory for a job, and write its model there as Parquet; returns the specification.
 
     job: equal to others at the same directory.
     model, spec: of the job.
@@ -204,6 +204,8 @@ def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Pr
     alone: whether no other process is at the directory.
     Raises RunError if another run is there, and EvidenceError if it would give way to inputs that cannot be read.
     """
+    if not job.has_part_size:
+        spec = job.directory.with_its_parts(spec)
     if alone and job.directory.loses_answers(spec, job.overwrite):
         # The answers of weeks must not go for a file with a wrong column.
         progress.stage(f"checking the {job.words.inputs}")
@@ -215,6 +217,7 @@ def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Pr
         discard_damaged(job.directory)
         if not job.directory.network.exists():
             job.keep_model(model)
+    return spec
 
 
 @short_turns()
@@ -330,6 +333,37 @@ def plan(job: Workload, resources: Resources, progress: Progress, ours: Callable
     """Return the estimate of the remaining partitions that are `ours`; raises BudgetError if they do not fit."""
     pending = [i for i in job.directory.unanswered(job.directory.read_spec()) if ours(i)]
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
+
+
+def part_rows(job: Workload, resources: Resources, estimate: RunEstimate) -> int:
+    """Return how many rows the parts of a run are to have: fewer than they have where their work is too long.
+
+    estimate: of all partitions.
+    """
+    spec: AnySpec = job.directory.read_spec()
+    # Parts of a run that has some stay as they are, and so do those that somebody wants.
+    if job.has_part_size or job.directory.has_answers():
+        return spec.partition_rows
+    asked, device = resources.compute.device, device_for(resources, estimate)
+    # Rows in chunks that go to workers or GPUs one by one are enough for all of them.
+    several = max(resources.workers or 1, count_gpus() if device == "gpu" else 1) if estimate.in_chunks else 1
+    return job.part_rows(resources.with_compute(device=device), estimate.seconds_on(device, asked), several)
+
+
+def cut(job: Workload, rows: int, progress: Progress, stamps: Stamps) -> None:
+    """Encode the inputs once more if parts are to have fewer rows; stamps: of the files of the inputs, as before.
+
+    They are read in a fraction of the time that the rows take: only work that is too long is cut.
+    """
+    directory = job.directory
+    spec = directory.read_spec()
+    if rows >= spec.partition_rows or rows >= directory.counts().rows:
+        return
+    with explained(directory.path):
+        # Evidence first: what is encoded must not pass for parts of another size, wherever this ends.
+        directory.forget()
+        write_json(directory.spec_file, spec_record(replace(spec, partition_rows=rows)))
+    ingest_inputs(job, progress, stamps=stamps)
 
 
 @short_turns()

@@ -22,7 +22,9 @@ from junctor.runs.run import (
     Manifest,
     RunStats,
     claim,
+    cut,
     ingest_inputs,
+    part_rows,
     plan,
     propagate,
     read_manifest,
@@ -110,11 +112,15 @@ def run_share(job: Workload, share: Share, resources: Resources, progress: Progr
         spec = job.spec_of(model)
     with ExitStack() as using:
         with directory.preparing(lambda: progress.stage(f"waiting for another part to read the {job.words.inputs}")):
-            claim(job, model, spec, stamps, progress, alone=using.enter_context(directory.shared()))
-            counts = ingest_inputs(job, progress, stamps=stamps)
+            is_first = using.enter_context(directory.shared())
+            claim(job, model, spec, stamps, progress, is_first)
+            ingest_inputs(job, progress, stamps=stamps)
             # What this decides for all shares, the first one decides.
             if getattr(spec, "method", "exact") != "exact":
                 plan(job, resources, progress, share.has)
+            elif is_first:
+                cut(job, part_rows(job, resources, plan(job, resources, progress)), progress, stamps)
+        counts = directory.counts()
         with collector_paused():
             estimate = plan(job, resources, progress, share.has)
         work = propagate(job, resources, estimate, progress, share.has)

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
@@ -341,7 +341,7 @@ class Directory(Generic[Spec]):
         try:
             yield
         except (InputError, BudgetError, DeviceError):
-            if not there and not self.ingested.exists() and not self._has_answers():
+            if not there and not self.ingested.exists() and not self.has_answers():
                 with suppress(OSError):
                     self._clear()
                 for path in (*self.path.glob(".*.tmp"), self.path / ".lock"):
@@ -444,10 +444,20 @@ class Directory(Generic[Spec]):
             elif there != spec:
                 write_json(self.spec_file, spec_record(spec))
 
+    def with_its_parts(self, spec: Spec) -> Spec:
+        """Return a spec with parts as large as those of the run here, where it is that run otherwise."""
+        # What cannot be read is refused, or replaced, when the directory is claimed.
+        with suppress(RunError):
+            there = self._read_spec()
+            if there is not None:
+                same: Spec = replace(spec, partition_rows=there.partition_rows)  # type: ignore[type-var]
+                return same if self._is_continued_by(there, same) else spec
+        return spec
+
     def loses_answers(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if `claim` is to remove answers of another run."""
         with explained(self.path):
-            return overwrite and self.spec_file.exists() and self._gives_way(spec, overwrite) and self._has_answers()
+            return overwrite and self.spec_file.exists() and self._gives_way(spec, overwrite) and self.has_answers()
 
     def _is_continued_by(self, there: Spec, spec: Spec) -> bool:
         """Return True if a run of `spec` goes on with what is there."""
@@ -486,13 +496,14 @@ class Directory(Generic[Spec]):
         try:
             there = self._read_spec()
             is_other = there is None or not self._is_continued_by(there, spec)
-            return is_other and (overwrite or not self._has_answers())
+            return is_other and (overwrite or not self.has_answers())
         except RefusedError:
             raise
         except RunError:
             return overwrite
 
-    def _has_answers(self) -> bool:
+    def has_answers(self) -> bool:
+        """Return True if there are answers of a run, finished or not."""
         parts = (part for kind in KINDS for part in parts_in(self.path / kind))
         tables = (self.csv(kind) for kind in KINDS)
         return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))

@@ -5,6 +5,7 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -115,6 +116,12 @@ class RunEstimate:
     def of(cls, forecast: RunForecast) -> RunEstimate:
         """Return the estimate of exact answers."""
         return cls(forecast.needed, forecast.seconds, forecast.gpu_seconds, forecast.chunked_seconds)
+
+    def seconds_on(self, device: DeviceChoice, asked: DeviceChoice) -> float:
+        """Return the seconds of the device that answers, 0 where they are not known; asked: which the user wants."""
+        # With a GPU that was asked for, `seconds` are its own.
+        seconds = self.gpu_seconds if device == "gpu" and asked == "auto" else self.seconds
+        return 0.0 if seconds is None or math.isinf(seconds) else seconds
 
     @property
     def is_mostly_in_chunks(self) -> bool:
@@ -230,6 +237,20 @@ class Workload(ABC):
     @abstractmethod
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
+
+    @property
+    @abstractmethod
+    def has_part_size(self) -> bool:
+        """True if rows or bytes of a part were asked for."""
+
+    @abstractmethod
+    def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
+        """Return how many rows make a part whose work is not too long, those that it has if it is not.
+
+        resources: of the run, with the device that answers.
+        seconds: forecast of all rows, 0 where it is not known.
+        least: rows at the least.
+        """
 
     def stamps(self) -> Stamps:
         """Return the stamps of the files of the inputs; none of inputs that grow, where each file has its own check."""
@@ -567,6 +588,17 @@ class Job(Workload):
         counts, size = directory.counts(), directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
+    @property
+    def has_part_size(self) -> bool:
+        """True if rows or bytes of a part were asked for."""
+        return self.partition_rows is not None or self.part_bytes is not None
+
+    def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
+        """Return how many rows make a part; of sampled rows as many as it has."""
+        spec, counts = self.directory.read_spec(), self.directory.counts()
+        run = _PlannedRun(self.directory, spec, resources, range(counts.partitions))
+        return run.part_rows(seconds, counts.rows, least) if self.has_engine else spec.partition_rows
+
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
         if self.csv:
@@ -672,6 +704,18 @@ class _PlannedRun:
                 processes = replace(threads, rows=min(threads.rows, workers), host=0.0)
                 gain += threads.total(threads.rounds(rows)) - processes.total(processes.rounds(rows))
         return len(self.pending) * gain > start
+
+    def part_rows(self, seconds: float, rows: int, least: int) -> int:
+        """Return how many rows make a part, as of `Workload.part_rows`; rows: of all partitions."""
+        from junctor.engine.part_sizes import rows_of_part, shorter_part
+
+        size = self.spec.partition_rows
+        # Before evidence is read again.
+        if shorter_part(min(rows, size), seconds / max(1, rows), least) == min(rows, size):
+            return size
+        device = self.resources.compute.device
+        engine = self._engine(allowed_memory(self.resources.compute), "cpu" if device == "auto" else device)
+        return rows_of_part(engine, next(self._batches()), seconds / rows, least)
 
     def by_sampling(self) -> RunEstimate:
         """Return the estimate of sampling; with `auto`, write the budget of exact answers and explain it."""

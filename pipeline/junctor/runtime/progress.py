@@ -43,19 +43,14 @@ class Silence:
 
 
 class _PartRows:
-    """Rows of a part in progress, counted by whoever answers them.
-
-    counts: of rows that are answered, each of others.
-    share: rows of the part for each of these.
-    """
+    """Rows of parts in progress, as whoever answers them counts; each count with rows of a part for each of its own."""
 
     def __init__(self) -> None:
-        self.counts: list[Count] = []
-        self.share = 1.0
+        self.counts: list[tuple[Count, float]] = []
 
     def __call__(self) -> int:
-        """Return the rows of the part that are done."""
-        return int(self.share * sum(count() for count in tuple(self.counts)))
+        """Return the rows that are done."""
+        return int(sum(share * count() for count, share in tuple(self.counts)))
 
 
 # Rows and passes are far below the steps of a run: the display is not handed down to them.
@@ -87,12 +82,12 @@ def counts_rows(count: Count, share: float | None = None) -> Iterator[None]:
     if part is None:
         yield
         return
-    part.share = part.share if share is None else share
-    part.counts.append(count)
+    its_share = part.counts[-1][1] if share is None else share
+    part.counts.append((count, its_share))
     try:
         yield
     finally:
-        part.counts.remove(count)
+        part.counts.pop()
 
 
 def pass_done(done: int, of: int) -> None:
