@@ -10,11 +10,14 @@ from typing import Any
 from junctor.cli.run import run
 from prefect import flow
 
-from junctor_flows.frame import run_command, run_name, takes_parameters_of
+from junctor_flows.frame import run_command, run_name, takes_parameters_of, try_again
 
 
 @flow(  # type: ignore[untyped-decorator]
-    name="junctor-score-batch", flow_run_name=lambda: run_name("evidence", "network"), persist_result=False
+    name="junctor-score-batch",
+    flow_run_name=lambda: run_name("evidence", "network"),
+    persist_result=False,
+    on_crashed=[try_again],
 )
 @takes_parameters_of(run)
 def score_batch(**given: Any) -> Any:

@@ -8,28 +8,32 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import httpx
 from junctor.cli.signals import is_heard
 from junctor.model.errors import InputError, RunError
-from prefect import Flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect import Flow, State
+from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
+from prefect.runner._state_proposer import StateProposer
 from prefect.server.schemas.schedules import CronSchedule as ServerCronSchedule
 from prefect.settings import PREFECT_API_URL
+from prefect.types._datetime import now
 from pydantic import ValidationError
 
 from junctor_flows.batch import score_batch
 from junctor_flows.learning import learn_chain, learn_network
 from junctor_flows.patience import bear_with_server
+from junctor_flows.reporter import RETRY_SECONDS
 from junctor_flows.sequences import decode_sequences
 
 # By the names of their commands.
@@ -173,8 +177,57 @@ def serve(names: Sequence[str], limit: int) -> None:
     asyncio.run(runner.start())
 
 
+class _Proposer(StateProposer):  # type: ignore[misc]
+    """Tells the server of the runs of `junctor serve`: of their beginning at their time, of crashes once it answers."""
+
+    def __init__(self, client: PrefectClient) -> None:
+        super().__init__(client=client)
+        self.is_ending = asyncio.Event()
+
+    async def propose_pending(self, flow_run: FlowRun) -> bool:
+        """Let a run begin at its time; returns False for one that is not to begin then."""
+        # Prefect asks up to ten seconds before, where a run that ends until then still counts as an overlap.
+        at = flow_run.next_scheduled_start_time
+        if at is not None and (early := (at - now("UTC")).total_seconds()) > 0:
+            await self._pause(early)
+            # It may have been cancelled meanwhile, or put off.
+            there = await self._client.read_flow_run(flow_run.id)
+            if self.is_ending.is_set() or there.state_id != flow_run.state_id:
+                return False
+        return bool(await super().propose_pending(flow_run))
+
+    async def propose_crashed(self, flow_run: FlowRun, message: str) -> State[Any] | None:
+        """Report a crash, until the server has heard of it: what becomes of the run depends on that."""
+        while True:
+            state: State[Any] | None = await super().propose_crashed(flow_run, message)
+            if state is not None or self.is_ending.is_set() or await self._has_ended(flow_run.id):
+                return state
+            await self._pause(RETRY_SECONDS)
+
+    async def _has_ended(self, id: UUID) -> bool:
+        """Return True if a run has its last state, or is no longer known; False while the server does not answer."""
+        try:
+            state = (await self._client.read_flow_run(id)).state
+            return state is None or state.is_final()
+        except ObjectNotFound:
+            return True
+        except (httpx.TransportError, httpx.HTTPStatusError):
+            return False
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.is_ending.wait()
+
+
 class _Server(Runner):  # type: ignore[misc]
-    """A runner that cancels its runs when it is ended."""
+    """A runner that cancels its runs when it is ended, and begins them at their time."""
+
+    async def __aenter__(self) -> Self:
+        """Enter as Prefect's does, with a proposer of our own."""
+        await super().__aenter__()
+        self._state_proposer = self._scheduled_run_poller._state_proposer = _Proposer(self._client)
+        return self
 
     def handle_sigterm(self, *args: Any, **kwargs: Any) -> None:
         """Cancel all runs, then end."""
@@ -184,6 +237,7 @@ class _Server(Runner):  # type: ignore[misc]
 
     async def cancel_all(self) -> None:
         """Cancel what is under way. A run that has its last state keeps it: its process is about to end."""
+        self._state_proposer.is_ending.set()
         ended = []
         for id in self._process_manager.flow_run_ids():
             try:

@@ -5,27 +5,33 @@ Main functions: `takes_parameters_of`, a decorator, and `run_command`, the body 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Annotated, Any, TypeVar
+from uuid import UUID
 
+import httpx
 import typer
 from junctor.cli.deployed import conclusion, deployed
 from junctor.cli.failures import of_system
 from junctor.cli.parameters import Parameter, arguments, parameters_of, refuse_unattended, seconds_of
 from junctor.model.errors import EvidenceError, RunError
-from prefect import State, runtime
+from prefect import Flow, State, runtime
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRunPolicy
+from prefect.client.schemas.objects import FlowRun, FlowRunPolicy
 from prefect.context import FlowRunContext
-from prefect.states import Completed
+from prefect.states import AwaitingRetry, Completed
+from prefect.types._datetime import now
 from prefect.utilities.timeout import timeout
 from pydantic import Field
 
 from junctor_flows.patience import bear_in_flow_run
-from junctor_flows.reporter import DEPLOYED_PATIENCE, Reporter
+from junctor_flows.reporter import DEPLOYED_PATIENCE, RETRY_SECONDS, Reporter
 
 # What a flow takes in addition to its command; `junctor deploy` has options of these names.
 OWN_PARAMETERS = (
@@ -103,6 +109,34 @@ def _set_retries(flow_run: Any, retries: int, delay: float) -> None:
     with suppress(Exception), get_client(sync_client=True) as client:
         policy = FlowRunPolicy(retries=retries, retry_delay=round(delay))
         client.update_flow_run(flow_run.id, empirical_policy=policy)
+
+
+async def try_again(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Let a run that has crashed begin anew after its pause, unless it has had all its retries; a hook of Prefect's.
+
+    flow: of the run.
+    flow_run: its parameters are those that were given.
+    state: that it is in.
+    """
+    # Prefect's own retries are made by the process of the run: with that one killed, whoever started it is asked.
+    given = {each.name: each.default for each in OWN_PARAMETERS} | flow_run.parameters
+    until = time.monotonic() + DEPLOYED_PATIENCE
+    while True:
+        try:
+            return await _schedule_again(flow_run.id, given["retries"], seconds_of(given["retry_delay"]), state.message)
+        except (httpx.TransportError, httpx.HTTPStatusError):
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _schedule_again(id: UUID, retries: int, delay: float, message: str | None) -> None:
+    async with get_client() as client:
+        # Not the count of runs: one that does not reach its server has not run.
+        used = sum(each.name == AwaitingRetry().name for each in await client.read_flow_run_states(id))
+        if used < retries:
+            at = now("UTC") + timedelta(seconds=delay)
+            await client.set_flow_run_state(id, AwaitingRetry(scheduled_time=at, message=message))
 
 
 def _deployment_name() -> str | None:

@@ -8,11 +8,14 @@ from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain as fit_chain
 from prefect import flow
 
-from junctor_flows.frame import run_command, run_name, takes_parameters_of
+from junctor_flows.frame import run_command, run_name, takes_parameters_of, try_again
 
 
 @flow(  # type: ignore[untyped-decorator]
-    name="junctor-learn-network", flow_run_name=lambda: run_name("evidence", "network"), persist_result=False
+    name="junctor-learn-network",
+    flow_run_name=lambda: run_name("evidence", "network"),
+    persist_result=False,
+    on_crashed=[try_again],
 )
 @takes_parameters_of(learn)
 def learn_network(**given: Any) -> Any:
@@ -21,7 +24,10 @@ def learn_network(**given: Any) -> Any:
 
 
 @flow(  # type: ignore[untyped-decorator]
-    name="junctor-learn-chain", flow_run_name=lambda: run_name("sequences", "model"), persist_result=False
+    name="junctor-learn-chain",
+    flow_run_name=lambda: run_name("sequences", "model"),
+    persist_result=False,
+    on_crashed=[try_again],
 )
 @takes_parameters_of(fit_chain)
 def learn_chain(**given: Any) -> Any:

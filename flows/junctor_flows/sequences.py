@@ -7,11 +7,14 @@ from typing import Any
 from junctor.cli.viterbi import viterbi
 from prefect import flow
 
-from junctor_flows.frame import run_command, run_name, takes_parameters_of
+from junctor_flows.frame import run_command, run_name, takes_parameters_of, try_again
 
 
 @flow(  # type: ignore[untyped-decorator]
-    name="junctor-decode-sequences", flow_run_name=lambda: run_name("sequences", "model"), persist_result=False
+    name="junctor-decode-sequences",
+    flow_run_name=lambda: run_name("sequences", "model"),
+    persist_result=False,
+    on_crashed=[try_again],
 )
 @takes_parameters_of(viterbi)
 def decode_sequences(**given: Any) -> Any:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA, ROOT
@@ -121,6 +125,34 @@ def test_an_overlapping_run_is_skipped_or_waits(server: PrefectServer, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_run_that_is_due_when_the_one_before_has_ended_is_not_skipped(server: PrefectServer, tmp_path: Path) -> None:
+    """Prefect compares up to ten seconds before."""
+    write_rows(tmp_path / "rows.csv", 2)
+    deployed(server, tmp_path, ASIA, "rows.csv", "-o", "answers", "--overwrite", "--name", "due")
+    with server.serve(tmp_path, "due") as served:
+        first = server.begin("due")
+        process = process_of(server, served, first)
+        server.until(lambda: server.run(first)["state"]["type"] == "RUNNING")
+        process.suspend()
+        due = datetime.now(UTC) + timedelta(seconds=20)
+        second = server.begin_at("due", due)
+        time.sleep(14.0)
+        process.resume()
+        assert server.ended(first)["state"]["type"] == "COMPLETED"
+        assert datetime.now(UTC) < due
+        assert server.ended(second)["state"]["type"] == "COMPLETED"
+        begun = [each["timestamp"] for each in states_of(server, second) if each["type"] != "SCHEDULED"]
+        assert due <= datetime.fromisoformat(begun[0])
+        # One that is cancelled before its time does not begin.
+        third = server.begin_at("due", datetime.now(UTC) + timedelta(seconds=6))
+        time.sleep(2.0)
+        server.ask(f"/flow_runs/{third}/set_state", {"state": {"type": "CANCELLED"}})
+        time.sleep(6.0)
+        assert server.run(third)["state"]["type"] == "CANCELLED"
+        assert server.run(third)["run_count"] == 0
+
+
+@pytest.mark.slow
 def test_a_failed_run_is_tried_again(server: PrefectServer, tmp_path: Path) -> None:
     options = ("-o", "answers", "--retries", "2", "--retry-delay", "3s", "--name", "late")
     deployed(server, tmp_path, ASIA, "late.csv", *options)
@@ -139,6 +171,111 @@ def test_a_failed_run_is_tried_again(server: PrefectServer, tmp_path: Path) -> N
         failed = server.ended(server.begin("late"))
     assert failed["state"]["type"] == "FAILED"
     assert failed["run_count"] == 3
+
+
+def process_of(server: PrefectServer, served: subprocess.Popen[bytes], id: str) -> psutil.Process:
+    """Return the process of a flow run, of those that `junctor serve` or a worker has started, once it is there."""
+
+    def found() -> psutil.Process | None:
+        # The innermost: a worker has a process of its own for each run.
+        for child in reversed(psutil.Process(served.pid).children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if child.environ().get("PREFECT__FLOW_RUN_ID") == id:
+                    return child
+        return None
+
+    process: psutil.Process = server.until(found)
+    return process
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_killed_run_is_tried_again(server: PrefectServer, tmp_path: Path, long: list[str], kills: int) -> None:
+    """As where memory runs out: the process that Prefect leaves its retries to is gone."""
+    name = f"killed-{kills}"
+    options = ("-o", "answers", "--retries", str(kills), "--retry-delay", "2s", "--name", name)
+    deployed(server, tmp_path, *long, *options)
+    with server.serve(tmp_path, name) as served:
+        id = server.begin(name)
+        for attempt in range(1, kills + 1):
+            server.until(lambda attempt=attempt: len(parts(tmp_path / "answers")) >= attempt)
+            process_of(server, served, id).kill()
+            retry = server.until(lambda attempt=attempt: retries_of(server, id)[attempt - 1 :])[0]
+            at = datetime.fromisoformat(retry["state_details"]["scheduled_time"])
+            assert 1.5 < (at - datetime.fromisoformat(retry["timestamp"])).total_seconds() < 2.5
+            assert "code: -9" in retry["message"]
+            server.until(lambda attempt=attempt: server.run(id)["run_count"] == attempt + 1)
+            begun = [datetime.fromisoformat(each["timestamp"]) for each in states_of(server, id)]
+            assert not [each for each in begun if datetime.fromisoformat(retry["timestamp"]) < each < at]
+        run = server.ended(id)
+    assert run["state"]["message"].startswith("16,000 rows")
+    assert run["run_count"] == kills + 1
+    assert len(server.runs(name)) == 1
+    assert json.loads((tmp_path / "answers" / "manifest.json").read_text())["reused_parts"] >= kills
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_a_process_pool_is_tried_again(server: PrefectServer, tmp_path: Path, long: list[str]) -> None:
+    prefect = [str(BIN / "prefect"), "--no-prompt"]
+    create = [*prefect, "work-pool", "create", "killing", "--type", "process"]
+    subprocess.run(create, env=server.environment, check=True, capture_output=True, timeout=100)
+    options = ("-o", "answers", "--retries", "1", "--retry-delay", "1s", "--name", "pooled-kill")
+    deployed(server, tmp_path, *long, *options, "--work-pool", "killing")
+    with server.process_of(*prefect, "worker", "start", "--pool", "killing", cwd=tmp_path) as worker:
+        id = server.begin("pooled-kill")
+        server.until(lambda: parts(tmp_path / "answers"))
+        process_of(server, worker, id).kill()
+        server.until(lambda: server.run(id)["run_count"] == 2)
+        assert server.ended(id)["state"]["message"].startswith("16,000 rows")
+
+
+@pytest.mark.slow
+def test_a_run_is_tried_again_no_more_often_than_was_asked_for(
+    server: PrefectServer, tmp_path: Path, long: list[str]
+) -> None:
+    deployed(server, tmp_path, *long, "-o", "answers", "--retries", "1", "--retry-delay", "1s", "--name", "dies")
+    with server.serve(tmp_path, "dies") as served:
+        id = server.begin("dies")
+        for attempt in (1, 2):
+            server.until(lambda attempt=attempt: server.run(id)["run_count"] == attempt)
+            process_of(server, served, id).kill()
+            server.until(lambda attempt=attempt: count_of(server, id, "CRASHED") == attempt)
+        # Longer than the pause.
+        time.sleep(5.0)
+        assert server.run(id)["state"]["type"] == "CRASHED"
+    assert len(server.runs("dies")) == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_while_the_server_is_away_is_tried_again(mortal: PrefectServer, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", 3)
+    # Else it asks for a minute, and the server is back.
+    mortal.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"
+    options = ("-o", "answers", "--retries", "1", "--retry-delay", "1s", "--name", "early")
+    deployed(mortal, tmp_path, ASIA, "rows.csv", *options)
+    with mortal.serve(tmp_path, "early") as served:
+        id = mortal.begin("early")
+        process_of(mortal, served, id).suspend()
+        mortal.kill()
+        process_of(mortal, served, id).resume()
+        psutil.wait_procs([process_of(mortal, served, id)], 60)
+        time.sleep(3.0)
+        mortal.start()
+        assert mortal.ended(id, 120)["state"]["type"] == "CRASHED"
+        mortal.until(lambda: mortal.run(id)["state"]["type"] == "COMPLETED", 60)
+    assert count_of(mortal, id, "CRASHED") == 1
+
+
+def states_of(server: PrefectServer, id: str) -> list[Any]:
+    """Return the states that a flow run has had, in their order."""
+    return sorted(server.ask(f"/flow_run_states/?flow_run_id={id}", method="GET"), key=lambda each: each["timestamp"])
+
+
+def count_of(server: PrefectServer, id: str, kind: str) -> int:
+    return sum(each["type"] == kind for each in states_of(server, id))
+
+
+def retries_of(server: PrefectServer, id: str) -> list[Any]:
+    return [each for each in states_of(server, id) if each["name"] == "AwaitingRetry"]
 
 
 @pytest.mark.slow
