@@ -80,7 +80,9 @@ def run(
     disk: cli.Disk = None,
     partition_rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows in one part; by default 524,288 at most.", rich_help_panel=cli.OUTPUT),
+        typer.Option(
+            min=1, help="Rows in one part; by default 524,288, or 20 s of work, at most.", rich_help_panel=cli.OUTPUT
+        ),
     ] = None,
     part_size: cli.PartSize = None,
     part: cli.PartOfRun = None,
