@@ -61,7 +61,10 @@ def test_the_command_is_the_function() -> None:
     )
     assert read_model("fitted.json").digest == wanted.model.digest
     assert "fitted.json: 4 states, 3 symbols; sequences: 30 ok, 2 invalid\n" in result.stdout
-    assert "left out: row 31: the sequence is empty\nleft out: row 32: step 0: unknown symbol 'd'" in result.stderr
+    assert (
+        "left out: sequence 31: the sequence is empty\nleft out: sequence 32: step 0: unknown symbol 'd'"
+        in result.stderr
+    )
     each = (
         f"{wanted.log_likelihood:.9g}, {wanted.log_likelihood / 30:.6g} a sequence; not converged at 7 (7 iterations)"
     )
@@ -132,7 +135,7 @@ def test_impossible_sequences() -> None:
     assert "sequence 2 is impossible by zeros of the model: --impossible skip leaves such sequences out" in refused
     skipped = run("--impossible", "skip")
     assert "sequences: 1 ok, 1 impossible" in skipped.stdout
-    assert "left out: row 2: the sequence has probability 0" in skipped.stderr
+    assert "left out: sequence 2: the sequence has probability 0" in skipped.stderr
     assert "sequences: 2 ok" in run("--impossible", "smooth").stdout
     assert (read_model("fitted.json").emission == [[0.5, 0.5]]).all()  # type: ignore[union-attr]
     Path("folder").mkdir()

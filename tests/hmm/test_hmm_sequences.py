@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from helpers.hmm_models import random_model
 from junctor.hmm import build_model, posteriors, viterbi
+from junctor.hmm.columns import SequenceColumns
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.results import read_sequences, write_sequences
 from junctor.hmm.sequences import encode_sequences, open_sequences
@@ -236,7 +237,7 @@ def test_masked_arrays_and_series_among_sequences() -> None:
         ([1, 2], "of type int64, expected lists of steps: a single sequence is a list in a list"),
         ("01", r"of type string, expected lists of steps: .* letters of a text are list\(text\)"),
         (["01", "1"], "of type string, expected lists"),
-        (pa.table({"a": [1]}), "found the list columns \\[\\], expected one"),
+        (pa.table({"a": [1]}), "found no column of lists; where rows are steps"),
         ([[0]], "bring"),
         ({"a": [[0], [2**64]]}, "sequences cannot be read: Python int too large"),
         ([["0", 1]], "read: sequence 0, step 1: found 1, expected text as before \\(None where nothing is observed\\)"),
@@ -299,10 +300,10 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"found the list columns \['a', 'b'\], expected one; --column names it"):
         open_sequences(path, named())
     with pytest.raises(EvidenceError, match="no list column 'n'"):
-        open_sequences(path, named(), column="n")
+        open_sequences(path, named(), SequenceColumns("n"))
     with pytest.raises(EvidenceError, match="no column 'm' for the case ids"):
-        open_sequences(path, named(), column="a", case_id="m")
-    (part,) = open_sequences(path, named(), column="b", case_id="n").partitions(9, 9)
+        open_sequences(path, named(), SequenceColumns("a", "m"))
+    (part,) = open_sequences(path, named(), SequenceColumns("b", "n")).partitions(9, 9)
     assert (part.batch.symbols.tolist(), part.case_ids.to_pylist()) == ([1], [7])  # type: ignore[union-attr]
 
 
@@ -384,9 +385,12 @@ def test_strict_names_the_row(tmp_path: Path) -> None:
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "a.evid").write_text("0\n")
     (tmp_path / "b.parquet").write_text("no")
-    with pytest.raises(EvidenceError, match="found csv, expected sequences as Parquet or Arrow"):
+    with pytest.raises(EvidenceError, match=r"a\.csv: found no column of lists; where rows are steps, --case-id names"):
         open_sequences(tmp_path / "a.csv", named())
+    with pytest.raises(EvidenceError, match="found evid, expected sequences as Parquet, Arrow, CSV or TSV"):
+        open_sequences(tmp_path / "a.evid", named())
     with pytest.raises(EvidenceError, match="damaged"):
         open_sequences(tmp_path / "b.parquet", named())
     with pytest.raises(RunError, match="cannot be read as encoded sequences"):

@@ -195,7 +195,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = junctor_cli("learn-chain", "model.json", "in", "-o", "fitted.json", "--labels", "tags")
     assert found.exit_code == 0, found.output
     assert "sequences: 2 ok, 1 invalid\nlabels: of 5 of 5 steps\n" in found.stdout
-    assert "left out: row 3: step 0: label: unknown state 'r'; states are p, q" in found.stderr
+    assert "left out: sequence 3: step 0: label: unknown state 'r'; states are p, q" in found.stderr
     assert read_model("fitted.json").digest == learn(uniform(), WORDS, labels=LABELS).model.digest
     found = junctor_cli("learn-chain", "model.json", "in", "-o", "fitted.json", "--labels", "words", "--column", "tags")
     assert found.exit_code == EvidenceError.exit_code

@@ -220,7 +220,7 @@ def show_holdout(check: HoldoutResult | None, row: str = "row", model: str = "ne
         )
 
 
-def show_reasons(reasons: Mapping[int, str]) -> None:
-    """Print why the first rows are left out."""
+def show_reasons(reasons: Mapping[int, str], row: str = "row") -> None:
+    """Print why the first rows, or what they are called, are left out."""
     for number, reason in list(reasons.items())[:SHOWN]:
-        typer.echo(f"left out: row {number + 1:,}: {reason}", err=True)
+        typer.echo(f"left out: {row} {number + 1:,}: {reason}", err=True)

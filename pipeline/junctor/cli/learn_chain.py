@@ -26,10 +26,7 @@ def learn_chain(
             metavar="MODEL", help="Hidden Markov model to start from: Parquet or JSON; or a two-slice network."
         ),
     ],
-    sequences: Annotated[
-        str,
-        typer.Argument(metavar="SEQUENCES", help="Parquet (file or folder) or Arrow with a list column, one row each."),
-    ],
+    sequences: cli.SequencesFile,
     output: Annotated[
         str,
         typer.Option(
@@ -77,17 +74,18 @@ def learn_chain(
     fail_if: cli.FailIfWithoutDrift = None,
     overwrite: fits.FitOverwrite = False,
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
-    column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
+    column: cli.SequenceColumn = None,
+    case_id: cli.SequenceId = None,
+    step: cli.StepColumn = None,
+    gaps: cli.StepGaps = "invalid",
     labels: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="List column of states that are known, null for others.")
+        str | None, typer.Option(metavar="COLUMN", help="Column of states that are known, null for others.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the file at its first invalid sequence.")] = False,
     model_format: Annotated[
         str | None, typer.Option("--format", help="Format of MODEL, if its name does not say: parquet, json, bif, ...")
     ] = None,
-    sequences_format: Annotated[
-        str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
-    ] = None,
+    sequences_format: cli.SequencesFormat = None,
     threads: cli.Threads = None,
     memory: Annotated[
         str | None,
@@ -110,6 +108,7 @@ def learn_chain(
     from junctor.cli.failures import told_if_interrupted
     from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
+    from junctor.hmm.columns import SequenceColumns
     from junctor.hmm.learning import ChainOptions
     from junctor.hmm.learning_files import ChainJob
     from junctor.learning.em import FitOptions
@@ -134,9 +133,7 @@ def learn_chain(
         sequences=sequences,
         output=output,
         options=options,
-        column=column,
-        labels=labels,
-        weight=weight,
+        columns=SequenceColumns(column, case_id, step, labels, weight, gaps),
         strict=strict,
         overwrite=overwrite,
         model_format=model_format,
@@ -194,4 +191,4 @@ def _show(learned: LearnedModel, output: str) -> None:
         typer.echo(f"labels: of {learned.labelled:,} of {counted(learned.steps, 'step')}")
     fits.show_loop(fit.trace, fit.converged, fit.reason, learned.weight, learned.restarts, "sequence")
     fits.show_holdout(learned.holdout, "sequence", "model")
-    fits.show_reasons(learned.reasons)
+    fits.show_reasons(learned.reasons, "sequence")

@@ -10,7 +10,7 @@ import typer
 
 from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model.errors import InputError, JunctorError
-from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
+from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Gaps, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
 from junctor.runtime.remote import local_path
@@ -52,6 +52,29 @@ EvidenceFile = Annotated[
     ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.", rich_help_panel=EVIDENCE)]
+SequencesFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="SEQUENCES",
+        help="Parquet or Arrow with a list column, a row each; also CSV with a row for each step (--case-id, --step).",
+    ),
+]
+SequenceColumn = Annotated[str | None, typer.Option(help="Column of lists, or of symbols, where there are several.")]
+SequenceId = Annotated[str | None, typer.Option(help="Column that names the sequences; case_id if there.")]
+StepColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--step",
+        metavar="COLUMN",
+        help="In a table with a row for each step: numbers or times that order the rows of a sequence.",
+    ),
+]
+StepGaps = Annotated[
+    Gaps, typer.Option(help="Whole numbers of steps that are left out: invalid, steps without observation, or nothing.")
+]
+SequencesFormat = Annotated[
+    str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow, csv, tsv.")
+]
 IgnoreExtra = Annotated[
     bool,
     typer.Option("--ignore-extra", help="Pass over columns that are not in the network.", rich_help_panel=EVIDENCE),

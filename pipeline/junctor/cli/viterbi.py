@@ -17,10 +17,7 @@ def viterbi(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Hidden Markov model: Parquet or JSON; or a two-slice network.")
     ],
-    sequences: Annotated[
-        str,
-        typer.Argument(metavar="SEQUENCES", help="Parquet (file or folder) or Arrow with a list column, one row each."),
-    ],
+    sequences: cli.SequencesFile,
     output: Annotated[
         str,
         typer.Option(
@@ -31,15 +28,15 @@ def viterbi(
         bool, typer.Option("--posteriors", help="Log-likelihoods and posteriors of the states instead of paths.")
     ] = False,
     precision: cli.PrecisionOption = "double",
-    column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
-    case_id: Annotated[str | None, typer.Option(help="Column that names the sequences; case_id if there.")] = None,
+    column: cli.SequenceColumn = None,
+    case_id: cli.SequenceId = None,
+    step: cli.StepColumn = None,
+    gaps: cli.StepGaps = "invalid",
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the file at its first invalid sequence.")] = False,
     model_format: Annotated[
         str | None, typer.Option("--format", help="Format of MODEL, if its name does not say: parquet, json, bif, ...")
     ] = None,
-    sequences_format: Annotated[
-        str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
-    ] = None,
+    sequences_format: cli.SequencesFormat = None,
     report: cli.Report = None,
     fail_if: cli.FailIfWithoutDrift = None,
     rejects: cli.Rejects = None,
@@ -82,6 +79,8 @@ def viterbi(
         partition_rows=partition_rows,
         column=column,
         case_id=case_id,
+        step=step,
+        gaps=gaps,
         strict=strict,
         overwrite=overwrite,
         model_format=model_format,

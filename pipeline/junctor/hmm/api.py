@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from junctor.hmm.columns import SequenceColumns
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice, Gaps
 from junctor.model.query import Precision, one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import compute_options
@@ -22,6 +23,10 @@ def viterbi(
     precision: Precision = "double",
     *,
     lengths: Any = None,
+    column: str | None = None,
+    case_id: str | None = None,
+    step: str | None = None,
+    gaps: Gaps = "invalid",
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
@@ -32,12 +37,15 @@ def viterbi(
     """Return the most probable path of each sequence, and log P(path, sequence).
 
     model: a model, or the path of a model file.
-    sequences: a list of lists, an Arrow list array, or a table (of Arrow, a data frame, or a mapping of columns) with
-        one list column, and `case_id`, or a column of groups of pandas; symbols by name or index, null for unobserved,
-        or lists of log-likelihoods of the states.
+    sequences: a list of lists, an Arrow list array, a column of groups of pandas, or a table (of Arrow, a data frame,
+        or a mapping of columns) with one list column, and `case_id`, or with a row for each step; symbols by name or
+        index, null for unobserved, or lists of log-likelihoods of the states.
     precision: number format of the computation.
     lengths: steps of each sequence, where `sequences` is an array with a row for each step, of all sequences one after
         the other: symbols [steps] or [steps, 1], one-hot rows [steps, symbols], log-likelihoods [steps, states].
+    column, case_id, step, gaps: names of the columns of a table, None for those that are found: of lists, or of
+        symbols in a table with a row for each step; of names of sequences; of numbers or times of steps. What becomes
+        of gaps in whole numbers of steps: the sequence is "invalid", they are "unobserved", or "ignore".
     memory: bytes (or "4GiB") for rows of the trellis, None for a share of the free memory.
     threads: None for all cores.
     device: "auto" takes a GPU for enough work.
@@ -49,7 +57,8 @@ def viterbi(
     smaller state on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
     options = compute_options(memory, threads, device, device_memory, spill, disk)
-    return _answer(model, sequences, lengths, "viterbi", precision, options)
+    names = SequenceColumns(column, case_id, step, gaps=gaps)
+    return _answer(model, sequences, lengths, names, "viterbi", precision, options)
 
 
 def posteriors(
@@ -58,6 +67,10 @@ def posteriors(
     precision: Precision = "double",
     *,
     lengths: Any = None,
+    column: str | None = None,
+    case_id: str | None = None,
+    step: str | None = None,
+    gaps: Gaps = "invalid",
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
@@ -70,13 +83,15 @@ def posteriors(
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
     options = compute_options(memory, threads, device, device_memory, spill, disk)
-    return _answer(model, sequences, lengths, "posteriors", precision, options)
+    names = SequenceColumns(column, case_id, step, gaps=gaps)
+    return _answer(model, sequences, lengths, names, "posteriors", precision, options)
 
 
 def _answer(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
     lengths: Any,
+    names: SequenceColumns,
     kind: SequenceKind,
     precision: Precision,
     options: ComputeOptions,
@@ -91,5 +106,5 @@ def _answer(
     check_device(options.device)
     one_of("precision", precision, Precision)
     engine = SequenceEngine(model, kind, precision, options)
-    encoded = encode_sequences(sequences, model, lengths=lengths)
+    encoded = encode_sequences(sequences, model, lengths=lengths, names=names)
     return answers_table(engine.answer(encoded.batch), encoded.case_ids, model)

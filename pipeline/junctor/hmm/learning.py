@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.encode import numbered
+from junctor.hmm.columns import SequenceColumns
 from junctor.hmm.counts import SequenceCounter
 from junctor.hmm.engine import NO_PROBABILITY
 from junctor.hmm.learned import MOST_REASONS, LearnedModel
@@ -35,7 +36,7 @@ from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
 from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError, InputError
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice, Gaps
 from junctor.model.query import one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory, compute_options
@@ -85,6 +86,10 @@ def learn(
     sequences: Any,
     *,
     lengths: Any = None,
+    column: str | None = None,
+    case_id: str | None = None,
+    step: str | None = None,
+    gaps: Gaps = "invalid",
     labels: Any = None,
     weights: Any = None,
     prior: Mapping[Part, float] | None = None,
@@ -109,7 +114,7 @@ def learn(
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
 
     model: a model, or the path of a model file.
-    sequences, lengths: as for `viterbi`.
+    sequences, lengths, column, case_id, step, gaps: as for `viterbi`.
     labels: states that are known, by name or number, None for others: lists as the sequences, or the name of a column
         of the table; with lengths an array [steps].
     weights: of the sequences, 0 or more; None for 1 each.
@@ -147,7 +152,7 @@ def learn(
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
-    batch = encode_sequences(sequences, model, labels, lengths).batch
+    batch = encode_sequences(sequences, model, labels, lengths, SequenceColumns(column, case_id, step, gaps=gaps)).batch
     check_device(device)
     compute = compute_options(memory, threads, device, device_memory)
     weights = checked_weights(weights, len(batch))

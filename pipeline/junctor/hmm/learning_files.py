@@ -10,6 +10,7 @@ import numpy as np
 
 from junctor.evidence.files import refuse_changes
 from junctor.evidence.read import digest_of, stamps_of
+from junctor.hmm.columns import NO_NAMES, SequenceColumns
 from junctor.hmm.formats import read_model, write_model
 from junctor.hmm.learned import LearnedModel
 from junctor.hmm.learning import ChainOptions, fit_model
@@ -35,9 +36,7 @@ class ChainJob:
     sequences: file or folder of them.
     output: file of the fitted model, Parquet or JSON.
     options: what is fitted, and how.
-    column: of lists, in the table of sequences.
-    labels: list column of the states that are known.
-    weight: column of weights.
+    columns: names of those of the table of sequences.
     strict: whether the first invalid sequence ends the fit.
     overwrite: whether the state of a different fit that was interrupted is given up.
     model_format, sequences_format: None for the formats by name of the files.
@@ -47,9 +46,7 @@ class ChainJob:
     sequences: str
     output: str
     options: ChainOptions
-    column: str | None = None
-    labels: str | None = None
-    weight: str | None = None
+    columns: SequenceColumns = NO_NAMES
     strict: bool = False
     overwrite: bool = False
     model_format: str | None = None
@@ -85,9 +82,7 @@ class ChainJob:
         identity = {
             "model": model.digest,
             "sequences": digest_of(self.sequences),
-            "column": self.column,
-            "labels": self.labels,
-            "weight": self.weight,
+            "columns": asdict(self.columns),
             "strict": self.strict,
             "options": asdict(self.options),
             "junctor": version("junctor"),
@@ -97,15 +92,15 @@ class ChainJob:
         source = open_sequences(
             self.sequences,
             model,
-            column=self.column,
-            labels=self.labels,
+            self.columns,
             strict=self.strict,
             format=self.sequences_format,
         )
         batch = source.whole()
         if batch is None:
             batch = encode_sequences([], model).batch
-        weights = np.ones(len(batch)) if self.weight is None else source.weights(self.weight)
+        weight = self.columns.weight
+        weights = np.ones(len(batch)) if weight is None else source.weights(weight)
         refuse_changes(stamps, stamps_of(self.sequences))
         learned = fit_model(model, batch, weights, self.options, compute, watch, checkpoint, extras, source.names_of)
         judge(learned)

@@ -22,7 +22,7 @@ from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.answers import STATUS_NAMES
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.options import ComputeOptions, OutputFormat
+from junctor.model.options import ComputeOptions, Gaps, OutputFormat
 from junctor.model.query import Precision
 from junctor.runs.partition import Answered, PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -63,6 +63,8 @@ class SequenceSpec:
     strict: bool
     junctor_version: str
     format_version: int = FORMAT_VERSION
+    step: str | None = None
+    gaps: Gaps = "invalid"
 
     @property
     def folder(self) -> str:
@@ -146,8 +148,9 @@ class SequenceJob(Workload):
     query: paths or posteriors.
     precision: numbers to compute with.
     partition_rows: most sequences in one part.
-    column: of lists, in the table of sequences.
+    column: of lists, in the table of sequences, or of symbols in one with a row for each step.
     case_id: column with their names.
+    step, gaps: as of `junctor.hmm.step_tables.SequenceColumns`.
     strict: whether the first invalid sequence ends the run.
     overwrite: whether a different run in `output` is replaced.
     model_format, sequences_format: None for the formats by name of the files.
@@ -162,6 +165,8 @@ class SequenceJob(Workload):
     partition_rows: int | None = None
     column: str | None = None
     case_id: str | None = None
+    step: str | None = None
+    gaps: Gaps = "invalid"
     strict: bool = False
     overwrite: bool = False
     model_format: str | None = None
@@ -220,6 +225,8 @@ class SequenceJob(Workload):
             case_id=self.case_id,
             strict=self.strict,
             junctor_version=version("junctor"),
+            step=self.step,
+            gaps=self.gaps,
         )
 
     def keep_model(self, model: HiddenMarkovModel) -> None:
@@ -234,14 +241,14 @@ class SequenceJob(Workload):
 
     def input_parts(self, model: HiddenMarkovModel, spec: SequenceSpec, threads: int) -> Iterator[InputPart]:
         """Yield the sequences, encoded by one thread, in partitions; at the end one without any."""
+        from junctor.hmm.columns import SequenceColumns
         from junctor.hmm.results import write_sequences
         from junctor.hmm.sequences import encode_sequences, open_sequences
 
         source = open_sequences(
             self.sequences,
             model,
-            column=spec.column,
-            case_id=spec.case_id,
+            SequenceColumns(spec.column, spec.case_id, spec.step, gaps=spec.gaps),
             strict=spec.strict,
             format=self.sequences_format,
         )

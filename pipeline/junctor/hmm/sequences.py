@@ -5,7 +5,6 @@ Main functions: `open_sequences` for files, called by runs, and `encode_sequence
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.columns import encode_numbers, encode_states, is_list, is_string
 from junctor.evidence.encode import numbered, numbered_in_files, row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
-from junctor.evidence.states import UNKNOWN, Cell, StateCells
+from junctor.evidence.states import StateCells
+from junctor.hmm.columns import CASE_ID, NO_NAMES, SequenceColumns, columns_of_sensors
 from junctor.hmm.layouts import cut, groups_of, refuse_unclear, warn_of_shapes
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
+from junctor.hmm.sensors import SensorStates, SymbolCells, records_of
+from junctor.hmm.step_tables import StepRows, StepTable, are_steps, lists_of_steps
 from junctor.learning.expectation import A_WEIGHT, wrong_weights
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
@@ -33,8 +34,8 @@ from junctor.runtime.arrow import cast, in_one_piece, plain_words, with_plain_wo
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # A row is a sequence. Its list holds symbols (strings or integers; null for unobserved), or for each step a list of
-# natural log-likelihoods, one for each state. `case_id` names the sequences; without it they are numbered.
-CASE_ID = "case_id"
+# natural log-likelihoods, one for each state, or a record of the states of sensors. `case_id` names the sequences;
+# without it they are numbered. A table with a row for each step becomes such lists.
 # Log-likelihoods beyond are none: sums stay finite in single precision, too. Below, people write the lowest number of a
 # format for log 0.
 LARGEST = 1e30
@@ -56,58 +57,6 @@ class EncodedSequences:
     first_row: int
 
 
-class SensorStates:
-    """Symbols that are a state of each sensor, and observations of some of them, in the order of their appearance."""
-
-    # They are numbered as long as a source is read: numbers in one of its batches are those in all later ones.
-    def __init__(self, sensors: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-        self.cells = [StateCells(Variable(name, states), f"{name} state") for name, states in sensors]
-        self._sizes = tuple(len(states) for _, states in sensors)
-        self._partial: dict[tuple[int, ...], int] = {}
-
-    @property
-    def partial(self) -> npt.NDArray[np.int32] | None:
-        """The observations so far, as in `SequenceBatch`."""
-        return np.array([*self._partial], np.int32).reshape(-1, len(self.cells)) if self.cells else None
-
-    def symbol(self, states: Sequence[int]) -> int:
-        """Return the symbol of a state of each sensor, some of them UNOBSERVED."""
-        if UNOBSERVED not in states:
-            return int(np.ravel_multi_index(tuple(states), self._sizes))
-        if all(state == UNOBSERVED for state in states):
-            return UNOBSERVED
-        return math.prod(self._sizes) + self._partial.setdefault(tuple(states), len(self._partial))
-
-
-class SymbolCells(StateCells):
-    """Reads symbols by name or index, and the states of sensors in one text ("loud,", where the second is missing)."""
-
-    def __init__(self, names: tuple[str, ...], sensors: SensorStates) -> None:
-        super().__init__(Variable("symbol", names), "symbol")
-        self.sensors = sensors
-
-    def code(self, cell: Cell) -> int:
-        """Return the symbol, UNOBSERVED, or UNKNOWN."""
-        code = super().code(cell)
-        parts = self._parts(cell) if code == UNKNOWN else None
-        if parts is None:
-            return code
-        states = [cells.code(part) for cells, part in zip(self.sensors.cells, parts, strict=True)]
-        return UNKNOWN if UNKNOWN in states else self.sensors.symbol(states)
-
-    def reason(self, cell: Cell) -> str:
-        """Say which sensor has no such state."""
-        for cells, part in zip(self.sensors.cells, self._parts(cell) or (), strict=False):
-            if cells.code(part) == UNKNOWN:
-                return cells.reason(part)
-        return super().reason(cell)
-
-    def _parts(self, cell: Cell) -> list[str] | None:
-        # Names of states may have commas: with as few as join the parts, each of them does.
-        parts = cell.split(",") if isinstance(cell, str) else []
-        return parts if len(parts) == len(self.sensors.cells) > 1 else None
-
-
 class SequenceEncoder:
     """Encodes lists of symbols, or of log-likelihoods, for one model."""
 
@@ -116,18 +65,27 @@ class SequenceEncoder:
         names = model.symbol_names or tuple(map(str, range(model.symbols)))
         self._cells = SymbolCells(names, SensorStates(model.sensors)) if names else None
 
-    def encode(self, column: pa.Array, place: Place | None = None, labels: pa.Array | None = None) -> SequenceBatch:
+    def encode(
+        self,
+        columns: Sequence[pa.Array],
+        place: Place | None = None,
+        labels: pa.Array | None = None,
+        steps: StepTable | None = None,
+    ) -> SequenceBatch:
         """Return the sequences of a list column; raises EvidenceError if the model has no use for such lists.
 
-        column: lists of symbols or log-likelihoods.
+        columns: lists of symbols or log-likelihoods; or of the states of each sensor.
         place: the file, for errors.
         labels: lists of the states of the steps, null for unknown; None for no labels.
+        steps: the table whose rows the steps were, None for a table of lists.
         """
+        column, unequal = records_of(columns, [name for name, _ in self.model.sensors])
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         invalid = {
             int(n): "there is no sequence" for n in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
         }
+        invalid |= unequal if steps is None else steps.reasons
         values = plain_words(column.flatten())
         if is_list(values.type):
             likelihoods, bad = _likelihoods(values, self.model.states, place)
@@ -136,18 +94,24 @@ class SequenceEncoder:
             if self._cells is None:
                 said = "the model has no emissions: its sequences have to bring lists of log-likelihoods"
                 raise EvidenceError(said, place)
-            symbols, bad = encode_states(values, self._cells)
+            if pa.types.is_struct(values.type):
+                symbols, bad = self._cells.sensors.symbols(values, place)
+            else:
+                symbols, bad = encode_states(values, self._cells)
             batch = SequenceBatch(starts, symbols, None, invalid, self._cells.sensors.partial)
         # The first bad step of a sequence is its reason.
         for step, reason in sorted(bad):
             sequence = int(np.searchsorted(starts, step, side="right")) - 1
-            invalid.setdefault(sequence, f"step {step - starts[sequence]}: {reason}")
+            at = f"step {step - starts[sequence]}" if steps is None else steps.source.name(int(steps.rows[step]))
+            invalid.setdefault(sequence, f"{at}: {reason}")
         # A null sequence is empty as well, and keeps its reason.
         for sequence in np.flatnonzero(lengths == 0).tolist():
             invalid.setdefault(sequence, EMPTY)
-        return batch if labels is None else replace(batch, labels=self._labels(labels, batch, place))
+        return batch if labels is None else replace(batch, labels=self._labels(labels, batch, place, steps))
 
-    def _labels(self, column: pa.Array, batch: SequenceBatch, place: Place | None) -> npt.NDArray[np.int32]:
+    def _labels(
+        self, column: pa.Array, batch: SequenceBatch, place: Place | None, steps: StepTable | None
+    ) -> npt.NDArray[np.int32]:
         """Return the label of each step; sequences with labels of other steps or states are invalid."""
         assert batch.invalid is not None
         if len(column) != len(batch):
@@ -163,8 +127,12 @@ class SequenceEncoder:
         )
         places = np.flatnonzero(np.repeat(fits, batch.lengths))
         for at, reason in sorted(bad):
-            sequence = int(np.searchsorted(batch.starts, places[at], side="right")) - 1
-            batch.invalid.setdefault(sequence, f"step {places[at] - batch.starts[sequence]}: label: {reason}")
+            step = int(places[at])
+            sequence = int(np.searchsorted(batch.starts, step, side="right")) - 1
+            where = (
+                f"step {step - batch.starts[sequence]}" if steps is None else steps.source.name(int(steps.rows[step]))
+            )
+            batch.invalid.setdefault(sequence, f"{where}: label: {reason}")
         labels = np.full(int(batch.starts[-1]), -1, np.int32)
         labels[places] = codes
         return labels
@@ -198,16 +166,16 @@ def _likelihoods(
 
 
 class _Positions(NamedTuple):
-    """Columns of a table: of the lists, of the case ids (None for numbers), and of the labels (None for none)."""
+    """Columns of a table: of the lists, one or of each sensor; of the case ids, None for numbers; of the labels."""
 
-    lists: int
+    lists: tuple[int, ...]
     case_ids: int | None
     labels: int | None
 
     @property
     def read(self) -> list[int]:
         """Those that are there, in this order."""
-        return [at for at in self if at is not None]
+        return [*self.lists, *(at for at in self[1:] if at is not None)]
 
 
 def _are_shares(rows: npt.NDArray[np.float64]) -> bool:
@@ -216,12 +184,13 @@ def _are_shares(rows: npt.NDArray[np.float64]) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SequenceSource:
-    """Open files of sequences."""
+    """Open files of sequences; `steps`: the table that was made of rows for steps."""
 
     tables: tuple[ColumnTable, ...]
     positions: _Positions
     encoder: SequenceEncoder
     strict: bool
+    steps: StepTable | None = None
 
     @property
     def no_case_ids(self) -> pa.Array:
@@ -257,6 +226,8 @@ class SequenceSource:
 
         rows: ascending, from 0. Of several files, all sequences before these are read again.
         """
+        if self.steps is not None and self.positions.case_ids is not None:
+            return [repr(cell.as_py()) for cell in self.steps.table.column(self.positions.case_ids).take(list(rows))]
         if len(self.tables) == 1:
             return numbered(rows)
         return numbered_in_files(rows, self._files())
@@ -265,7 +236,7 @@ class SequenceSource:
         """Yield the path of each file, its first sequence, and the one behind it; reads all of them."""
         first = 0
         for table in self.tables:
-            end = first + sum(batch.num_rows for batch in table.batches([self.positions.lists]))
+            end = first + sum(batch.num_rows for batch in table.batches(self.positions.lists))
             yield table.path, first, end
             first = end
 
@@ -299,21 +270,24 @@ class SequenceSource:
 
     def _pieces(self) -> Iterator[EncodedSequences]:
         first_row = 0
-        at, read = self.positions.case_ids, self.positions.read
+        at, read, lists = self.positions.case_ids, self.positions.read, len(self.positions.lists)
         for table in self.tables:
             first_of_file = first_row
             with explained(table.path):
                 for batch in table.batches(read):
                     labels = None if self.positions.labels is None else batch.column(len(read) - 1)
-                    encoded = self.encoder.encode(batch.column(0), Place(str(table.path)), labels)
+                    columns = batch.columns[:lists]
+                    encoded = self.encoder.encode(columns, Place(str(table.path)), labels, self.steps)
                     if self.strict and encoded.invalid:
                         row, reason = min(encoded.invalid.items())
+                        if self.steps is not None:
+                            raise EvidenceError(f"sequence {self.names_of([row])[0]}: {reason}", Place(str(table.path)))
                         number = first_row - first_of_file + row + 1
                         raise EvidenceError(f"row {number}: {reason}", Place(str(table.path)))
                     ids = row_numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.
-                        ids = cast(batch.column(1), self.tables[0].schema.field(at).type)
+                        ids = cast(batch.column(lists), self.tables[0].schema.field(at).type)
                     yield EncodedSequences(encoded, ids, first_row)
                     first_row += batch.num_rows
 
@@ -321,28 +295,27 @@ class SequenceSource:
 def open_sequences(
     path: str | os.PathLike[str] | RemotePath,
     model: HiddenMarkovModel,
+    names: SequenceColumns = NO_NAMES,
     *,
-    column: str | None = None,
-    case_id: str | None = None,
-    labels: str | None = None,
     strict: bool = False,
     format: str | None = None,
 ) -> SequenceSource:
-    """Open a Parquet or Arrow file, or a folder of them, with a list column; no rows are read yet.
+    """Open a file, or a folder of them, with a list column, of which no rows are read yet, or with a row for each step.
 
     path: file or folder.
     model: of the sequences.
-    column: name of the list column, None for the only one.
-    case_id: column that is carried through; None for `case_id` or row numbers.
-    labels: list column of the states of the steps, None for none.
+    names: of the columns.
     strict: whether invalid sequences are refused instead of marked.
-    format: parquet or arrow, None for the format by name or first bytes.
+    format: parquet, arrow, csv or tsv, None for the format by name or first bytes.
     Raises EvidenceError.
     """
     source = location(path)
     with explained(source):
         tables = tuple(_open(file, checked_format(format)) for file in input_files(source).paths)
-        positions = [_positions(table.schema, column, case_id, labels, Place(str(table.path))) for table in tables]
+        if are_steps(tables[0].schema, names, Place(str(tables[0].path))):
+            made = _rows_of(tables, names, model)
+            return SequenceSource((made,), _made(made, names), SequenceEncoder(model), strict, made)
+        positions = [_positions(table.schema, names, model, Place(str(table.path))) for table in tables]
     # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:
         if (schema := _with_one_text(table.schema)) != (first := _with_one_text(tables[0].schema)):
@@ -351,14 +324,55 @@ def open_sequences(
     return SequenceSource(tables, positions[0], SequenceEncoder(model), strict)
 
 
+def _rows_of(tables: Sequence[ColumnTable], names: SequenceColumns, model: HiddenMarkovModel) -> StepTable:
+    """Return the sequences of files with a row for each step; all of them are read."""
+    parts, files, first = [], [], 0
+    sensors = [name for name, _ in model.sensors]
+    for table in tables:
+        if table.schema.names != tables[0].schema.names:
+            found, expected = _differing(table.schema, tables[0].schema)
+            raise EvidenceError(f"found {found}, but in {tables[0].path} {expected}", Place(str(table.path)))
+        place = Place(str(table.path))
+        read = names.read(table.schema.names, sensors, place)
+        positions = [_position(table.schema, name, place) for name in read]
+        with explained(table.path):
+            batches = list(table.batches(positions))
+            none = pa.schema([table.schema.field(at) for at in positions]).empty_table()
+            part = pa.Table.from_batches(batches) if batches else none
+            parts.append(pa.table([_plain_cells(column) for column in part.columns], read))
+        files.append((str(table.path), first))
+        first += part.num_rows
+    with explained(tables[0].path):
+        whole = pa.concat_tables(parts, promote_options="permissive")
+    return lists_of_steps(StepRows(whole, tuple(files)), names, sensors, tables[0].path)
+
+
+def _plain_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _made(table: StepTable, names: SequenceColumns) -> _Positions:
+    """Return the positions of the columns of a table that was made of rows for steps."""
+    columns = table.schema.names
+    ids = columns.index(names.case_id or CASE_ID) if (names.case_id or CASE_ID) in columns else None
+    return _Positions((0,), ids, None if names.labels is None else columns.index(names.labels))
+
+
 def encode_sequences(
-    sequences: Any, model: HiddenMarkovModel, labels: Any = None, lengths: Any = None
+    sequences: Any,
+    model: HiddenMarkovModel,
+    labels: Any = None,
+    lengths: Any = None,
+    names: SequenceColumns = NO_NAMES,
 ) -> EncodedSequences:
     """Encode sequences in memory: a list of lists, or an Arrow array, or a table. Raises EvidenceError.
 
     labels: of the steps, lists as well, or the name of a column of the table; None for none.
     lengths: of sequences that stand one after the other, a row for each step, and so do labels; None for lists.
+    names: of the columns of a table.
     """
+    steps: StepTable | None = None
+    lists: list[pa.Array] = []
     ids, shape = None, () if hasattr(sequences, "columns") else getattr(sequences, "shape", ())
     try:
         if lengths is not None:
@@ -370,26 +384,31 @@ def encode_sequences(
             refuse_unclear(sequences, model)
         # A mapping of columns, or a data frame of pandas, whose series have items as well.
         if hasattr(sequences, "items") and getattr(sequences, "ndim", 2) == 2:
-            sequences = pa.table({str(name): _arrow(cells) for name, cells in sequences.items()})
+            sequences = pa.table({str(name): _cells(cells) for name, cells in sequences.items()})
         elif hasattr(sequences, "columns"):
             sequences = pa.table(sequences)
         if isinstance(sequences, pa.Table):
             sequences = with_plain_words(sequences)
-            positions = _positions(sequences.schema, None, None, labels if isinstance(labels, str) else None, None)
+            names = replace(names, labels=labels) if isinstance(labels, str) else names
+            if are_steps(sequences.schema, names, None):
+                steps = lists_of_steps(StepRows(sequences), names, [name for name, _ in model.sensors])
+                sequences = steps.table
+            positions = _positions(sequences.schema, names, model) if steps is None else _made(steps, names)
             ids = None if positions.case_ids is None else in_one_piece(sequences.column(positions.case_ids))
             if positions.labels is not None:
                 labels = sequences.column(positions.labels)
-            sequences = sequences.column(positions.lists)
+            lists = [_lists(sequences.column(at), model) for at in positions.lists]
         elif isinstance(labels, str):
             raise EvidenceError(f"labels: found the text {labels!r}, which names a column of a table alone")
-        array = _lists(_arrow(sequences), model)
+        if not lists:
+            lists = [_lists(_arrow(sequences), model)]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise EvidenceError(f"sequences cannot be read: {error}") from None
     known = None if labels is None else _lists(_arrow(labels, "labels"), model, "labels")
-    batch = SequenceEncoder(model).encode(array, None, known)
-    if lengths is None and ids is None:
+    batch = SequenceEncoder(model).encode(lists, None, known, steps)
+    if lengths is None and ids is None and steps is None:
         warn_of_shapes(batch, shape)
-    return EncodedSequences(batch, row_numbers(0, len(array)) if ids is None else ids, 0)
+    return EncodedSequences(batch, row_numbers(0, len(batch)) if ids is None else ids, 0)
 
 
 def _lists(array: pa.Array | pa.ChunkedArray, model: HiddenMarkovModel, what: str = "sequences") -> pa.Array:
@@ -402,6 +421,13 @@ def _lists(array: pa.Array | pa.ChunkedArray, model: HiddenMarkovModel, what: st
         hint = "a single sequence is a list in a list, and the letters of a text are list(text)"
         raise EvidenceError(f"found {what} of type {array.type}, expected lists of steps: {hint}")
     return array
+
+
+def _cells(cells: Any) -> pa.Array | pa.ChunkedArray:
+    """Return a column of a table: of lists, or of the cells of steps."""
+    first = None if isinstance(cells, pa.ChunkedArray) else next((cell for cell in cells if cell is not None), None)
+    are_lists = first is None or isinstance(cells, pa.Array) or _kind(first) == "lists"
+    return _arrow(cells) if are_lists else pa.array(cells, from_pandas=True)
 
 
 def _arrow(cells: Any, what: str = "sequences") -> pa.Array | pa.ChunkedArray:
@@ -463,33 +489,42 @@ def _shown(cell: Any) -> str:
 def _open(path: AnyPath, format: str | None) -> ColumnTable:
     with explained(path):
         format = format or format_of(path)
-        # Cells of text files hold no lists.
-        if format not in ("parquet", "arrow"):
-            raise EvidenceError(f"found {format}, expected sequences as Parquet or Arrow", Place(str(path)))
+        if format == "evid":
+            raise EvidenceError("found evid, expected sequences as Parquet, Arrow, CSV or TSV", Place(str(path)))
         return open_table(path, format)
 
 
 def _positions(
-    schema: pa.Schema, column: str | None, case_id: str | None, labels: str | None, place: Place | None
+    schema: pa.Schema, names: SequenceColumns, model: HiddenMarkovModel, place: Place | None = None
 ) -> _Positions:
     """Return the positions of the columns that are read."""
+    column, case_id, labels = names.column, names.case_id, names.labels
     lists = [field.name for field in schema if is_list(field.type)]
+    if not lists:
+        raise EvidenceError(
+            "found no column of lists; where rows are steps, --case-id names the column of their sequence, --step that "
+            "of their order",
+            place,
+        )
     if labels is not None and labels not in lists:
         raise EvidenceError(f"no list column {labels!r} of labels{nearest(labels, lists)}; found {lists}", place)
     if column is None and labels is not None:
         lists.remove(labels)
     if column is None:
-        if len(set(lists)) != 1:
+        sensors = columns_of_sensors([name for name, _ in model.sensors], lists, place)
+        if not sensors and len(set(lists)) != 1:
             raise EvidenceError(f"found the list columns {lists}, expected one; --column names it", place)
-        column = lists[0]
+        columns = sensors or lists[:1]
     elif column not in lists:
         raise EvidenceError(f"no list column {column!r}{nearest(column, lists)}; found {lists}", place)
+    else:
+        columns = [column]
     if case_id is not None and case_id not in schema.names:
         raise EvidenceError(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}", place)
     name = case_id or CASE_ID
-    at = _position(schema, name, place) if name in schema.names and name != column else None
+    at = _position(schema, name, place) if name in schema.names and name not in columns else None
     known = None if labels is None else _position(schema, labels, place)
-    return _Positions(_position(schema, column, place), at, known)
+    return _Positions(tuple(_position(schema, column, place) for column in columns), at, known)
 
 
 def _position(schema: pa.Schema, name: str, place: Place | None) -> int:

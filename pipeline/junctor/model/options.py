@@ -13,6 +13,9 @@ from junctor.model.query import Query, one_of
 DeviceChoice = Literal["cpu", "gpu", "auto"]
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
 OutputFormat = Literal["parquet", "arrow"]
+# What becomes of a sequence whose numbered steps have gaps: it is invalid; nothing was observed there; or rows are
+# neighbours all the same.
+Gaps = Literal["invalid", "unobserved", "ignore"]
 Layout = Literal["lists", "columns"]
 Compression = Literal["zstd", "lz4", "none"]
 
