@@ -121,15 +121,30 @@ def test_a_command_that_failed_early_can_be_corrected() -> None:
 
 def test_formats_can_be_named() -> None:
     Path("asia.uai").write_text(Path(ASIA).read_text())
-    Path("evidence.csv").rename("evidence.txt")
-    files, formats = ["asia.uai", "evidence.txt"], ["--format", "bif", "--evidence-format", "csv"]
+    Path("evidence.csv").rename("evidence.rows")
+    files, formats = ["asia.uai", "evidence.rows"], ["--format", "bif", "--evidence-format", "csv"]
     for command in (["run", "-o", "out", "--no-prefect"], ["validate"], ["inspect"]):
         fails(junctor_cli(command[0], *files, *command[1:], *formats[:3], "cvs"), 3, "'cvs'", "did you mean 'csv'")
         fails(junctor_cli(command[0], *files, *command[1:]), 3, "asia.uai:1:")
-        fails(junctor_cli(command[0], *files, *command[1:], "--format", "bif"), 3, "evidence.txt", "--evidence-format")
+        fails(junctor_cli(command[0], *files, *command[1:], "--format", "bif"), 3, "evidence.rows", "--evidence-format")
         result = junctor_cli(command[0], *files, *command[1:], *formats)
         assert result.exit_code == 0, result.output
     assert junctor_cli("convert", "asia.uai", "--format", "bif", "other.parquet").exit_code == 0
+
+
+def test_a_separator_can_be_named() -> None:
+    Path("t.csv").write_text("smoke:xray\nyes:NA\nNA:yes\n")
+    fails(junctor_cli("validate", ASIA, "t.csv"), 3, "t.csv: unknown column 'smoke:xray'")
+    fails(junctor_cli("validate", ASIA, "t.csv", "--separator", "::"), 3, "found the separator '::', expected a char")
+    for command, *options in (["run", "-o", "out", "--no-prefect"], ["validate"], ["inspect"]):
+        result = junctor_cli(command, ASIA, "t.csv", *options, "--separator", ":")
+        assert result.exit_code == 0, result.output
+    lung = [row["lung"][0] for row in parquet.read_table("out/posteriors").to_pylist()]
+    assert lung == pytest.approx([0.1, 0.0539 / 0.1102900], rel=1e-6)
+    assert json.loads(Path("out/manifest.json").read_text())["spec"]["separator"] == ":"
+    fails(junctor_cli("run", ASIA, "t.csv", "-o", "out", "--no-prefect", "--separator", ";"), 6, "separator was")
+    proposed = junctor_cli("map", ASIA, "t.csv", "--separator", ":")
+    assert "xray    xray      exact" in proposed.stderr, proposed.stderr
 
 
 @pytest.mark.parametrize(

@@ -384,6 +384,20 @@ def test_rows_that_change_while_they_are_read_are_refused(
     assert not out.exists()
 
 
+def test_a_separator_can_be_named(tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "counts.parquet"
+    rows.write_text("smoke:xray\nyes:NA\nNA:yes\n")
+    done = junctor_cli("counts", ASIA, str(rows), "-o", str(out), "--separator", ":")
+    assert done.exit_code == 0, done.output
+    expected = junctor.expected_counts(ASIA, [{"smoke": "yes"}, {"xray": "yes"}])["count"].to_pylist()
+    assert parquet.read_table(out)["count"].to_pylist() == expected
+    assert junctor.expected_counts(ASIA, rows, separator=":")["count"].to_pylist() == expected
+    options = ["--prior", "bdeu:1", "--max-iterations", "1", "--json"]
+    done = junctor_cli("learn", ASIA, str(rows), "-o", str(tmp_path / "f.bif"), "--separator", ":", *options)
+    assert json.loads(done.stdout)["rows"]["ok"] == 2, done.output
+    assert junctor.learn(ASIA, rows, separator=":", prior="bdeu:1", max_iterations=1).rows["ok"] == 2
+
+
 def test_counts_that_are_refused(rows: str, tmp_path: Path) -> None:
     done = junctor_cli("counts", ASIA, rows, "-o", str(tmp_path / "counts.txt"))
     assert done.exit_code == 3

@@ -94,12 +94,17 @@ def _write_evidence(folder: Path, name: str) -> None:
         text = b"3\n1 0 0\n2 1 1 2 0\n0\n" if "several" in name else b"2 0 0 3 1"
         path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     else:
-        mark = "\t" if ".tsv" in name else ","
+        mark, nothing = {".tsv": ("\t", ""), ".txt": ("\t", ""), ".cas": ("  ", "*")}.get(Path(name).suffix, (",", ""))
         rows = [table.column_names, *zip(*(column.to_pylist() for column in table.columns), strict=True)]
         text = "".join(
-            mark.join(f'"{cell}"' if i == 2 else str(cell or "") for i, cell in enumerate(row)) + "\n" for row in rows
+            mark.join(f'"{cell}"' if i == 2 or " " in str(cell) else str(cell or nothing) for i, cell in enumerate(row))
+            + "\n"
+            for row in rows
         )
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        if name.endswith(".cas"):
+            text = f"// ~->[CASE-1]->~\n{text}"
+        data = text.encode("utf-16" if name.endswith(".txt") else "utf-8")
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
 
 
 def _read_evidence(folder: Path, name: str) -> None:
@@ -245,6 +250,8 @@ EVIDENCE = (
     "t.csv",
     "t.tsv",
     "t.csv.gz",
+    "t.cas",
+    "t.txt",
     "t.parquet",
     "t.arrow",
     "t.arrows",

@@ -28,6 +28,7 @@ def counts(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    separator: cli.Separator = None,
     workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
     memory: cli.Memory = None,
@@ -59,7 +60,7 @@ def counts(
     from junctor.runtime.dask_cluster import check_resources, prepare_workers
     from junctor.runtime.settings import load_settings
 
-    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
+    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format, separator)
     settings = load_settings()
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)

@@ -69,6 +69,7 @@ def inspect(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    separator: cli.Separator = None,
     incremental: Annotated[
         bool, typer.Option("--incremental", help="Read each file of EVIDENCE by itself; their columns may differ.")
     ] = False,
@@ -116,6 +117,7 @@ def inspect(
             keep=keep or (),
             missing=missing or (),
             format=evidence_format,
+            separator=separator,
             mapping=mapping,
         )
         record["evidence"] = _work(engine, first, stored)

@@ -84,6 +84,7 @@ def learn(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    separator: cli.Separator = None,
     workers: cli.RowWorkers = None,
     threads: cli.Threads = None,
     memory: cli.Memory = None,
@@ -131,7 +132,7 @@ def learn(
         new_states,
         FitOptions(tolerance, max_iterations, acceleration),
     )
-    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format)
+    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format, separator)
     settings = load_settings()
     compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)

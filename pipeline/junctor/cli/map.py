@@ -21,6 +21,7 @@ def propose_mapping(
     case_id: cli.CaseId = None,
     network_format: cli.NetworkFormat = None,
     evidence_format: cli.EvidenceFormat = None,
+    separator: cli.Separator = None,
     json: cli.AsJson = False,
 ) -> None:
     """Propose a mapping file for EVIDENCE, and show how much of each column it covers.
@@ -49,7 +50,8 @@ def propose_mapping(
             raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", place)
 
     refuse_existing()
-    proposal = propose(read_network(network, network_format), evidence, case_id=case_id, format=evidence_format)
+    model = read_network(network, network_format)
+    proposal = propose(model, evidence, case_id=case_id, format=evidence_format, separator=separator)
     if target is not None:
         # Asked again: somebody may have made one meanwhile, or a store may have said once that it has none.
         with aside(target, check=refuse_existing) as temporary:

@@ -303,7 +303,17 @@ IgnoreDecisions = Annotated[
 EvidenceFormat = Annotated[
     str | None,
     typer.Option(
-        help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.", rich_help_panel=EVIDENCE
+        help="Format of EVIDENCE, if its name does not say: csv, tsv, text, parquet, arrow, evid.",
+        rich_help_panel=EVIDENCE,
+    ),
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        "--separator",
+        metavar="SIGN",
+        help="What separates columns of text: a sign such as ';', tab or blanks; by default what the first lines show.",
+        rich_help_panel=EVIDENCE,
     ),
 ]
 Keep = Annotated[

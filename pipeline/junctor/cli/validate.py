@@ -33,6 +33,7 @@ def validate(
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
     evidence_format: cli.EvidenceFormat = None,
+    separator: cli.Separator = None,
     json: cli.AsJson = False,
 ) -> None:
     """Check NETWORK, and every row of EVIDENCE against it; exit code 3 where something is wrong."""
@@ -50,6 +51,7 @@ def validate(
             keep=keep or (),
             missing=missing or (),
             format=evidence_format,
+            separator=separator,
             mapping=mapping,
         )
         report["evidence"] = _evidence_facts(source)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from junctor.evidence.batch import UNOBSERVED, SoftEvidence
 from junctor.evidence.mapping import MappedCells
-from junctor.evidence.states import UNKNOWN, Cell, StateCells, missing_texts
+from junctor.evidence.states import DECIMAL_COMMA, UNKNOWN, Cell, StateCells, comma_hint, missing_texts
 from junctor.runtime.arrow import numbers_of, texts_of_bytes
 
 Bad = list[tuple[int, str]]
@@ -95,7 +95,7 @@ def encode_binned(column: pa.Array, cells: MappedCells, explain: bool = True) ->
     if not is_text(column.type):
         codes = cells.bins.states(_shortest(column))
     else:
-        texts = pc.utf8_trim_whitespace(_plain(column))
+        texts = _with_points(pc.utf8_trim_whitespace(_plain(column)))
         numeric = pc.match_substring_regex(texts, _NUMBER)
         codes = cells.bins.states(_doubles(pc.if_else(numeric, texts, None)))
         others = np.flatnonzero(~_booleans(pc.fill_null(numeric, True)))
@@ -104,6 +104,17 @@ def encode_binned(column: pa.Array, cells: MappedCells, explain: bool = True) ->
     bad = np.flatnonzero(codes == UNKNOWN)
     codes[bad] = UNOBSERVED
     return codes, _explained(column, bad, np.arange(len(column)), cells, explain)
+
+
+def _with_points(texts: pa.Array) -> pa.Array:
+    """Return texts, those that are numbers with a decimal comma with a point."""
+    from pyarrow import compute as pc
+
+    commas = pc.match_substring(texts, ",")
+    if not _booleans(commas).any():
+        return texts
+    decimal = pc.fill_null(pc.match_substring_regex(texts, f"^{DECIMAL_COMMA}$"), False)
+    return pc.if_else(decimal, pc.replace_substring(texts, ",", "."), texts)
 
 
 def _codes(column: pa.Array, cells: StateCells) -> npt.NDArray[np.int32]:
@@ -141,7 +152,7 @@ def encode_numbers(column: pa.Array, missing: Sequence[str] = ()) -> tuple[Doubl
         numbers = _doubles(_decoded(column))
         return (np.where(np.isin(numbers, none), np.nan, numbers) if none else numbers), []
     distinct, indices = _factorised(column)
-    texts = pc.utf8_trim_whitespace(pa.array(distinct, pa.large_string()))
+    texts = _with_points(pc.utf8_trim_whitespace(pa.array(distinct, pa.large_string())))
     lacking = pc.is_in(pc.utf8_lower(texts), pa.array([*missing_texts(missing), None], pa.large_string()))
     numeric = pc.and_not(pc.match_substring_regex(texts, _NUMBER), lacking)
     lookup = np.append(_doubles(pc.if_else(numeric, texts, None)), np.nan)
@@ -150,7 +161,9 @@ def encode_numbers(column: pa.Array, missing: Sequence[str] = ()) -> tuple[Doubl
         lookup[np.isin(lookup, none)] = np.nan
     wrong = np.append(~_booleans(pc.or_(numeric, lacking)), False)
     rows = np.flatnonzero(wrong[indices])
-    bad = _named(rows, indices[rows], lambda at: f"found {_short(distinct[at])}, expected a number")
+    bad = _named(
+        rows, indices[rows], lambda at: f"found {_short(distinct[at])}, expected a number{comma_hint(distinct[at])}"
+    )
     return lookup[indices], bad
 
 

@@ -1,7 +1,8 @@
-"""Evidence tables in CSV and TSV files, also gzipped: UTF-8, a header, quotes as in RFC 4180.
+"""Evidence tables in CSV, TSV and other text, also gzipped: a header, quotes as in RFC 4180.
 
-Main class: DelimitedTable, used by `junctor.evidence.read`. Arrow parses; only after an error is the file read again
-with Python's csv module, for what Arrow does not report (the line of an error, an unclosed quote).
+Main class: DelimitedTable, used by `junctor.evidence.read`; `dialect` finds how a file is written. Arrow parses; only
+after an error is the file read again with Python's csv module, for what Arrow does not report (the line of an error, an
+unclosed quote).
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import csv
 import io
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
 
-from junctor.evidence.files import open_bytes
+from junctor.evidence.dialect import Dialect, Recoded, dialect_of, encoding_of
+from junctor.evidence.files import BLANKS, open_bytes
 from junctor.model.errors import EvidenceError, Place
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
@@ -41,6 +43,10 @@ _MARK = b"\xef\xbb\xbf"
 _CACHED = 2**17
 # Longest line: a file without line ends would otherwise be loaded whole.
 _LINE_CHARACTERS = 2**24
+# Lines that say how a file is written, and their characters, but for those of the header and the next line.
+_FIRST_LINES, _FIRST_CHARACTERS = 100, 2**16
+# Encoding of a file that was not opened yet.
+_UNKNOWN = ""
 # No line of a file can be this one: text has no NUL characters.
 _SENTINEL = "\x00end of file\x00"
 _Records = Generator[tuple[int, list[str]], None, None]
@@ -79,22 +85,63 @@ class _Piece(NamedTuple):
 
 
 class DelimitedTable:
-    """A CSV (`delimiter` ",") or TSV file; opening it reads the header only."""
+    """A file of text with columns; opening it reads its first lines only.
+
+    own: separator of its format, which it has if that is in the header; None where any may be.
+    separator: that it has in any case, None for the one that its first lines show.
+    known: names that columns may have.
+    """
 
     partition = 0
 
-    def __init__(self, path: AnyPath, delimiter: str) -> None:
+    def __init__(
+        self, path: AnyPath, own: str | None, separator: str | None = None, known: Container[str] = ()
+    ) -> None:
         self.path = path
-        self.delimiter = delimiter
-        with closing(self._records(strict_text=True)) as records:
-            header = next(((line, names) for line, names in records if names), None)
-            if header is None:
-                raise self._error("the file is empty, expected a header with names of variables")
-            self._header_line, names = header
-            self._has_rows = _any_row(records, len(names) == 1)
+        self._encoding: str | None = _UNKNOWN
+        self._dialect: Dialect | None = None
+        empty, lines, is_whole = self._first_lines()
+        dialect = self._found(lines, empty + 1, lambda: dialect_of(lines, is_whole, own, separator, known))
+        self._header_line = empty + dialect.before + 1
+        # Empty lines are passed over in any case.
+        before = self._header_line - 1 if any(map(str.strip, lines[: dialect.before])) else 0
+        self._dialect = replace(dialect, before=before)
+        self.delimiter = "\t" if dialect.separator == BLANKS else dialect.separator
+        self._width, self._first = dialect.width, dialect.first
+        # An empty line is a row where there is one column.
+        self._has_rows = dialect.has_rows or ((self._width == 1 or not is_whole) and self._any_row())
         # What a cell is to others; batches have it as a dictionary.
-        self.schema: pa.Schema = pa.schema([(name, pa.string()) for name in names])
-        self._block_bytes = max(_BLOCK_BYTES, 8 * sum(map(len, names)))
+        self.schema: pa.Schema = pa.schema([(name, pa.string()) for name in dialect.names])
+        self._block_bytes = max(_BLOCK_BYTES, 8 * sum(map(len, dialect.names)))
+
+    def _found(self, lines: Sequence[str], first: int, dialect: Callable[[], Dialect | None]) -> Dialect:
+        """Return the dialect of the first lines; raises EvidenceError with the place; first: number of the first."""
+        if lines and "\0" in lines[0]:
+            raise self._error(
+                "found a NUL character, which no text has: is it UTF-16 without a byte order mark? Convert it to UTF-8",
+                first,
+            )
+        try:
+            found = dialect()
+        except EvidenceError as error:
+            raise self._error(str(error), first) from None
+        if found is None:
+            raise self._error("the file is empty, expected a header with names of variables")
+        return found
+
+    def _first_lines(self) -> tuple[int, list[str], bool]:
+        """Return the number of empty lines at the start, the first lines behind them, and whether these are all."""
+        empty, lines, size = 0, list[str](), 0
+        with closing(self._lines(strict_text=True)) as found:
+            for line in found:
+                if not lines and not line.strip():
+                    empty += 1
+                    continue
+                lines.append(line)
+                size += len(line)
+                if len(lines) >= _FIRST_LINES or (size > _FIRST_CHARACTERS and len(lines) > 2):
+                    return empty, lines, False
+        return empty, lines, True
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
@@ -108,8 +155,9 @@ class DelimitedTable:
         """
         if not self._has_rows:
             return
-        names = [str(position) for position in range(len(self.schema))]
-        columns = _Columns(names, [names[i] for i in positions], [names[i] for i in plain])
+        names = [str(position) for position in range(self._width)]
+        own = names[self._first :]
+        columns = _Columns(names, [own[i] for i in positions], [own[i] for i in plain])
         if groups is not None:
             pieces = ahead(partial(self._parsed, columns), self._pieces(groups), threads, _Block.size, _AHEAD)
             with closing(pieces):
@@ -138,7 +186,7 @@ class DelimitedTable:
     @cached_property
     def _lines_of_pieces(self) -> list[_Piece] | None:
         # All of it is looked through, at a fifth of the cost of parsing. An object of a store would be fetched twice.
-        if not isinstance(self.path, Path) or self.path.suffix.lower() == ".gz":
+        if not isinstance(self.path, Path) or self.path.suffix.lower() == ".gz" or self._is_recoded:
             return None
         found, start = list[_Piece](), 0
         with closing(ahead(self._counted, self._blocks(), usable_cores(), _Block.size, _AHEAD)) as blocks:
@@ -168,7 +216,7 @@ class DelimitedTable:
             return len(data), None
         is_row = ends > starts + (text[ends - 1] == ord("\r"))
         # As Arrow is told to.
-        is_row |= len(self.schema) == 1
+        is_row |= self._width == 1
         is_row[: self._header_line if block.is_start else 0] = False
         return len(data), int(np.count_nonzero(is_row))
 
@@ -221,7 +269,7 @@ class DelimitedTable:
         """Yield the rows of the file from a byte on, at which one starts; raises EvidenceError for damaged ones."""
         rest, is_open, most = b"", False, _BLOCKS * self._block_bytes
         with self._open() as raw:
-            raw.seek(done)
+            _skip(raw, done, self._is_recoded)
             while data := raw.read(self._bytes_at_once()):
                 data = rest + data
                 end, is_open = _end_of_rows(data, ord(self.delimiter))
@@ -274,7 +322,7 @@ class DelimitedTable:
 
     def _explain(self, error: object) -> NoReturn:
         """Raise EvidenceError with the line, what was found there and what was expected."""
-        expected = len(self.schema)
+        expected = self._width
         # Bytes that are not UTF-8 come first: they explain odd numbers of cells as well.
         for _ in self._lines(strict_text=True):
             pass
@@ -293,19 +341,24 @@ class DelimitedTable:
     def _rows(self) -> _Records:
         """Yield line number and cells of each row, without the header."""
         for line, cells in self._records():
-            if line > self._header_line and (cells or len(self.schema) == 1):
+            if line > self._header_line and (cells or self._width == 1):
                 yield line, cells or [""]
 
-    def _records(self, strict_text: bool = False, end: Sequence[str] = ()) -> _Records:
+    def _any_row(self) -> bool:
+        with closing(self._rows()) as rows, suppress(EvidenceError):
+            return next(rows, None) is not None
+        # Something is there; reading it raises the error.
+        return True
+
+    def _records(self, end: Sequence[str] = ()) -> _Records:
         """Yield the line on which each record starts, and its cells; empty lines are records.
 
-        strict_text: whether bytes that are not UTF-8 raise EvidenceError.
         end: lines to append to the file.
         Raises EvidenceError for cells that are too long.
         """
         # Of the whole process: raised to what a row may have, never lowered.
         csv.field_size_limit(max(csv.field_size_limit(), _BLOCK_BYTES))
-        with closing(self._lines(strict_text)) as lines:
+        with closing(self._lines(strict_text=False)) as lines:
             records = csv.reader(chain(lines, end), delimiter=self.delimiter)
             start = 1
             try:
@@ -338,15 +391,37 @@ class DelimitedTable:
             if "\udc80" <= character <= "\udcff":
                 byte = ord(character) - 0xDC00
                 raise EvidenceError(
-                    f"found the byte 0x{byte:02x}, which is not UTF-8 text: convert the file to UTF-8",
+                    f"found the byte 0x{byte:02x}, which is not UTF-8 text: convert the file to UTF-8 (of Latin-1, "
+                    "iconv -f latin1 -t utf-8 does so)",
                     Place(str(self.path), number, column),
                 )
 
     def _open(self) -> IO[bytes]:
-        return open_bytes(self.path)
+        file = open_bytes(self.path)
+        if self._encoding == _UNKNOWN:
+            self._encoding = encoding_of(file.read(2))
+            file.seek(0)
+        if not self._is_recoded:
+            return file
+        before, blanks = (0, False) if (told := self._dialect) is None else (told.before, told.separator == BLANKS)
+        return cast(IO[bytes], io.BufferedReader(Recoded(file, self._encoding, before, blanks)))
+
+    @property
+    def _is_recoded(self) -> bool:
+        """Whether what is parsed are other bytes than those of the file."""
+        told = self._dialect
+        return self._encoding is not None or (told is not None and (told.before > 0 or told.separator == BLANKS))
 
     def _error(self, message: str, line: int | None = None) -> EvidenceError:
         return EvidenceError(message, Place(str(self.path), line))
+
+
+def _skip(file: IO[bytes], count: int, by_reading: bool) -> None:
+    """Pass over so many bytes of a file that was opened."""
+    if not by_reading:
+        file.seek(count)
+    while by_reading and count:
+        count -= len(file.read(min(count, _BLOCK_BYTES)))
 
 
 def _end_of_lines(data: bytes) -> int:
@@ -424,10 +499,3 @@ def _quoted_cells(data: bytes, delimiter: int) -> tuple[list[tuple[int, int]], i
         cells.append((first, quotes[i]))
         i += 1
     return cells, None
-
-
-def _any_row(records: _Records, empty_counts: bool) -> bool:
-    with suppress(EvidenceError):
-        return next((True for _, cells in records if cells or empty_counts), False)
-    # Something is there; reading it raises the error.
-    return True

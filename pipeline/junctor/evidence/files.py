@@ -25,11 +25,18 @@ from junctor.model.errors import EvidenceError, InputError, Place, nearest
 from junctor.runtime.files import special_file
 from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
 
-FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
+FORMATS = ("csv", "tsv", "text", "parquet", "arrow", "evid")
+# Formats of text with columns, and what separates these where their first line has it; "text" has no habits.
+SEPARATORS = {"csv": ",", "tsv": "\t", "text": None}
+# Any number of blanks and tabs, as a separator.
+BLANKS = " "
 
 _ENDINGS = {
     ".csv": "csv",
     ".tsv": "tsv",
+    ".tab": "tsv",
+    ".txt": "text",
+    ".cas": "text",
     ".parquet": "parquet",
     ".pq": "parquet",
     ".parq": "parquet",
@@ -42,7 +49,7 @@ _ENDINGS = {
 # Arrow streams start with a continuation marker of four 0xFF bytes.
 FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 # The other formats compress their columns themselves, and are read at any offset.
-_GZIPPED = {"csv", "tsv", "evid"}
+_GZIPPED = {*SEPARATORS, "evid"}
 # Hive and Spark write null as this folder name.
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WILD = frozenset("*?[")
@@ -106,6 +113,19 @@ def checked_format(format: str | None) -> str | None:
     return format
 
 
+def checked_separator(separator: str | None) -> str | None:
+    """Return what separates columns of text, of a character or its name; raises EvidenceError for what does not."""
+    if separator is None:
+        return None
+    found = {"tab": "\t", "\\t": "\t", "blanks": BLANKS}.get(separator, separator)
+    if len(found) != 1 or not found.isascii() or found.isalnum() or found in '"\r\n\0':
+        raise EvidenceError(
+            f"found the separator {separator!r}, expected a character such as ';', or one of tab and blanks (any "
+            "number of blanks and tabs)"
+        )
+    return found
+
+
 def format_of(path: AnyPath) -> str:
     """Return the format of a file by its ending, else by its first bytes; raises EvidenceError if neither says."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -120,7 +140,7 @@ def format_of(path: AnyPath) -> str:
     if format is None or (gzipped and format not in _GZIPPED):
         raise EvidenceError(
             f"cannot tell the format from the ending {''.join(path.suffixes[-2:])!r}: expected one of "
-            f"{' '.join(_ENDINGS)} (.csv, .tsv and .evid also with .gz); --evidence-format "
+            f"{' '.join(_ENDINGS)} (text and .evid also with .gz); --evidence-format "
             "names it otherwise",
             Place(str(path)),
         )

@@ -23,8 +23,8 @@ from junctor.model.network import Network
 
 logger = logging.getLogger(__name__)
 
-# - The column named by `case_id=` is carried through; without that option a column called `case_id` is, unless the
-#   network has a variable of that name.
+# - The column named by `case_id=` is carried through; without that option a column called `case_id`, or `IDnum` as
+#   Netica has it, is, unless the network has a variable of that name.
 # - A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
 # - A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
 #   column must have one for each of its states.
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 # - Anything else is refused, or left out with `ignore_extra`.
 Role = Literal["case_id", "states", "likelihood", "entry"]
 NO_COLUMNS = pa.schema([])
+# Names that case ids have where none is given.
+CASE_IDS = (CASE_ID, "IDnum")
 _INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -219,7 +221,7 @@ class _LayoutReader:
         return found[0]
 
     def _column(self, position: int, name: str, kind: pa.DataType) -> Column | None:
-        if name == self.case_id or (self.case_id is None and name == CASE_ID and name not in self.network.index):
+        if name == self.case_id or (self.case_id is None and name in CASE_IDS and name not in self.network.index):
             return Column(position, name, "case_id")
         if name in self.network.index:
             variable = self.network.index[name]

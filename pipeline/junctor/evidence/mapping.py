@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED
-from junctor.evidence.states import ANY_NUMBER, UNKNOWN, Cell, StateCells, Value, value_of
+from junctor.evidence.states import ANY_NUMBER, UNKNOWN, Cell, StateCells, Value, comma_hint, value_of, with_point
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Network, Variable
 from junctor.runtime.remote import RemotePath, location
@@ -182,7 +182,7 @@ class MappedCells(StateCells):
         if self.bins is None or _number_in(cell) is None:
             texts = [*self._meanings(cell).values()]
             if len(texts) < 2:
-                return super().reason(cell)
+                return super().reason(cell) + comma_hint(cell) * (self.bins is not None)
             return f"{str(cell)[:40]!r} may mean {texts[0]!r} or {texts[1]!r} of the mapping: give it as one of them"
         edges, scaled = self.bins.edges, (self.bins.factor, self.bins.offset) != (1.0, 0.0)
         how = " after factor and offset" * scaled
@@ -404,7 +404,8 @@ def _spellings(cell: Cell) -> list[str]:
 
 def _number_in(cell: Cell) -> float | None:
     if isinstance(cell, str):
-        return float(cell) if ANY_NUMBER.fullmatch(cell.strip()) else None
+        text = with_point(cell.strip())
+        return float(text) if ANY_NUMBER.fullmatch(text) else None
     # NaN is no number that could be outside of bins.
     return None if cell is None or isinstance(cell, bool) or cell != cell else float(cell)
 

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.columns import encode_binned, encode_states, is_number, plain_cells
-from junctor.evidence.files import checked_format, explained, format_of, input_files
-from junctor.evidence.layout import Column, read_layout
+from junctor.evidence.files import checked_format, checked_separator, explained, format_of, input_files
+from junctor.evidence.layout import CASE_IDS, Column, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of, read_mapping, toml_key
 from junctor.evidence.pipes import spooled
-from junctor.evidence.read import ColumnTable, open_table
-from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells
+from junctor.evidence.read import ColumnTable, names_of_columns, open_table
+from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells, with_point
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network, Variable
 from junctor.runtime.remote import location, shown
@@ -117,25 +117,36 @@ class Proposal:
         return f"{toml_key(key)} = {_toml(value)}" + "  # guess" * ((section, key) in self.guesses)
 
 
-def propose(network: Network, evidence: str, *, case_id: str | None = None, format: str | None = None) -> Proposal:
+def propose(
+    network: Network,
+    evidence: str,
+    *,
+    case_id: str | None = None,
+    format: str | None = None,
+    separator: str | None = None,
+) -> Proposal:
     """Return a mapping for a table of evidence.
 
     network: that the table is meant for.
     evidence: file, or folder or glob of one table; `-` or a pipe.
     case_id: name of the column of case ids, None for `case_id`.
     format: of the files, None for that of their names or content.
+    separator: of text, None for the one that its first lines show.
     Raises EvidenceError for what cannot be read.
     """
-    format = checked_format(format)
+    format, separator = checked_format(format), checked_separator(separator)
     found = input_files(spooled(evidence))
     with explained(location(evidence)):
         formats = [format or format_of(path) for path in found.paths]
     if "evid" in formats:
         raise EvidenceError("UAI evidence has no columns, so none to map", Place(shown(evidence)))
-    tables = [open_table(path, each, found.folder) for path, each in zip(found.paths, formats, strict=True)]
+    known = names_of_columns(network, None)
+    tables = [
+        open_table(path, each, found.folder, separator, known) for path, each in zip(found.paths, formats, strict=True)
+    ]
     first = tables[0]
     own = first.schema.names[: len(first.schema) - first.partition]
-    targets, how = _match_columns(own, network, "case_id" if case_id is None else case_id)
+    targets, how = _match_columns(own, network, CASE_IDS if case_id is None else [case_id])
     ignored = [name for name, target in targets.items() if target is None]
     renamed = {name: target for name, target in targets.items() if target is not None and target != name.strip()}
     content: dict[str, Any] = {}
@@ -232,7 +243,7 @@ def _interval(name: str) -> _Interval | None:
 
 
 def _match_columns(
-    names: Sequence[str], network: Network, case_id: str
+    names: Sequence[str], network: Network, case_ids: Sequence[str]
 ) -> tuple[dict[str, str | None], dict[str, str]]:
     """Return the name that each column is read under, None for those without use, and how it was found."""
     targets: dict[str, str | None] = {}
@@ -244,7 +255,7 @@ def _match_columns(
     index = network.index
     for name in names:
         plain = name.strip()
-        if plain == case_id and plain not in index:
+        if plain in case_ids and plain not in index:
             take(name, name, "case id")
         elif name in index or plain in index:
             take(name, name if name in index else plain, "exact")
@@ -326,7 +337,7 @@ class _Cells:
     @property
     def are_numbers(self) -> bool:
         """Whether most of the cells that are not empty are numbers."""
-        numeric = sum(n for cell, n in self.counts.items() if _SINGLE.fullmatch(str(cell).strip()))
+        numeric = sum(n for cell, n in self.counts.items() if _SINGLE.fullmatch(with_point(str(cell).strip())))
         return 2 * numeric > sum(n for cell, n in self.counts.items() if str(cell).strip())
 
 
@@ -341,7 +352,7 @@ def _entry(variable: Variable, cells: _Cells, numeric: bool) -> tuple[dict[str, 
     unknown = [text for cell in common if (text := str(cell).strip()) and reader.code(cell) == UNKNOWN]
     if bins is not None:
         # Infinite ones too: `inf` is like `(-inf,0]`, and no part of it.
-        unknown = [text for text in unknown if not ANY_NUMBER.fullmatch(text)]
+        unknown = [text for text in unknown if not ANY_NUMBER.fullmatch(with_point(text))]
     missing = [text for text in unknown if text.casefold() in _MISSING]
     rest = [text for text in unknown if text not in missing and not _SINGLE.fullmatch(text)]
     states, likely = {}, []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -21,16 +21,18 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.columns import is_string
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered, numbered_in_files
 from junctor.evidence.files import (
+    SEPARATORS,
     InputFiles,
     Stamps,
     checked_format,
+    checked_separator,
     explained,
     format_of,
     input_files,
     partition_columns,
     stamp_of,
 )
-from junctor.evidence.layout import ColumnLayout, read_layout, warn_of_no_evidence
+from junctor.evidence.layout import CASE_IDS, ColumnLayout, read_layout, warn_of_no_evidence
 from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
 from junctor.model.errors import EvidenceError, Place
@@ -92,6 +94,7 @@ def open_evidence(
     keep: Sequence[str] = (),
     missing: Sequence[str] = (),
     format: str | None = None,
+    separator: str | None = None,
     folder: AnyPath | None = None,
     mapping: EvidenceMapping | MappingSource | None = None,
     kept_types: Mapping[str, pa.DataType] = NO_TYPES,
@@ -106,14 +109,15 @@ def open_evidence(
     strict: whether invalid rows are refused instead of marked.
     keep: names of columns to carry through to the answers; cells of CSV are text.
     missing: texts that stand for no observation, beside the usual ones (`junctor.evidence.states`).
-    format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
+    format: csv, tsv, text, parquet, arrow or evid; by default by the name or the first bytes.
+    separator: of the columns of text, a character or "tab" or "blanks"; by default the one that the first lines show.
     folder: of which a single file is; names of its subfolders may be columns.
     mapping: what columns and cells mean, its file, or the content of one.
     kept_types, case_id_type: types of columns that are carried through: of those whose cells are all missing, and of
         text; None, or without one, for those of the first file that has some.
     Raises EvidenceError.
     """
-    format = checked_format(format)
+    format, separator = checked_format(format), checked_separator(separator)
     source = spooled(path)
     if not isinstance(mapping, EvidenceMapping):
         mapping = read_mapping(mapping, network)
@@ -123,7 +127,8 @@ def open_evidence(
             format = format or format_of(source)
             if format == "evid":
                 return _open_evid(source, network, case_id, strict, keep, mapping)
-        tables = [open_table(each, format or format_of(each), files.folder) for each in files.paths]
+        known = names_of_columns(network, mapping)
+        tables = [open_table(each, format or format_of(each), files.folder, separator, known) for each in files.paths]
         if mapping is not None and folder is None:
             # Of evidence that grows, one file may lack what others have.
             for table in tables:
@@ -498,13 +503,37 @@ def _open_evid(
     return EvidSource.read(path, network, strict)
 
 
-def open_table(path: AnyPath, format: str, folder: AnyPath | None = None) -> ColumnTable:
-    """Open a file of columns; `folder` is the one whose subfolders `column=value` are columns as well."""
+def names_of_columns(network: Network, mapping: EvidenceMapping | None) -> frozenset[str]:
+    """Return names that columns of evidence may have."""
+    return frozenset(
+        [*network.index, *CASE_IDS, *(mapping.columns if mapping else ()), *(mapping.ignored if mapping else ())]
+    )
+
+
+def open_table(
+    path: AnyPath,
+    format: str,
+    folder: AnyPath | None = None,
+    separator: str | None = None,
+    known: Container[str] = (),
+) -> ColumnTable:
+    """Open a file of columns.
+
+    path, format: of the file.
+    folder: whose subfolders `column=value` are columns as well.
+    separator: of text, None for the one that its first lines show.
+    known: names that columns may have.
+    Raises EvidenceError.
+    """
     with explained(path):
-        if format in ("csv", "tsv"):
+        if separator is not None and format not in SEPARATORS:
+            raise EvidenceError(
+                f"found the separator {separator!r}, which {format} has not: leave it out", Place(str(path))
+            )
+        if format in SEPARATORS:
             from junctor.evidence.delimited import DelimitedTable
 
-            table: ColumnTable = DelimitedTable(path, "," if format == "csv" else "\t")
+            table: ColumnTable = DelimitedTable(path, SEPARATORS[format], separator, known)
         elif format == "parquet":
             from junctor.evidence.columnar import ParquetTable
 

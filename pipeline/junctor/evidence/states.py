@@ -35,6 +35,9 @@ Value = Decimal | str | None
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 ANY_NUMBER = re.compile(rf"{_NUMBER.pattern}|[+-]?(?i:inf|infinity)", re.ASCII)
+# Numbers with a decimal comma, but for those that may be thousands as well, such as `1,250`.
+DECIMAL_COMMA = r"[+-]?(?:[0-9]*,(?:[0-9]{1,2}|[0-9]{4,})|(?:0[0-9]*|[0-9]{4,})?,[0-9]{3})(?:[eE][+-]?[0-9]+)?"
+_DECIMAL_COMMA, _THOUSANDS = re.compile(DECIMAL_COMMA), re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
 # Numbers of persons and codes of diseases: `01` may be another one than `1`.
 _PADDED = re.compile(r"[+-]?0\d.*", re.ASCII)
 # At most 18 digits fit 64 bits; int() raises for texts of more than 4,300.
@@ -196,6 +199,17 @@ def value_of(cell: Cell) -> Value:
             # An exponent of more than 18 digits.
             return None
     return text.lower() if len(text) <= 5 and text.lower() in ("true", "false") else None
+
+
+def with_point(text: str) -> str:
+    """Return a number with a point in place of its decimal comma, any other text as it is."""
+    return text.replace(",", ".") if "," in text and _DECIMAL_COMMA.fullmatch(text) else text
+
+
+def comma_hint(cell: Cell) -> str:
+    """Return what is unclear about a number whose comma may be of thousands, empty for all other cells."""
+    unclear = isinstance(cell, str) and _THOUSANDS.fullmatch(cell.strip())
+    return " (its comma may be of decimals or of thousands)" if unclear else ""
 
 
 def missing_texts(more: Sequence[str] = ()) -> frozenset[str]:

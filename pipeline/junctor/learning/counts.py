@@ -48,6 +48,7 @@ def expected_counts(
     strict: bool = False,
     missing: Sequence[str] = (),
     mapping: MappingSource | None = None,
+    separator: str | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "cpu",
@@ -60,6 +61,7 @@ def expected_counts(
     weight: name of the column of weights, None for a weight of 1 each.
     case_id, ignore_extra, strict, missing, mapping: as for `junctor.posteriors`; invalid rows are left out, and so are
         impossible ones.
+    separator: of the columns of a file of text, as for `junctor.learn`.
     memory, threads: None for shares of what is free; no count depends on them.
     device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work; counts differ by rounding.
     device_memory: bytes of the GPU.
@@ -69,7 +71,7 @@ def expected_counts(
     InputError for a path that is none.
     """
     network = network if isinstance(network, Network) else read_network(network)
-    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping)
+    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping, separator)
     resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
     counts, _, _ = count_rows(network, table, rows, resources)
     return counts_table(network, counts)

@@ -109,6 +109,7 @@ def learn(
     strict: bool = False,
     missing: Sequence[str] = (),
     mapping: MappingSource | None = None,
+    separator: str | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "cpu",
@@ -136,6 +137,7 @@ def learn(
     new_states: add states that rows name and the network lacks.
     case_id, ignore_extra, strict, missing, mapping, memory, threads: as for `junctor.posteriors`; invalid rows are left
         out.
+    separator: of the columns of a file of text, as "tab", "blanks" or ";"; None for the one that its first lines show.
     device: of expected counts: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
     device_memory: bytes of the GPU.
     watch: told of each iteration, with the number of its start.
@@ -161,7 +163,7 @@ def learn(
             real("tolerance", tolerance, InputError), whole("max_iterations", max_iterations, InputError), acceleration
         ),
     )
-    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping)
+    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping, separator)
     report = None if report is None else location(report, "report")
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)

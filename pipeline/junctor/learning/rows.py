@@ -43,14 +43,22 @@ class RowOptions:
     missing: tuple[str, ...] = ()
     mapping: MappingSource | None = None
     format: str | None = None
+    separator: str | None = None
 
 
 def row_options(
-    weight: Any, case_id: Any, ignore_extra: bool, strict: bool, missing: Any, mapping: MappingSource | None
+    weight: Any,
+    case_id: Any,
+    ignore_extra: bool,
+    strict: bool,
+    missing: Any,
+    mapping: MappingSource | None,
+    separator: Any = None,
 ) -> RowOptions:
     """Return the record of what users gave; raises EvidenceError for other types."""
     more = texts("missing", missing, numbers=True)
-    return RowOptions(text("weight", weight), text("case_id", case_id), ignore_extra, strict, more, mapping)
+    names = text("weight", weight), text("case_id", case_id)
+    return RowOptions(*names, ignore_extra, strict, more, mapping, separator=text("separator", separator))
 
 
 def stamps_of_rows(table: Any) -> Stamps:
@@ -80,6 +88,7 @@ def open_rows(table: Any, network: Network, options: RowOptions, resources: Reso
             keep=keep,
             missing=options.missing,
             format=options.format,
+            separator=options.separator,
             mapping=options.mapping,
         )
     mapping = read_mapping(options.mapping, network)

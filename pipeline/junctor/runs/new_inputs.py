@@ -189,6 +189,7 @@ def open_inputs(
         keep=spec.keep,
         missing=spec.missing,
         format=format,
+        separator=spec.separator,
         folder=folder,
         mapping=read,
         kept_types=kept_types or {},

@@ -101,6 +101,7 @@ class RunSpec:
     incremental: bool = field(default=False, metadata=OPTIONAL)
     mapping_digest: str | None = field(default=None, metadata=OPTIONAL)
     missing: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    separator: str | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:

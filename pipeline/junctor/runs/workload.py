@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from junctor.cost.constants import CPU, GPU
-from junctor.evidence.files import Stamps, input_files, lists, stamp_of
+from junctor.evidence.files import Stamps, checked_separator, input_files, lists, stamp_of
 from junctor.evidence.pipes import STDIN
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import (
@@ -321,6 +321,7 @@ class Job(Workload):
     ignore_extra: whether columns that are not in the network are left out.
     mapping: file of what columns and cells of the evidence mean.
     missing: texts that stand for no observation, beside the usual ones.
+    separator: of the columns of text, None for the one that its first lines show.
     strict: whether the first invalid row ends the run.
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
@@ -361,6 +362,7 @@ class Job(Workload):
     rejects: str | None = None
     mapping: str | None = None
     missing: tuple[str, ...] = ()
+    separator: str | None = None
 
     words = Words("network", "evidence", "propagating")
     flow_name = "junctor-score-batch"
@@ -468,6 +470,7 @@ class Job(Workload):
             keep=self.keep,
             mapping=self.mapping,
             format=self.evidence_format,
+            separator=self.separator,
             folder=folder,
         )
         return [network.variables[v].name for v in source.columns]
@@ -507,6 +510,7 @@ class Job(Workload):
             mapping_digest=None if mapping is None else mapping.digest,
             # In one spelling: the order and the case of what was given change no row.
             missing=tuple(sorted(missing_texts(self.missing) - MISSING_TEXTS)),
+            separator=checked_separator(self.separator),
         )
 
     def keep_model(self, model: Network) -> None:
