@@ -79,6 +79,7 @@ def posteriors(
     device_memory: int | str | None = None,
     spill: str | os.PathLike[str] | None = None,
     disk: int | str | None = None,
+    time_limit: float | str | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -109,6 +110,8 @@ def posteriors(
         `memory`.
     spill: folder for tables that exceed the memory, None for the system's temporary folder.
     disk: bytes of files there, None for half of what is free.
+    time_limit: seconds (or "10min", "none") that a row may be forecast to take, None for a day, and for a minute where
+        the method is "auto".
     case_id, ignore_extra, strict: as for evidence files.
     keep: names of columns of the evidence that are carried through, after `case_id`.
     mapping: what columns and cells mean: a mapping file, or a dictionary of the same content.
@@ -126,7 +129,7 @@ def posteriors(
     `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
     DeviceError, and InputError for a network, mapping or spill that is no path.
     """
-    resources = memory, threads, device, device_memory, spill, disk
+    resources = memory, threads, device, device_memory, spill, disk, time_limit
     sampling = method, sampler, samples, error, seed, stages
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
@@ -147,6 +150,7 @@ def most_probable(
     device_memory: int | str | None = None,
     spill: str | os.PathLike[str] | None = None,
     disk: int | str | None = None,
+    time_limit: float | str | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -160,7 +164,7 @@ def most_probable(
     `case_id`, one state name for each target, `log_probability` (natural log of P(states, evidence)), `status` and
     `reason`.
     """
-    resources = memory, threads, device, device_memory, spill, disk
+    resources = memory, threads, device, device_memory, spill, disk, time_limit
     question = _question("mpe", targets, precision, resources)
     return _prepared(network).answer(
         question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
@@ -201,6 +205,7 @@ class Model:
         device_memory: int | str | None = None,
         spill: str | os.PathLike[str] | None = None,
         disk: int | str | None = None,
+        time_limit: float | str | None = None,
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
@@ -218,7 +223,7 @@ class Model:
         probabilities: Sequence[str] = (),
     ) -> pa.Table:
         """Return the posteriors of the targets for each row of `evidence`; arguments and errors as of `posteriors`."""
-        resources = memory, threads, device, device_memory, spill, disk
+        resources = memory, threads, device, device_memory, spill, disk, time_limit
         sampling = method, sampler, samples, error, seed, stages
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
@@ -238,6 +243,7 @@ class Model:
         device_memory: int | str | None = None,
         spill: str | os.PathLike[str] | None = None,
         disk: int | str | None = None,
+        time_limit: float | str | None = None,
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
@@ -246,7 +252,7 @@ class Model:
         missing: Sequence[str] = (),
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
-        resources = memory, threads, device, device_memory, spill, disk
+        resources = memory, threads, device, device_memory, spill, disk, time_limit
         question = _question("mpe", targets, precision, resources)
         return self._prepared.answer(
             question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
@@ -273,10 +279,14 @@ def _question(
         return _checked.__wrapped__(*asked)
 
 
-def _resources(memory: Any, threads: Any, device: Any, device_memory: Any, spill: Any, disk: Any) -> tuple[Any, ...]:
+def _resources(
+    memory: Any, threads: Any, device: Any, device_memory: Any, spill: Any, disk: Any, time_limit: Any
+) -> tuple[Any, ...]:
     sizes = [None if size is None else str(size) for size in (memory, device_memory, disk)]
     cores = None if threads is None else whole("threads", threads, BudgetError)
-    return sizes[0], cores, device, sizes[1], spill, sizes[2]
+    # As text: a list has no hash, and True would be found as 1.
+    limit = f"{time_limit}s" if isinstance(time_limit, int | float) else time_limit
+    return sizes[0], cores, device, sizes[1], spill, sizes[2], None if limit is None else str(limit)
 
 
 def _sampling(method: Any, sampler: Any, samples: Any, error: Any, seed: Any, stages: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from helpers.engine_cases import complete
 from helpers.files import ASIA
-from junctor.generate import random_network
+from junctor.cost.constants import CPU
+from junctor.engine.engine import Engine
+from junctor.engine.forecast import forecast
+from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import chain, random_network
+from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError
+from junctor.model.query import Query
 from junctor.runs.results import default_partition_rows, statuses_of
+from junctor.runtime.machine import compute_options
 
 ROWS = [{"smoke": "yes", "xray": "no"}, {"asia": "yes"}, {}]
 
@@ -246,3 +255,61 @@ def test_long_integers_are_told() -> None:
     assert (row["status"], "unknown state '1000" in row["reason"]) == ("invalid", True)
     with pytest.raises(EvidenceError, match="column 'smoke' has a number that is too long"):
         junctor.posteriors(ASIA, {"smoke": [10**5000]})
+
+
+@pytest.mark.parametrize(("length", "limit"), [(30, None), (33, "none"), (60, None)])
+def test_what_fits_the_memory_and_takes_years_is_refused(length: int, limit: str | None) -> None:
+    """A clique without neighbours has no messages: it needs no memory, and as many operations as it has entries."""
+    network = complete(*[11] * length)
+    said = f"a row is forecast to take .* years, allowed are {'24 h' if limit is None else '3.2 years'} .*--time-limit"
+    with pytest.raises(BudgetError, match=f"{said}.*; give evidence on more variables$"):
+        junctor.most_probable(network, [{}], device="cpu", time_limit=limit)
+    with pytest.raises(BudgetError, match=f"{said}.*; ask for fewer targets"):
+        junctor.posteriors(network, [{}], ["x0"], device="cpu", time_limit=limit)
+    with pytest.raises(BudgetError, match=said):
+        junctor.joint_posteriors(network, [["x0", "x1"]], time_limit=limit)
+    # What evidence leaves is small.
+    rest = {f"x{v}": ["0"] for v in range(2, length)}
+    assert junctor.most_probable(network, rest, device="cpu")["status"].to_pylist() == ["ok"]
+
+
+def test_the_limit_is_that_of_a_row() -> None:
+    network = complete(*[2] * 31)
+    for limit, refused in ((1, True), ("1d", False)):
+        engine = Engine(network, Query(targets=("x0",)), compute_options(device="cpu", time_limit=limit))
+        (route,) = forecast(engine, EvidenceBatch(1))
+        assert (route.refused is not None) == refused
+        assert 1 < route.seconds < 86_400
+    with pytest.raises(BudgetError, match=r"a row is forecast to take .*, allowed are 1 s \(--time-limit\)"):
+        junctor.posteriors(network, [{}] * 2, ["x0"], device="cpu", time_limit=1)
+    # Many rows may take longer than one is allowed.
+    rows = {"x_0": ["0", "1"] * 200_000}
+    answers = junctor.posteriors(chain(500, states=6), rows, ["x_499"], device="cpu", threads=1, time_limit="1s")
+    assert set(answers["status"].to_pylist()) == {"ok"}
+
+
+@pytest.mark.parametrize("limit", ["soon", 0.5, True, "10"])
+def test_a_limit_is_a_time(asia: junctor.Network, limit: Any) -> None:
+    with pytest.raises(BudgetError, match=r"found the time .*, expected"):
+        junctor.posteriors(asia, ROWS, time_limit=limit)
+
+
+def test_sequences_have_a_limit() -> None:
+    model = HiddenMarkovModel(np.full(3, 1 / 3), np.full((3, 3), 1 / 3), np.full((3, 2), 0.5))
+    # As if a core took ten million steps an hour.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("junctor.hmm.engine.CPU", replace(CPU, transition_rate=25_000.0))
+        sequences = [[0, 1], [0] * 10_000]
+        said = r"a sequence of 10,000 steps is forecast to take 3\.6 s, allowed are 3 s"
+        for answer in (junctor.hmm.viterbi, junctor.hmm.posteriors, junctor.hmm.learn):
+            with pytest.raises(BudgetError, match=said):
+                answer(model, sequences, device="cpu", time_limit=3)
+        assert junctor.hmm.viterbi(model, sequences, device="cpu", time_limit="4s")["status"].to_pylist() == ["ok"] * 2
+
+
+def test_an_explanation_of_a_clique_with_more_axes_than_arrays_have() -> None:
+    few, many = complete(3, 2, 3), complete(3, 2, 3, *[1] * 70)
+    expected, found = (
+        junctor.most_probable(network, [{}], ["x0", "x1", "x2"], device="cpu") for network in (few, many)
+    )
+    assert found.select(["x0", "x1", "x2"]).equals(expected.select(["x0", "x1", "x2"]))

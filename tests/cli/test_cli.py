@@ -16,6 +16,7 @@ import junctor
 import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
+from helpers.engine_cases import complete
 from helpers.files import ASIA
 from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.cli import prefect_server
@@ -478,6 +479,19 @@ def test_a_configured_prefect_server_is_seen(tmp_path: Path, monkeypatch: pytest
     assert not prefect_server.is_configured()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     assert prefect_server.is_configured()
+
+
+def test_rows_that_take_too_long_are_refused() -> None:
+    assert run("--time-limit", "none").exit_code == 0
+    wrong = run("--time-limit", "soon")
+    assert (wrong.exit_code, "found the time 'soon'" in wrong.stderr) == (2, True)
+    junctor.write_network(complete(*[2] * 40), "wide.uai")
+    Path("none.evid").write_text("0\n")
+    limit = ("--time-limit", "1s", "--device", "cpu", "--targets", "x0")
+    refused = junctor_cli("run", "wide.uai", "none.evid", "-o", "wide", "--no-prefect", "--workers", "0", *limit)
+    fails(refused, 5, "a row is forecast to take", "allowed are 1 s (--time-limit)", "fewer targets")
+    record = json.loads(junctor_cli("inspect", "wide.uai", "--json", *limit).stdout)["no_evidence"]
+    assert "allowed are 1 s (--time-limit)" in record["refused"]
 
 
 def test_prefect_needs_space_for_its_server(monkeypatch: pytest.MonkeyPatch) -> None:

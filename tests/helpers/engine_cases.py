@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from junctor.engine.grouping import Grouping
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, UNANSWERED, Answers, unanswered
 from junctor.model.errors import Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 
@@ -109,3 +110,14 @@ def markov(*tables: tuple[tuple[str, ...], object]) -> Network:
         [DraftVariable(name, ("0", "1"), Place()) for name in names],
         [DraftTable(scope, np.asarray(values, dtype=float), Place()) for scope, values in tables],
     )
+
+
+def complete(*sizes: int) -> Network:
+    """Return a Markov network with a factor for each two variables: one clique of all of them."""
+    variables = [Variable(f"x{v}", tuple(map(str, range(size)))) for v, size in enumerate(sizes)]
+    rng = np.random.default_rng(1)
+    pairs = itertools.combinations(range(len(sizes)), 2)
+    shapes = [(pair, tuple(sizes[v] for v in pair)) for pair in pairs]
+    # Variables of one state change nothing.
+    factors = [Factor(pair, np.ones(shape) if 1 in shape else rng.uniform(0.1, 1, shape)) for pair, shape in shapes]
+    return Network("complete", tuple(variables), tuple(factors), "markov")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,3 +127,43 @@ def test_rescale_keeps_numbers_finite_at_the_ends_of_the_range(algebra: Algebra,
         scaled[:, 0] * np.exp(log_scale[0] / 2) * np.exp(log_scale[0] / 2), before[:, 0], rtol=1e-6
     )
     assert scaled[:, 1].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("algebra", ALGEBRAS.values(), ids=ALGEBRAS)
+@pytest.mark.parametrize("scratch", [4, 1 << 16])
+def test_any_number_of_axes(algebra: Algebra, scratch: int) -> None:
+    """Most of them with one entry, so that few others say the same."""
+    several = {0: 2, 33: 3, 50: 2, 69: 2}
+    sizes = {v: several.get(v, 1) for v in range(70)}
+    scopes = [tuple(range(40)), tuple(range(69, 30, -1)), tuple(range(70))]
+    tables = tables_of(([], [], sizes, scopes, [False] * 3, 1, 1), algebra)
+    few = [tuple(v for v in scope if v in several) for scope in scopes]
+    what, short = (unmerged(range(35), range(35, 70), scopes, sizes), contraction((0, 33), (50, 69), few, sizes))
+    found = reference.reduce(what, tables, algebra, scratch)
+    np.testing.assert_array_equal(found, reference.reduce(short, tables, algebra))
+
+
+def test_blocks_of_many_long_axes() -> None:
+    """All of their entries would take minutes: the first block has to come to its sum."""
+
+    class ReachedError(Exception):
+        pass
+
+    def reached(block: np.ndarray, _: object) -> np.ndarray:
+        raise ReachedError
+
+    sizes = dict.fromkeys(range(70), 2)
+    scopes = [tuple(range(start, 70, 7)) for start in range(7)]
+    tables = [np.ones((2**10, 1)) for _ in scopes]
+    what = contraction(range(10), range(10, 70), scopes, sizes)
+    assert len(what.kept) + len(what.eliminated) > 64
+    with pytest.raises(ReachedError):
+        reference.reduce(what, tables, replace(DOUBLE, gather=reached))
+
+
+def test_terms_of_any_number_of_axes() -> None:
+    shape = (3, *[1] * 70, 2)
+    first, *others, last = reference.unraveled(np.arange(6), shape)
+    assert (first.tolist(), last.tolist()) == ([0, 0, 1, 1, 2, 2], [0, 1] * 3)
+    assert len(others) == 70
+    assert not np.any(others)

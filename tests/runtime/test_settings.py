@@ -6,8 +6,10 @@ import pytest
 from junctor.cli.options import compute_options
 from junctor.model.errors import InputError
 from junctor.model.options import ComputeOptions
+from junctor.planning.budget import FOREVER
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.settings import load_settings
+from typer import BadParameter
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,8 @@ def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('memory = "lots"', r"'memory' \(junctor\.toml\): found 'lots'"),
         ("workers = true", r"'workers' \(junctor\.toml\): found True: Input should be a number$"),
         ("memory = true", r"'memory' \(junctor\.toml\): found True: Input should be a number$"),
+        ("time_limit = 0.5", r"'time_limit' \(junctor\.toml\): found 0\.5"),
+        ('time_limit = "soon"', r"'time_limit' .*: found 'soon': found the time 'soon', expected a number and a unit"),
         ("disk = false", r"'disk' \(junctor\.toml\): found False: Input should be a number$"),
         ("workers = ", r"junctor\.toml: cannot read"),
         ("workers = " + "[" * 5000, r"junctor\.toml: cannot read"),
@@ -95,3 +99,14 @@ def test_options_go_before_settings(tmp_path: Path) -> None:
     assert options == ComputeOptions(1024, 2, "cpu", spill_dir=Path("there"), spill_bytes=1000)
     assert settings.resources_with(options, 0, None, False) == Resources(0, None, True, options)
     assert settings.resources_with(options, None, "tls://host:1", False).workers == 3
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ('"2d"', 172_800.0), ('"none"', FOREVER)])
+def test_a_row_has_its_time(text: str, seconds: float, tmp_path: Path) -> None:
+    (tmp_path / "junctor.toml").write_text(f"time_limit = {text}")
+    settings = load_settings()
+    assert settings.compute == ComputeOptions(time_limit=seconds)
+    assert compute_options(time_limit="10min", defaults=settings.compute).time_limit == 600
+    for bad in ("0.5s", "inf h", "soon"):
+        with pytest.raises(BadParameter, match=f"found the time '{bad}', expected"):
+            compute_options(time_limit=bad)

@@ -206,3 +206,23 @@ def test_auto_samples_rows_that_would_take_too_long(monkeypatch: pytest.MonkeyPa
     table = junctor.posteriors(ASIA, {"smoke": ["yes", "no"]}, ["lung"], method="auto", samples=1_000)
     assert table["method"].to_pylist() == ["exact", "exact"]
     assert table["effective_samples"].null_count == 2
+
+
+def test_auto_samples_rows_beyond_the_limit_that_is_given(tmp_path: Path) -> None:
+    network, kept = lattice(6), tmp_path / "budget.json"
+    query = Query(targets=("v0",), method="auto", sampling=Sampling(samples=200))
+
+    def beyond(seconds: float, budget: Path | None = None) -> list[RowsBeyondBudget]:
+        engine = AutoEngine(network, query, on_cpu(1 << 34, time_limit=seconds), budget_file=budget)
+        return list(engine.beyond(EvidenceBatch(1)))
+
+    (found,) = beyond(1e-6, kept)
+    assert "allowed are 1e-06 s (--time-limit)" in found.reason
+    assert not beyond(1e4)
+    # Whoever goes on takes the limit that was settled.
+    assert beyond(1e4, kept)
+    limits = json.loads(kept.read_text())
+    assert limits.pop("seconds") == 1e-6
+    # What was begun without one has that of those days.
+    kept.write_text(json.dumps(limits))
+    assert not beyond(1e-6, kept)

@@ -24,6 +24,8 @@ Array = npt.NDArray[np.floating[Any]]
 SCRATCH_ENTRIES = 1 << 16
 # Arrays of that size that a contraction may hold at its peak: two partial products, a reduction and its exponentials.
 SCRATCH_ARRAYS = 4
+# Axes that an array may have for all of NumPy to take it.
+MOST_AXES = 32
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def reduce(
         return algebra.repeat(ones, what.eliminated_entries)
     shape, absent, walks = _walks(what)
     terms = math.prod(shape)
-    if what.kept_entries * terms * cases <= scratch_entries:
+    if what.kept_entries * terms * cases <= scratch_entries and len(shape) + len(what.kept) < MOST_AXES:
         # In one block, as all tables of small networks: boxes and views of them would take longer than the numbers.
         views = [_whole_view(table, *walk) for table, walk in zip(operands, walks, strict=True)]
         block, full = combined(views, algebra), (*shape, *what.kept, cases)
@@ -147,21 +149,25 @@ def reduce(
         sums = algebra.gather(block.reshape(terms, *what.kept, cases), None)
         whole = np.ascontiguousarray(sums, dtype=algebra.dtype).reshape(what.kept_entries, cases)
         return _repeated(whole, algebra, absent)
-    out = np.empty((what.kept_entries, cases), dtype=algebra.dtype)
-    grid = out.reshape(*what.kept, cases)
+    out, done = np.empty((what.kept_entries, cases), dtype=algebra.dtype), 0
+    # Boxes come in the order of memory.
     for kept_at, kept_sizes in _blocks(what.kept, max(1, scratch_entries // cases)):
-        inner = max(1, scratch_entries // max(1, cases * math.prod(kept_sizes)))
+        entries = math.prod(kept_sizes)
+        inner = max(1, scratch_entries // max(1, cases * entries))
         gathered: Array | None = None
         for eliminated_at, eliminated_sizes in _blocks(shape, inner):
             views = [
                 _view(table, strides, what, shape, (kept_at, kept_sizes), (eliminated_at, eliminated_sizes))
                 for table, strides in zip(operands, what.operands, strict=True)
             ]
-            full = (*eliminated_sizes, *kept_sizes, cases)
+            kept_axes = _several(kept_sizes)
+            full = (*_several(eliminated_sizes), *kept_axes, cases)
             block = np.broadcast_to(combined(views, algebra), full)
-            block = block.reshape(math.prod(eliminated_sizes), *kept_sizes, cases)
+            block = block.reshape(math.prod(eliminated_sizes), *kept_axes, cases)
             gathered = algebra.gather(block, gathered)
-        grid[kept_at] = gathered
+        assert gathered is not None
+        out[done : done + entries] = gathered.reshape(entries, cases)
+        done += entries
     return _repeated(out, algebra, absent)
 
 
@@ -194,7 +200,7 @@ def argmax(
     step = max(1, SCRATCH_ARRAYS * scratch_entries // (4 * cases + len(what.eliminated) + 2))
     for start in range(0, what.eliminated_entries, step):
         terms = np.arange(start, min(start + step, what.eliminated_entries))
-        at_terms = np.unravel_index(terms, what.eliminated) if what.eliminated else ()
+        at_terms = unraveled(terms, what.eliminated)
         total = np.zeros((len(terms), cases))
         for table, base, strides in zip(operands, bases, what.operands, strict=True):
             at = _dot(at_terms, strides.eliminated, len(terms))[:, None] + base[None, :]
@@ -206,6 +212,15 @@ def argmax(
         best[better] = value[better]
         index[better] = first[better] + start
     return index
+
+
+def unraveled(index: npt.NDArray[np.int64], shape: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+    """Return the index along every axis of indices in C order, as `np.unravel_index` does for up to 64 axes."""
+    along = []
+    for size in reversed(shape):
+        along.append(index % size)
+        index = index // size
+    return along[::-1]
 
 
 def _dot(indices: Sequence[npt.NDArray[np.int64]], strides: Sequence[int], length: int) -> npt.NDArray[np.int64]:
@@ -297,6 +312,11 @@ def _walks(what: Contraction) -> tuple[tuple[int, ...], int, tuple[_Walk, ...]]:
     return shape, what.eliminated_entries // math.prod(shape), tuple(walks)
 
 
+def _several(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes of the axes along which a box has several entries; arrays have no more than MOST_AXES."""
+    return [size for size in sizes if size > 1]
+
+
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
     """Yield boxes of at most `limit` entries of an index space: slices along every axis, and the box's sizes."""
     for box in boxes(sizes, limit):
@@ -311,13 +331,17 @@ def _view(
     kept: tuple[tuple[slice, ...], tuple[int, ...]],
     eliminated: tuple[tuple[slice, ...], tuple[int, ...]],
 ) -> Array:
-    """Return an operand's part of a block as a view [eliminated..., kept..., cases]; length 1 along axes it lacks."""
+    """Return an operand's part of a block as a view [eliminated..., kept..., cases]; length 1 along axes it lacks.
+
+    Axes along which the block has one entry are left out: any number of them, of a block of so few entries.
+    """
     (eliminated_at, eliminated_sizes), (kept_at, kept_sizes) = eliminated, kept
     walk = (*strides.eliminated, *strides.kept)
     base = sum(stride * part.start for stride, part in zip(walk, (*eliminated_at, *kept_at), strict=True))
-    shape = tuple(size if stride else 1 for size, stride in zip((*eliminated_sizes, *kept_sizes), walk, strict=True))
+    axes = [(size, stride) for size, stride in zip((*eliminated_sizes, *kept_sizes), walk, strict=True) if size > 1]
+    shape = [size if stride else 1 for size, stride in axes]
     row, cell = table.strides
-    view_strides = (*(stride * row for stride in walk), cell)
+    view_strides = (*(stride * row for _, stride in axes), cell)
     # Ten times cheaper than stride_tricks.as_strided, and bounds-checked against the buffer.
     return np.ndarray((*shape, table.shape[1]), table.dtype, table, base * row, view_strides)
 

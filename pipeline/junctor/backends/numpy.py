@@ -549,7 +549,7 @@ class Program:
         tables = [values[operand].table for operand in operands]
         term = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
-        states.update(zip(step.eliminated, np.unravel_index(term, shape) if shape else (), strict=True))
+        states.update(zip(step.eliminated, reference.unraveled(term, shape), strict=True))
 
 
 def lifts_of(plan: Plan, algebra: Algebra) -> dict[int, int]:

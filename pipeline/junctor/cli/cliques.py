@@ -41,6 +41,7 @@ def calibrate(
     device_memory: Annotated[
         str | None, typer.Option(help="What tables may take of the GPU; they are streamed where they do not fit.")
     ] = None,
+    time_limit: cli.TimeLimit = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -54,7 +55,8 @@ def calibrate(
     # First of all: mistakes on the command line need no network to be seen.
     evidence = _evidence(given or [])
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    tree = StoredTree(model, precision, cli.compute_options(memory, device=device, device_memory=device_memory))
+    options = cli.compute_options(memory, device=device, device_memory=device_memory, time_limit=time_limit)
+    tree = StoredTree(model, precision, options)
     cliques = tree.propagate(evidence)
     cliques.save(keep_cliques)
     facts = {
@@ -105,6 +107,7 @@ def joint(
     memory: Annotated[
         str | None, typer.Option(help="What this may take, such as 4GiB; by default 60 % of what is free.")
     ] = None,
+    time_limit: cli.TimeLimit = None,
     network_format: cli.NetworkFormat = None,
     normalize: cli.Normalize = False,
     ignore_decisions: cli.IgnoreDecisions = False,
@@ -112,14 +115,15 @@ def joint(
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
     from junctor.cli.run import names_in
-    from junctor.cliques.joint import joint_posteriors
+    from junctor.cliques.joint import JointQuestions
     from junctor.formats import read_network
 
     evidence = _evidence(given or [])
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     wanted = [list(names_in(question)) for question in questions]
-    allowed = cli.compute_options(memory).memory
-    answers = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=allowed)
+    options = cli.compute_options(memory, device="cpu", time_limit=time_limit)
+    asked = JointQuestions(model, wanted, evidence, precision, options)
+    answers = asked.answer(architecture)
     tables = [
         (names, _rows(model.variables, names, posterior))
         for names, posterior in zip(wanted, answers.posteriors, strict=True)

@@ -34,6 +34,7 @@ def counts(
     memory: cli.Memory = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
+    time_limit: cli.TimeLimit = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     json: cli.AsJson = False,
@@ -62,7 +63,8 @@ def counts(
 
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format, separator)
     settings = load_settings()
-    compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
+    given = memory, threads, device, device_memory
+    compute = cli.compute_options(*given, defaults=settings.compute, time_limit=time_limit)
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     check_resources(resources)
     prepare_workers(resources)

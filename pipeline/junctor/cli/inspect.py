@@ -60,6 +60,7 @@ def inspect(
     ] = None,
     spill: cli.Spill = None,
     disk: cli.Disk = None,
+    time_limit: cli.TimeLimit = None,
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
@@ -87,7 +88,7 @@ def inspect(
     from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    options = cli.compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
+    options = cli.compute_options(memory, None, device, device_memory, spill, disk, time_limit=time_limit)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
     scores = answers, top, tuple(probability or ())

@@ -90,6 +90,7 @@ def learn(
     memory: cli.Memory = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
+    time_limit: cli.TimeLimit = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     json: cli.AsJson = False,
@@ -134,7 +135,8 @@ def learn(
     )
     rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format, separator)
     settings = load_settings()
-    compute = cli.compute_options(memory, threads, device, device_memory, defaults=settings.compute)
+    given = memory, threads, device, device_memory
+    compute = cli.compute_options(*given, defaults=settings.compute, time_limit=time_limit)
     resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
     target = location(output)
     form = writable_format(target)

@@ -96,6 +96,7 @@ def learn_chain(
     ] = None,
     device: cli.LearningDevice = "cpu",
     device_memory: cli.DeviceMemory = None,
+    time_limit: cli.TimeLimit = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
     log_format: cli.LogFormatOption = "text",
@@ -139,7 +140,8 @@ def learn_chain(
         model_format=model_format,
         sequences_format=sequences_format,
     )
-    compute = cli.compute_options(memory, threads, device, device_memory, defaults=load_settings().compute)
+    given = memory, threads, device, device_memory
+    compute = cli.compute_options(*given, defaults=load_settings().compute, time_limit=time_limit)
     refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
     fits.check_places(model, (sequences,), output, errors, report)
     thresholds = fit_thresholds(cli.thresholds(fail_if), ())

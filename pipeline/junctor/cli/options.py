@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -12,8 +13,10 @@ from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model.errors import InputError, JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Gaps, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
-from junctor.planning.budget import parse_bytes
+from junctor.planning.budget import parse_bytes, parse_time_limit
 from junctor.runtime.remote import local_path
+
+Number = TypeVar("Number", int, float)
 
 # Panels of the help.
 QUESTION, EVIDENCE, NETWORK, OUTPUT = "Question", "Evidence", "Network", "Answers"
@@ -222,6 +225,15 @@ Disk = Annotated[
         rich_help_panel=RESOURCES,
     ),
 ]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Refuse what is forecast to take a row longer, such as 90s, 10min, 2d; none: take it. "
+        "By default 24h; with --method auto such rows are sampled, from 60s on.",
+        rich_help_panel=RESOURCES,
+    ),
+]
 Scheduler = Annotated[
     str | None, typer.Option(help="Dask scheduler whose workers do the work.", rich_help_panel=RESOURCES)
 ]
@@ -422,11 +434,12 @@ def compute_options(
     spill: str | None = None,
     disk: str | None = None,
     defaults: ComputeOptions | None = None,
+    time_limit: str | None = None,
 ) -> ComputeOptions:
     """Return the record of what a command line says, the options under the names that they have there.
 
     defaults: for those that are not given (None).
-    Raises BadParameter for texts that are no sizes, and for a folder without a name.
+    Raises BadParameter for texts that are no sizes or times, and for a folder without a name.
     """
     if spill is not None:
         refuse_empty(spill, "--spill")
@@ -437,6 +450,7 @@ def compute_options(
         "device_memory": memory_size(device_memory, "--device-memory"),
         "spill_dir": None if spill is None else local_path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
+        "time_limit": _parsed(time_limit, parse_time_limit, "--time-limit"),
     }
     # Zero is a size: only what was not given is left to the defaults.
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -457,7 +471,11 @@ def thresholds(texts: list[str] | None) -> tuple[str, ...]:
 
 def memory_size(text: str | None, option: str = "--memory") -> int | None:
     """Return the bytes that an option asks for, None for None; raises BadParameter where it is not a size."""
+    return _parsed(text, parse_bytes, option)
+
+
+def _parsed(text: str | None, parse: Callable[[str], Number], option: str) -> Number | None:
     try:
-        return None if text is None else parse_bytes(text)
+        return None if text is None else parse(text)
     except JunctorError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None

@@ -6,7 +6,6 @@ Main functions: `parameters_of` and `refuse_unattended`, for `junctor deploy` an
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,15 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
+from junctor.model.errors import BudgetError
+from junctor.planning.budget import parse_seconds
+
 # Of the terminal and of the way to run, not of the work.
 _OF_TERMINALS = ("prefect", "json", "quiet", "log_format")
 # What options and arguments that name files or folders are called in the help.
 _PATHS = ("NETWORK", "EVIDENCE", "MODEL", "SEQUENCES", "DIR", "FILE")
 # A prior may be a file.
 _PRIOR_FILE = "dirichlet:"
-_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +126,7 @@ def _absolute(path: str) -> str:
 
 def seconds_of(text: str, option: str | None = None) -> float:
     """Return the seconds that "90s", "5min", "2h" or "1d" mean; raises BadParameter, named by `option`, for others."""
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = text.strip()[len(number) :]
     try:
-        seconds = float(number) * _SECONDS[unit]
-    except (ValueError, KeyError):
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise typer.BadParameter(
-            f"found the time {text!r}, expected a number and a unit such as 90s, 5min or 2h", param_hint=option
-        )
-    return seconds
+        return parse_seconds(text)
+    except BudgetError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

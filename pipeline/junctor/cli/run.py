@@ -79,6 +79,7 @@ def run(
     device_memory: cli.DeviceMemory = None,
     spill: cli.Spill = None,
     disk: cli.Disk = None,
+    time_limit: cli.TimeLimit = None,
     partition_rows: Annotated[
         int | None,
         typer.Option(
@@ -144,7 +145,7 @@ def run(
         rejects=rejects,
         mapping=mapping,
     )
-    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute, time_limit)
     # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     if part is not None:

@@ -51,6 +51,7 @@ def viterbi(
     device_memory: cli.DeviceMemory = None,
     spill: cli.Spill = None,
     disk: cli.Disk = None,
+    time_limit: cli.TimeLimit = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Sequences in one part.")] = None,
     part: cli.PartOfRun = None,
     scheduler: cli.Scheduler = None,
@@ -90,7 +91,7 @@ def viterbi(
         rejects=rejects,
     )
     settings = load_settings()
-    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute, time_limit)
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     if part is not None:
         run_share_and_show(job, part, resources, prefect, quiet, json)

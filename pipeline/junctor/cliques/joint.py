@@ -79,6 +79,7 @@ def joint_posteriors(
     *,
     architecture: Architecture = "auto",
     memory: int | str | None = None,
+    time_limit: float | str | None = None,
 ) -> JointPosteriors:
     """Return the joint posterior of the variables of each question.
 
@@ -89,6 +90,8 @@ def joint_posteriors(
     architecture: by messages, from stored clique tables (whose variables have to share a clique), or what is forecast
         to take less time.
     memory: bytes (or "4GiB") that either may take, None for a share of what is free.
+    time_limit: seconds (or "10min", "none") that a combination of states, and stored tables, may be forecast to take;
+        None for a day.
 
     Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible), BudgetError, and
     InputError for a path that is none.
@@ -98,11 +101,9 @@ def joint_posteriors(
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
     if not isinstance(network, Network):
         network = read_network(network)
-    asked = JointQuestions(
-        network, questions, {} if given is None else given, precision, compute_options(memory, device="cpu")
-    )
-    chosen = asked.forecast().chosen if architecture == "auto" else architecture
-    return asked.by_messages() if chosen == "messages" else asked.from_tables()
+    options = compute_options(memory, device="cpu", time_limit=time_limit)
+    asked = JointQuestions(network, questions, {} if given is None else given, precision, options)
+    return asked.answer(architecture)
 
 
 class JointQuestions:
@@ -140,6 +141,11 @@ class JointQuestions:
         self._conditions = [
             [v for v in question if v != own] for question, own in zip(self._questions, self._answered, strict=True)
         ]
+
+    def answer(self, architecture: Architecture = "auto") -> JointPosteriors:
+        """Answer as `joint_posteriors` does."""
+        chosen = self.forecast().chosen if architecture == "auto" else architecture
+        return self.by_messages() if chosen == "messages" else self.from_tables()
 
     def by_messages(self) -> JointPosteriors:
         """Answer by messages, all questions as one batch."""

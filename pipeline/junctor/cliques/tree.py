@@ -32,6 +32,8 @@ from junctor.cliques.host import (
 )
 from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayout, lay_out
 from junctor.cliques.streaming_choice import Streaming, streamings
+from junctor.cost.model import cpu_name, local_cost_models
+from junctor.cost.stored import stored_forecast
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.columns import checked_likelihood
 from junctor.evidence.states import UNKNOWN, StateCells, plain_cell
@@ -40,7 +42,7 @@ from junctor.model.errors import BudgetError, EvidenceError, JunctorError
 from junctor.model.network import Network, Variable
 from junctor.model.options import ONE_THREAD, ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, one_of
-from junctor.planning.budget import Budget, parse_bytes
+from junctor.planning.budget import Budget, parse_bytes, too_long
 from junctor.planning.cliques import plan_stored
 from junctor.planning.shape import Shape
 from junctor.runtime.devices import check_device, has_gpu
@@ -101,6 +103,9 @@ class StoredTree:
         # Now, not at the first case: tables of a device are checked when it says what is free.
         if self._device is None:
             self._check(self._ladder[0], 1)
+            if options.time_limit is not None:
+                # Tables fit the memory, so that none of them takes a day.
+                self._refuse_long(options.time_limit)
 
     @property
     def executor(self) -> CliqueExecutor | None:
@@ -130,6 +135,13 @@ class StoredTree:
 
             reason = reason_of(self.network, likelihoods, self._budget.free - self.projected(algebra, 1))
         return self._result(algebra, outcome, reason)
+
+    def _refuse_long(self, allowed: float) -> None:
+        costs = local_cost_models().cpu(cpu_name())
+        seconds = stored_forecast(self.plan, frozenset(), self._ladder[0], costs)
+        # Small tables have no forecast.
+        if seconds is not None and seconds.making + seconds.case > allowed:
+            raise too_long(seconds.making + seconds.case, allowed, "the calibration", "give evidence to `junctor run`")
 
     def projected(self, algebra: Algebra, copies: int) -> int:
         """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""

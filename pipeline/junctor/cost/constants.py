@@ -140,6 +140,8 @@ class CpuConstants(DeviceConstants):
 class GpuConstants(DeviceConstants):
     """Constants of a GPU, and of its host where a GPU is used."""
 
+    # Transitions times time steps a second, of one sequence of 6,000 states: docs/hmm.md, H100; 2026-11-21.
+    transition_rate: float = 8e11
     # Seconds an entry operation in a task of a worker. Estimate; 2026-11-21.
     task_operation: float = 1.5e-12
     # Seconds a byte of a task on the device. Estimate; 2026-11-21.

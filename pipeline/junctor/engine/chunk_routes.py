@@ -21,7 +21,7 @@ from junctor.engine.plan_store import PlanKey, cached, rounded
 from junctor.engine.planner import Planner
 from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
 from junctor.model.errors import BudgetError
-from junctor.planning.budget import Budget
+from junctor.planning.budget import Budget, row_seconds
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.runtime.devices import count_gpus
@@ -173,13 +173,18 @@ class ChunkRouting(Planner):
         # Asked anew for every cut: other programs fill the disk as well.
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
-        limits = MemoryLimits(free, task, disk, self.spill_dir, self.cores, on_gpu, self.allowed)
+        limits = MemoryLimits(free, task, disk, self.spill_dir, self.cores, on_gpu, self.allowed, self.core_seconds)
         costs = self.gpu_costs if on_gpu else self.cpu_costs
         opening = 0.0 if self.is_lasting else GPU.opening
         gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1, opening=opening)
         if gpus.count > 1:
             return cut_for_gpus(problem, algebra, limits, costs, rows, gpus, self._searched)
         return self._searched(problem, algebra, limits, costs, rows, 1)
+
+    @property
+    def core_seconds(self) -> float:
+        """Seconds of one core that a row in chunks may take, on all that it has."""
+        return row_seconds(self.options.time_limit) * (1 if self.takes_gpu else self.cores)
 
     def _cut_for_workers(
         self, problem: Problem, rows: int, algebra: Algebra, free: int, on_gpu: bool

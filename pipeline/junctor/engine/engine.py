@@ -446,6 +446,11 @@ class Engine:
         kept = self._fixed()
         with self.router.store.lock:
             route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept, uses)
+        if route.refused is None and self.router.may_take_long(route):
+            # Imported where a row may take long: cost models come with it.
+            from junctor.engine.forecast import estimate
+
+            route = estimate(self.router, route, batch)
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
@@ -462,6 +467,9 @@ class Engine:
         resources: _Resources,
     ) -> None:
         """Write the answers to the rows of groups with trees, together: one alone may be too little for all threads."""
+        if self.options.time_limit is not None:
+            for group in groups:
+                self._route(group, batch, budget, resources)
         row_engine = self.router.row_engine
         row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
         left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from junctor_kernels.tables.reference import LOG, Algebra
@@ -16,13 +16,13 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plan_work
 from junctor.cost.model import gpu_prices
-from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup, patterns_of, spread
 from junctor.engine.router import Router
 from junctor.engine.routes import Backend, Route
 from junctor.engine.tree_choice import shared_seconds
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.planning.budget import row_seconds, too_long
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
@@ -45,6 +45,20 @@ SAMPLED_ROWS = 16
 SURVEYED_PATTERNS = 16
 
 
+class Routing(Protocol):
+    """What is asked for routes: an engine."""
+
+    @property
+    def router(self) -> Router:
+        """Chooses them."""
+
+    def serving(self, batch: EvidenceBatch) -> Routing:
+        """Return what answers a batch."""
+
+    def routes(self, batch: EvidenceBatch) -> tuple[Route, ...]:
+        """Return how the rows of a batch would be answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunForecast:
     """Forecast of the batches of a run.
@@ -61,7 +75,7 @@ class RunForecast:
     chunked_seconds: float
 
 
-def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: CostModel | None = None) -> RunForecast:
+def survey(engine: Routing, batches: Iterable[EvidenceBatch], count: int, gpu: CostModel | None = None) -> RunForecast:
     """Return what `count` batches need; raises BudgetError where rows cannot be answered.
 
     The first batch is forecast, and each one with patterns that may need more memory than those seen; the others are
@@ -116,7 +130,7 @@ def _covers(router: Router, pattern: Pattern, observed: frozenset[int], soft: fr
     return pattern.sliced <= observed and not grows
 
 
-def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route]:
+def forecast(engine: Routing, batch: EvidenceBatch, bound: int = 0) -> list[Route]:
     """Return the routes of a batch with their seconds, most operations first; those that are refused say so.
 
     bound: multiply-adds of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds of
@@ -128,7 +142,33 @@ def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route
 
 
 def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
-    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work."""
+    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work.
+
+    It is refused where a row takes longer than allowed.
+    """
+    priced = _priced(router, route, batch, bound)
+    allowed = row_seconds(router.options.time_limit)
+    # Rows whose tree is too large get a plan, which is asked for then.
+    is_known = priced.refused is None and math.isfinite(priced.seconds)
+    if not is_known or (seconds := _row_seconds(priced)) <= allowed:
+        return priced
+    return replace(priced, refused=too_long(seconds, allowed, "a row", router.advice))
+
+
+def _row_seconds(route: Route) -> float:
+    """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
+    seconds, plan = route.seconds, route.plan
+    once = 0.0 if plan is None or route.chunks is not None else _once(plan)
+    together = route.threads if route.backend in (Backend.ENTRIES, Backend.CHUNKED_CPU) else 1
+    return (once + (seconds - once) / max(1, len(route.group.rows))) / together
+
+
+def _once(plan: Plan) -> float:
+    # Shared operations are done once, in NumPy, on any backend.
+    return min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation
+
+
+def _priced(router: Router, route: Route, batch: EvidenceBatch, bound: int) -> Route:
     # Refused rows get the seconds of NumPy: they show how far out of reach they are.
     if route.refused is not None:
         return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
@@ -144,9 +184,7 @@ def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0)
         return replace(route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * CPU.row)
     plan = route.plan
     assert plan is not None
-    once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + route.rows * CPU.row
-    # Shared operations are done once, in NumPy, on any backend.
-    seconds = once + _seconds(router, route, plan, bool(plan.case_operations <= bound))
+    seconds = _once(plan) + route.rows * CPU.row + _seconds(router, route, plan, bool(plan.case_operations <= bound))
     reason = _kernels(router, plan, len(route.group.rows)) if route.backend is Backend.GPU else route.reason
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
     return replace(route, seconds=seconds, reason=reason, work=work)

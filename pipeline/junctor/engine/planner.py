@@ -97,6 +97,14 @@ class Planner:
         self._kept_plans = KeptPlans(cache)
         self.kept_chunks = KeptChunks(cache)
 
+    @property
+    def advice(self) -> str:
+        """What makes rows possible that take too long."""
+        if self.query.kind == "mpe":
+            return "give evidence on more variables"
+        sampling = ", or sample such rows (--method auto)" if self.network.kind == "bayes" else ""
+        return f"ask for fewer targets, give evidence on more variables{sampling}"
+
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
 

@@ -11,15 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
+from junctor.cost.constants import CPU
 from junctor.engine.chunk_routes import ChunkRouting
 from junctor.engine.grouping import Grouping
+from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup
 from junctor.engine.plan_store import PlanKey
 from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import BudgetError
-from junctor.planning.budget import Budget
+from junctor.planning.budget import Budget, row_seconds
 
+# Share of the time allowed up to which the coarsest forecast of a row will do.
+SURE_SHARE = 0.1
 # Programs (plans with their numbers) that are kept for the next batch.
 KEPT_PROGRAMS = 256
 
@@ -85,6 +89,16 @@ class Router(Grouping, ChunkRouting):
         use = replace(use, projected=min(self.allowed, projected))
         backend, reason = self._backend(sizes, gpu)
         return replace(refused, backend=backend, reason=reason, memory=use, sizes=sizes)
+
+    def may_take_long(self, route: Route) -> bool:
+        """Return True if a row may take longer than allowed, before it is forecast."""
+        if route.chunks is not None:
+            return True
+        if route.plan is None:
+            # Messages of trees fit the memory, so that none takes a day.
+            return self.options.time_limit is not None
+        seconds = plain_seconds(route.plan) + min(route.plan.shared_operations, 10**30) * CPU.numpy_operation
+        return CPU.numpy_log * seconds > SURE_SHARE * row_seconds(self.options.time_limit)
 
     def _backend(self, sizes: BlockSizes, gpu: GpuRoom | None) -> tuple[Backend, str]:
         if gpu is not None:

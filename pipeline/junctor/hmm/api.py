@@ -33,6 +33,7 @@ def viterbi(
     device_memory: int | str | None = None,
     spill: str | os.PathLike[str] | None = None,
     disk: int | str | None = None,
+    time_limit: float | str | None = None,
 ) -> pa.Table:
     """Return the most probable path of each sequence, and log P(path, sequence).
 
@@ -52,11 +53,12 @@ def viterbi(
     device_memory: bytes for rows of the trellis on a GPU.
     spill: folder for rows that exceed the memory.
     disk: bytes of files there.
+    time_limit: seconds (or "10min", "none") that a sequence may be forecast to take, None for a day.
 
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
     smaller state on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
-    options = compute_options(memory, threads, device, device_memory, spill, disk)
+    options = compute_options(memory, threads, device, device_memory, spill, disk, time_limit)
     names = SequenceColumns(column, case_id, step, gaps=gaps)
     return _answer(model, sequences, lengths, names, "viterbi", precision, options)
 
@@ -77,12 +79,13 @@ def posteriors(
     device_memory: int | str | None = None,
     spill: str | os.PathLike[str] | None = None,
     disk: int | str | None = None,
+    time_limit: float | str | None = None,
 ) -> pa.Table:
     """Return the posterior of the state at each step of each sequence, and log P(sequence).
 
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
-    options = compute_options(memory, threads, device, device_memory, spill, disk)
+    options = compute_options(memory, threads, device, device_memory, spill, disk, time_limit)
     names = SequenceColumns(column, case_id, step, gaps=gaps)
     return _answer(model, sequences, lengths, names, "posteriors", precision, options)
 

@@ -15,7 +15,7 @@ from junctor_kernels.hmm import counts_cpu, forward_backward_cpu
 from junctor_kernels.hmm.counts_cpu import RUN, TILE, SequenceSums
 
 from junctor.hmm.emissions import emissions_of, offsets_of
-from junctor.hmm.engine import log_probabilities
+from junctor.hmm.engine import log_probabilities, refuse_long
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.observations import Observed, observed
@@ -153,6 +153,7 @@ class SequenceCounter:
             if not len(pending):
                 break
             groups, gpu = self._groups_of(pending, model), None if logs else self._gpu(model)
+            refuse_long(model, self.batch.lengths[pending], self.options, gpu is not None)
             numbers = SumNumbers(model, np.float64, logs) if gpu is None else gpu.numbers
             if not numbers.fits:
                 continue

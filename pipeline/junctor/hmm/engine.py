@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from junctor.cost.constants import CPU, GPU
 from junctor.hmm.blocks import TrellisMemory, fitting
 from junctor.hmm.decode import CpuDecoder, Decoder, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
@@ -26,6 +27,7 @@ from junctor.model.answers import IMPOSSIBLE, INVALID, OK
 from junctor.model.errors import BudgetError, DeviceError, EvidenceError
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Precision
+from junctor.planning.budget import row_seconds, too_long
 from junctor.runtime.devices import has_gpu, lack_of_memory
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.threads import in_threads
@@ -93,6 +95,7 @@ class SequenceEngine:
         log_value = np.full(len(batch), -np.inf)
         valid = np.flatnonzero(status == OK)
         on_gpu = valid.size > 0 and self._on_gpu(int(batch.lengths[valid].sum()))
+        refuse_long(self.model, batch.lengths[valid], self.options, on_gpu)
         # Others may take what was free of the GPU.
         told = lack_of_memory() if on_gpu else nullcontext()
         if self.kind == "viterbi":
@@ -195,6 +198,15 @@ class SequenceEngine:
     def _refuse_other_kind(self, batch: SequenceBatch) -> None:
         if batch.symbols is not None and self.model.emission is None:
             raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
+
+
+def refuse_long(
+    model: HiddenMarkovModel, lengths: npt.NDArray[np.int64], options: ComputeOptions, on_gpu: bool
+) -> None:
+    """Raise BudgetError where the longest of some sequences is forecast to take longer than allowed."""
+    seconds = int(lengths.max(initial=0)) * model.entries.size / (GPU if on_gpu else CPU).transition_rate
+    if seconds > (allowed := row_seconds(options.time_limit)):
+        raise too_long(seconds, allowed, f"a sequence of {int(lengths.max()):,} steps", "cut it into shorter ones")
 
 
 def log_probabilities(

@@ -107,6 +107,7 @@ def learn(
     threads: int | None = None,
     device: DeviceChoice = "cpu",
     device_memory: int | str | None = None,
+    time_limit: float | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
     errors: bool = False,
     report: AnyPath | str | os.PathLike[str] | None = None,
@@ -133,6 +134,7 @@ def learn(
     threads: None for all cores.
     device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
     device_memory: bytes of the GPU.
+    time_limit: seconds (or "10min", "none") that a sequence may be forecast to take, None for a day.
     watch: told of each iteration, with the number of its start.
     errors: whether `parameters` of the result has standard errors (two E-steps a free parameter).
     report: path of a page on the fit, HTML.
@@ -154,7 +156,7 @@ def learn(
         model = read_model(model)
     batch = encode_sequences(sequences, model, labels, lengths, SequenceColumns(column, case_id, step, gaps=gaps)).batch
     check_device(device)
-    compute = compute_options(memory, threads, device, device_memory)
+    compute = compute_options(memory, threads, device, device_memory, time_limit=time_limit)
     weights = checked_weights(weights, len(batch))
     extras = Extras(errors, report, facts)
     return fit_model(model, batch, weights, options, compute, watch, extras=extras)

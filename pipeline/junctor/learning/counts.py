@@ -53,6 +53,7 @@ def expected_counts(
     threads: int | None = None,
     device: DeviceChoice = "cpu",
     device_memory: int | str | None = None,
+    time_limit: float | str | None = None,
 ) -> pa.Table:
     """Return the sum over rows of weight * P(family | evidence), a row for each entry of each table of the network.
 
@@ -65,6 +66,7 @@ def expected_counts(
     memory, threads: None for shares of what is free; no count depends on them.
     device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work; counts differ by rounding.
     device_memory: bytes of the GPU.
+    time_limit: seconds (or "10min", "none") that a row may be forecast to take, None for a day.
 
     The columns are `variable`, `parents` (a list of records with the `variable` and the `state` of each parent),
     `state` and `count` (float64). Raises ModelError, EvidenceError, BudgetError, DeviceError, and
@@ -72,7 +74,8 @@ def expected_counts(
     """
     network = network if isinstance(network, Network) else read_network(network)
     rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping, separator)
-    resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
+    compute = compute_options(memory, threads, device, device_memory, time_limit=time_limit)
+    resources = Resources(workers=0, compute=compute)
     counts, _, _ = count_rows(network, table, rows, resources)
     return counts_table(network, counts)
 

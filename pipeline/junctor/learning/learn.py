@@ -114,6 +114,7 @@ def learn(
     threads: int | None = None,
     device: DeviceChoice = "cpu",
     device_memory: int | str | None = None,
+    time_limit: float | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
     errors: bool = False,
     report: str | os.PathLike[str] | RemotePath | None = None,
@@ -140,6 +141,7 @@ def learn(
     separator: of the columns of a file of text, as "tab", "blanks" or ";"; None for the one that its first lines show.
     device: of expected counts: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
     device_memory: bytes of the GPU.
+    time_limit: seconds (or "10min", "none") that a row may be forecast to take, None for a day.
     watch: told of each iteration, with the number of its start.
     errors: whether `parameters` of the result has standard errors (two E-steps a parameter, unless rows are complete).
     report: path of a page on the fit, HTML.
@@ -167,7 +169,8 @@ def learn(
     report = None if report is None else location(report, "report")
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
-    resources = Resources(workers=0, compute=compute_options(memory, threads, device, device_memory))
+    compute = compute_options(memory, threads, device, device_memory, time_limit=time_limit)
+    resources = Resources(workers=0, compute=compute)
     return learn_rows(network, table, options, rows, resources, watch, extras=extras)
 
 

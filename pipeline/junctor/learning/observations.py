@@ -469,7 +469,8 @@ def _alone(
     asked = [i for i, factor in enumerate(factors) if factor < given] if len(sums) else []
     questions = [scopes[i] for i in asked] or scopes[:1]
     try:
-        found = joint_posteriors(network, questions, precision="log", memory=options.memory)
+        memory, time_limit = options.memory, options.time_limit
+        found = joint_posteriors(network, questions, precision="log", memory=memory, time_limit=time_limit)
     except EvidenceError:
         # No evidence is given: the component itself is impossible.
         return -math.inf

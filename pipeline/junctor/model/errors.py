@@ -55,7 +55,7 @@ class EvidenceError(InputError):
 
 
 class BudgetError(JunctorError):
-    """The work does not fit the memory that is allowed; says needed, allowed, where, and the next move."""
+    """The work does not fit the memory or time that is allowed; says needed, allowed, where, and the next move."""
 
     exit_code = 5
 

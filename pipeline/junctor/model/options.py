@@ -33,6 +33,7 @@ class ComputeOptions:
     spill_dir: folder for tables that exceed the memory; None for the system's temporary folder.
     spill_bytes: bytes of files in that folder; None for half of its free space.
     all_gpus: whether out-of-core rows use all GPUs that the process sees, not only the first.
+    time_limit: seconds that a row may be forecast to take, None for the default: a day, or what `--method auto` allows.
     """
 
     memory: int | None = None
@@ -42,6 +43,7 @@ class ComputeOptions:
     spill_dir: Path | None = None
     spill_bytes: int | None = None
     all_gpus: bool = False
+    time_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class MemoryLimits:
     threads: of contractions.
     on_gpu: whether tasks have the memory of a GPU, `task` of it, and none of `memory`.
     asked: with what evidence and answers take, as the user knows it; 0 where it is not known.
+    seconds: that a row may take, of a core or a GPU.
     """
 
     memory: int
@@ -86,6 +87,7 @@ class MemoryLimits:
     threads: int = 1
     on_gpu: bool = False
     asked: int = 0
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

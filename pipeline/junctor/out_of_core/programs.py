@@ -32,7 +32,7 @@ from junctor.out_of_core.memory_splits import (
     device_bytes,
 )
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.planning.budget import exact_bytes, format_bytes
+from junctor.planning.budget import exact_bytes, format_bytes, too_long
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
@@ -50,6 +50,8 @@ Rows = npt.NDArray[np.int64]
 # Returns what `cut` does for the same arguments.
 Search = Callable[[Problem, Algebra, MemoryLimits, "CostModel", int, int], ChunkRoute]
 
+# What makes rows possible that take too long.
+ADVICE = "ask for fewer targets, or give evidence on more variables"
 # Orders and memory splits that a search for a plan cuts, about: 28 x 28 takes half a minute.
 SEARCHED_CUTS = 100
 
@@ -80,14 +82,15 @@ def cut(
         return ways.splits(plan)
 
     try:
-        prices = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step)
+        prices = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step, limits.seconds)
         cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows, kept)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
-        raise BudgetError(
-            f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
-        ) from None
+        if error.seconds is not None:
+            threads = 1 if limits.on_gpu else limits.threads
+            raise too_long(error.seconds / threads, limits.seconds / threads, "a row in chunks", ADVICE) from None
+        raise BudgetError(f"propagation in chunks takes years ({error}); {ADVICE}") from None
     return ways.chunking(*cheapest, kept)
 
 

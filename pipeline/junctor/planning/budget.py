@@ -1,6 +1,7 @@
 """Memory budgets in bytes: allowed (by the user), reserved (taken before planning), projected (by a plan).
 
-Main class: Budget; called by everything that allocates tables. Sizes are parsed and printed here as well.
+Main class: Budget; called by everything that allocates tables. Sizes are parsed and printed here as well, and so are
+durations: time is a budget too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ from junctor.model.errors import BudgetError
 # Decimal and binary units; K, M, G and T alone are binary, as in most tools for memory.
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+# Units of durations, and what people call them, the longest last.
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_SPANS = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"), (365 * 86400, "years"))
+# Seconds that a row may be forecast to take: the least limit, the default, and three years, in which a core counts to
+# 2^62, as far as kernels do.
+LEAST_LIMIT, DAY, FOREVER = 1.0, 86_400.0, 1e8
 
 # Memory from which on there is some for what goes beside propagation.
 PLENTY_BYTES = 1 << 31
@@ -92,3 +100,50 @@ def parse_bytes(text: str) -> int:
     if size <= 0:
         raise BudgetError(f"found the size {text!r}, expected more than nothing")
     return size
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that "90s", "5min", "2h" or "1d" mean; raises BudgetError for anything else."""
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        seconds = float(number) * _SECONDS[text.strip()[len(number) :]]
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise BudgetError(f"found the time {text!r}, expected a number and a unit such as 90s, 5min or 2h")
+    return seconds
+
+
+def parse_time_limit(text: str) -> float:
+    """Return the seconds of a limit of a row's time, "none" for as good as none; raises BudgetError."""
+    if text.strip().lower() == "none":
+        return FOREVER
+    seconds = parse_seconds(text)
+    if seconds < LEAST_LIMIT:
+        # Rows that take less are not forecast at all.
+        raise BudgetError(f"found the time {text!r}, expected {LEAST_LIMIT:g}s or more, or none")
+    return seconds
+
+
+def row_seconds(limit: float | None) -> float:
+    """Return the seconds that a row may be forecast to take; limit: as given, None for the default."""
+    return min(DAY if limit is None else limit, FOREVER)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return seconds in the largest unit of which there are two, as 12 s, 3.5 h or 1e+20 years."""
+    size, unit = next((span for span in reversed(_SPANS) if seconds >= 2 * span[0]), _SPANS[0])
+    return f"{seconds / size:.2g} {unit}"
+
+
+def too_long(seconds: float, allowed: float, where: str, advice: str) -> BudgetError:
+    """Return the error for work that is forecast to take longer than allowed.
+
+    seconds, allowed: forecast, and limit.
+    where: the work, as subject of the message.
+    advice: the next move.
+    """
+    return BudgetError(
+        f"{where} is forecast to take {format_seconds(seconds)}, allowed are {format_seconds(allowed)} "
+        f"(--time-limit); {advice}"
+    )

@@ -37,11 +37,13 @@ class ChunkPrices:
     least: of a plan, about, however it is cut; what takes longer than another one that is cut already is left out.
     seconds: of a cut plan in the memory split that it was cut for.
     cutting: of a step, to cut a plan for a split and to count its work.
+    most: that a plan may take.
     """
 
     least: Callable[[Plan], float]
     seconds: Callable[[ChunkPlan, MemorySplit], float]
     cutting: float
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,11 @@ class Candidate(NamedTuple):
 
 
 class TooLongError(ValueError):
-    """Nobody would wait for it."""
+    """It takes longer than allowed; `seconds`: at the least, None for years of which nobody counts more."""
+
+    def __init__(self, message: str, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 def cheapest_chunks(
@@ -122,10 +128,14 @@ def cheapest_chunks(
             return _chosen(problem, itemsize, splits, choice)
     best: tuple[float, int, ChunkPlan, Split, Candidate] | None = None
     missed: list[TooSmallError] = []
+    late: list[float] = []
     far: list[TooSmallError] = []
     cut_steps = 0
     # The first one that fits bounds the time of all others.
     for least, candidate in _priced(_candidates(problem, rows), pricing.least):
+        if least > pricing.most:
+            late.append(least)
+            continue
         plan = candidate.plan
         ways = splits(plan)
         numbers = range(len(ways))
@@ -160,6 +170,8 @@ def cheapest_chunks(
         if kept is not None and cut_steps >= KEPT_STEPS:
             kept.keep(ChunkChoice(order.variables, order.criterion, lean, number, records_of(chunks)))
         return chunks, split
+    if late and not (missed or far):
+        raise TooLongError("longer than allowed", min(late))
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
 

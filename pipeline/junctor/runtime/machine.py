@@ -16,7 +16,7 @@ from pathlib import Path
 from junctor.model.arguments import whole
 from junctor.model.errors import BudgetError, InputError
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.planning.budget import parse_bytes
+from junctor.planning.budget import parse_bytes, parse_time_limit
 from junctor.runtime.remote import local_path
 
 # Share of the free memory that Junctor uses by default: the rest is for the caller's tables and for other programs.
@@ -76,14 +76,16 @@ def compute_options(
     device_memory: int | str | None = None,
     spill: str | os.PathLike[str] | None = None,
     disk: int | str | None = None,
+    time_limit: float | str | None = None,
 ) -> ComputeOptions:
-    """Return the record of options; sizes in bytes, or as text such as "4GiB".
+    """Return the record of options; sizes in bytes, or as text such as "4GiB", times in seconds or as "90s".
 
     memory, threads, device, device_memory: as in the record.
     spill: `spill_dir` of the record.
     disk: `spill_bytes` of the record.
-    Raises BudgetError for texts that are no sizes, and for threads that are no number of at least one; InputError for
-    what is no path.
+    time_limit: as in the record; "none" for no limit.
+    Raises BudgetError for texts that are no sizes or times, and for threads that are no number of at least one;
+    InputError for what is no path.
     """
     threads = None if threads is None else whole("threads", threads, BudgetError)
     if threads is not None and threads < 1:
@@ -95,11 +97,18 @@ def compute_options(
         device_memory=_size(device_memory),
         spill_dir=None if spill is None else local_path(spill, "spill"),
         spill_bytes=_size(disk),
+        time_limit=_seconds(time_limit),
     )
 
 
 def _size(size: int | str | None) -> int | None:
     return None if size is None else parse_bytes(str(size))
+
+
+def _seconds(limit: float | str | None) -> float | None:
+    # A number is one of seconds.
+    text = f"{limit}s" if isinstance(limit, int | float) and not isinstance(limit, bool) else limit
+    return None if text is None else parse_time_limit(str(text))
 
 
 def allowed_memory(options: ComputeOptions) -> int:

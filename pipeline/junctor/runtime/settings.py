@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.planning.budget import parse_bytes
+from junctor.planning.budget import LEAST_LIMIT, parse_bytes, parse_time_limit
 from junctor.runtime.cache import VARIABLE, cache_bytes
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.machine import compute_options
@@ -25,8 +25,14 @@ CONFIG = "JUNCTOR_CONFIG"
 
 
 # What numbers may be at the least, and what returns the number that a text stands for.
-_LEAST = {"workers": 0, "threads": 1, "memory": 1, "device_memory": 1, "disk": 1, "cache": 0}
-_PARSE = {"memory": parse_bytes, "device_memory": parse_bytes, "disk": parse_bytes, "cache": cache_bytes}
+_LEAST = {"workers": 0, "threads": 1, "memory": 1, "device_memory": 1, "disk": 1, "cache": 0, "time_limit": LEAST_LIMIT}
+_PARSE: dict[str, Callable[[str], float]] = {
+    "memory": parse_bytes,
+    "device_memory": parse_bytes,
+    "disk": parse_bytes,
+    "cache": cache_bytes,
+    "time_limit": parse_time_limit,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Settings:
     device_memory: int | None = None
     spill: str | None = None
     disk: int | None = None
+    time_limit: float | None = None
     prefect: bool | None = None
     cache: int | None = None
 
@@ -49,7 +56,8 @@ class Settings:
     def compute(self) -> ComputeOptions:
         """Resources of a computation without options."""
         device = self.device or "auto"
-        return compute_options(self.memory, self.threads, device, self.device_memory, self.spill, self.disk)
+        sizes = self.memory, self.threads, device, self.device_memory, self.spill, self.disk
+        return compute_options(*sizes, self.time_limit)
 
     def resources_with(
         self, compute: ComputeOptions, workers: int | None, scheduler: str | None, insecure_scheduler: bool
@@ -105,7 +113,7 @@ def _no_truth(value: object) -> object:
     return value
 
 
-def _parsing(parse: Callable[[str], int]) -> Callable[[object], object]:
+def _parsing(parse: Callable[[str], float]) -> Callable[[object], object]:
     """Return what parses texts and leaves the rest to the check of the type."""
 
     def parsed(value: object) -> object:

@@ -21,12 +21,12 @@ from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.engine.patterns import PatternGroup, patterns_of
-from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import Answers, SampledAnswers
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
+from junctor.planning.budget import FOREVER
 from junctor.runtime.files import read_json, write_json
 from junctor.runtime.machine import allowed_disk
 from junctor.runtime.remote import AnyPath
@@ -35,7 +35,7 @@ from junctor.sampling.engine import SamplingEngine
 if TYPE_CHECKING:
     from junctor.cost.model import CostModels
 
-# Seconds of one core that an exact answer to a row may take; tests replace it.
+# Seconds of one core that an exact answer to a row may take where no limit is given; tests replace it.
 MOST_SECONDS = CPU.exact_row
 
 # Most reasons that are told.
@@ -75,18 +75,19 @@ class AutoEngine:
     ) -> None:
         self.network = network
         self.query = query
-        self._exact = Engine(network, query, options, costs, expected_rows)
-        budget = _budget(self._exact, budget_file)
-        judged = ComputeOptions(budget["memory"], threads=1, device="cpu", spill_bytes=budget["disk"])
+        self._exact = Engine(network, query, _patient(options), costs, expected_rows)
+        budget = _budget(self._exact, options.time_limit, budget_file)
+        memory, disk, seconds = int(budget["memory"]), int(budget["disk"]), budget.get("seconds", MOST_SECONDS)
+        judged = ComputeOptions(memory, threads=1, device="cpu", spill_bytes=disk, time_limit=seconds)
         # An engine for forecasts only: one thread of a CPU, so that choices do not depend on the machine.
         self._judge = Engine(network, query, judged, costs, expected_rows)
 
     def with_options(self, options: ComputeOptions) -> AutoEngine:
         """Return an engine with other options that shares what was planned, and the budget."""
-        if options == self._exact.options:
+        if _patient(options) == self._exact.options:
             return self
         engine = copy(self)
-        engine._exact = self._exact.with_options(options)
+        engine._exact = self._exact.with_options(_patient(options))
         engine.__dict__.pop("_sampler", None)
         return engine
 
@@ -119,10 +120,10 @@ class AutoEngine:
         """Yield the rows of a batch that are sampled, by their reasons."""
         batch = self._judge.with_equal_rows(batch)
         for route in forecast(self._judge, batch):
-            if route.group.by_trees:
+            if route.refused is not None:
+                yield RowsBeyondBudget(batch.served(route.group.rows), str(route.refused))
+            elif route.group.by_trees:
                 yield from self._trees_beyond(route.group, batch)
-            elif reason := why(route):
-                yield RowsBeyondBudget(batch.served(route.group.rows), reason)
 
     def _trees_beyond(self, group: PatternGroup, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield those of the rows with a tree of their own whose tree is too large, and whose plan is as well."""
@@ -134,8 +135,8 @@ class AutoEngine:
             keep = np.ones(batch.rows, dtype=np.bool_)
             keep[exact.rows] = False
             for route in forecast(self._judge, without(batch, keep)):
-                if reason := why(route):
-                    yield RowsBeyondBudget(batch.served(exact.rows), reason)
+                if route.refused is not None:
+                    yield RowsBeyondBudget(batch.served(exact.rows), str(route.refused))
 
     @cached_property
     def _sampler(self) -> SamplingEngine:
@@ -143,26 +144,22 @@ class AutoEngine:
         return SamplingEngine(self.network, self.query, options)
 
 
-def _budget(engine: Engine, file: AnyPath | None) -> dict[str, int]:
-    """Return the memory and disk, in bytes, that decide which rows are sampled."""
+def _patient(options: ComputeOptions) -> ComputeOptions:
+    """Return the options of the engine that answers: what is left to it was judged already."""
+    return replace(options, time_limit=FOREVER)
+
+
+def _budget(engine: Engine, time_limit: float | None, file: AnyPath | None) -> dict[str, float]:
+    """Return the memory and disk, in bytes, and the seconds of a row that decide which rows are sampled."""
     kept = None if file is None else read_json(file)
     # Fixed once: free memory and disk change while a run is interrupted.
     if kept is None:
         disk = engine.options.spill_bytes
         kept = {"memory": engine.allowed, "disk": allowed_disk(engine.router.spill_dir) if disk is None else disk}
+        kept["seconds"] = MOST_SECONDS if time_limit is None else time_limit
         if file is not None:
             write_json(file, kept)
     return kept
-
-
-def why(route: Route) -> str | None:
-    """Return why rows of a route are sampled, None where they are answered exactly."""
-    if route.refused is not None:
-        return str(route.refused)
-    seconds = route.seconds / max(1, len(route.group.rows))
-    if seconds > MOST_SECONDS:
-        return f"an exact answer would take about {seconds:.2g} s, {MOST_SECONDS:g} s are allowed"
-    return None
 
 
 def explain(engine: AutoEngine, batch: EvidenceBatch) -> None:
