@@ -1,10 +1,11 @@
-"""`python tests/fuzz [PATTERN] [--mutants N | --seconds S] [--seed N]`: read damaged files, for as long as wished."""
+"""`python tests/fuzz [PATTERN] [--mutants N | --total N | --seconds S]`: read damaged files, as many as wished."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 # This folder's modules belong to the package; those beside it are what the tests share.
@@ -18,15 +19,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="kinds of files, such as 'evidence-*'")
     parser.add_argument("--mutants", type=int, default=200, help="of each kind")
+    parser.add_argument("--total", type=int, help="of all kinds together, in place of a number for each")
     parser.add_argument("--seconds", type=float, help="for each kind, in place of a number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the first mutant")
     parser.add_argument("--keep", type=Path, help="folder for the files of failures")
+    parser.add_argument("--processes", type=int, default=1, help="kinds that are read side by side")
     asked = parser.parse_args()
-    failed = False
-    for result in fuzz(asked.pattern, asked.mutants, asked.seconds, asked.seed, asked.keep):
-        failed |= bool(result["failures"])
+    started, mutants, failures = time.monotonic(), 0, 0
+    for result in fuzz(**vars(asked)):
+        mutants, failures = mutants + result["mutants"], failures + len(result["failures"])
         print(json.dumps(result), flush=True)
-    return int(failed)
+    seconds = time.monotonic() - started
+    rate = f"{mutants / seconds:.0f} a second"
+    print(f"{mutants:,} mutants, {failures} failures, {seconds:.0f} s, {rate}", file=sys.stderr)
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

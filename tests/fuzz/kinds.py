@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from helpers.command_line import junctor_cli
 from helpers.encoding import encode_table
 from helpers.format_helpers import CONTENT
 from helpers.hmm_models import random_model, sparse_of
+from junctor.cli.report import _outcome as outcome
 from junctor.cliques.calibrated import load_cliques
 from junctor.cliques.tree import StoredTree
 from junctor.cost import dataset
@@ -32,10 +35,14 @@ from junctor.hmm.sequences import open_sequences
 from junctor.model.errors import JunctorError
 from junctor.model.options import ComputeOptions
 from junctor.runs import partition
+from junctor.runs.answers import answer_batches, read_answers
 from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.cache import Cache
 from junctor.runtime.dask_cluster import Resources
+
+from fuzz.footers import mutated_footer
+from fuzz.mutations import mutated, toml_of
 
 NETWORK = random_network(6, seed=1)
 SIZES = NETWORK.cardinalities
@@ -52,12 +59,14 @@ class Kind:
     read: reads them; raises JunctorError alone.
     damaged: patterns of the files of which one is damaged.
     share: of the mutants, less than 1 where they take long.
+    mutate: damages the content of a file.
     """
 
     make: Callable[[Path], object]
     read: Callable[[Path], object]
     damaged: tuple[str, ...] = ("**/*",)
     share: float = 1.0
+    mutate: Callable[[str, bytes, Random], bytes] = mutated
 
 
 def _network(ending: str, content: str | bytes) -> Kind:
@@ -67,6 +76,12 @@ def _network(ending: str, content: str | bytes) -> Kind:
         lambda folder: (folder / f"net.{ending}").write_bytes(data),
         lambda folder: read_network(folder / f"net.{ending}"),
     )
+
+
+def _resealed_footer(name: str, data: bytes, random: Random) -> bytes:
+    """Return a network with a damaged footer, and the seal of it unless that is damaged as well."""
+    damaged = mutated_footer(name, data, random)
+    return damaged if store._seal_digits(damaged) is None else store.sealed(damaged)
 
 
 def _evidence_table() -> pa.Table:
@@ -173,7 +188,7 @@ def _make_run(folder: Path, unfinished: bool) -> None:
         job.directory.answers_part("posteriors", 1).unlink()
 
 
-def _go_on(folder: Path) -> None:
+def _forget() -> None:
     # What a process keeps from partition to partition would hide what is damaged.
     for kept in (
         partition.tables_of,
@@ -184,6 +199,10 @@ def _go_on(folder: Path) -> None:
     ):
         kept.cache_clear()
     partition._network = None
+
+
+def _go_on(folder: Path) -> None:
+    _forget()
     job = _job(folder) if (folder / "net.bif").exists() else _sequence_job(folder)
     run(job, HERE)
     read_manifest(job.directory)
@@ -194,13 +213,89 @@ def _sequence_job(folder: Path) -> hmm_run.SequenceJob:
     return hmm_run.SequenceJob(*paths, partition_rows=2)
 
 
-def _make_sequence_run(folder: Path) -> None:
+def _make_sequence_run(folder: Path, unfinished: bool) -> None:
     write_model(_model(), folder / "model.json")
     _write_sequences(folder)
     job = _sequence_job(folder)
     run(job, HERE)
-    job.directory.manifest.unlink()
-    job.directory.answers_part("viterbi", 1).unlink()
+    if unfinished:
+        job.directory.manifest.unlink()
+        job.directory.answers_part("viterbi", 1).unlink()
+
+
+def _junctor(*args: str) -> None:
+    """Call the command line; a refusal is an error of ours, anything but an exit code of ours a failure."""
+    result = junctor_cli(*args)
+    if isinstance(result.exception, Exception):
+        raise result.exception
+    assert result.exit_code in (0, 3, 4, 5, 6, 7), result.output
+    assert "Traceback" not in result.output
+    if result.exit_code:
+        raise JunctorError(result.output)
+
+
+def _ask_records(folder: Path) -> None:
+    """Call all that read the records of a run; a refusal by one of them is one by all."""
+    out = str(folder / "out")
+    asked = [partial(_junctor, "status", out), partial(_junctor, "verify", out), partial(outcome, out)]
+    # Increments have no end of their own.
+    if not (folder / "in").exists():
+        asked.append(partial(_junctor, "finalise", out))
+    _all_of([*asked, partial(read_answers, out)])
+
+
+def _all_of(calls: Sequence[Callable[[], object]]) -> None:
+    """Make calls, whatever becomes of those before; raises the last refusal."""
+    refusal = None
+    for call in calls:
+        try:
+            call()
+        except JunctorError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+
+
+def _make_increments(folder: Path) -> None:
+    write_network(NETWORK, folder / "net.bif")
+    for day in ("22", "23"):
+        (folder / "in" / f"date=2026-11-{day}").mkdir(parents=True)
+        _write_evidence(folder / "in" / f"date=2026-11-{day}", "t.parquet")
+        _run_increment(folder)
+
+
+def _run_increment(folder: Path) -> None:
+    paths = (str(folder / name) for name in ("net.bif", "in", "out"))
+    run(Job(*paths, partition_rows=16, incremental=True, ignore_extra=True), HERE)
+
+
+def _go_on_with_increments(folder: Path) -> None:
+    _forget()
+    _all_of([partial(_run_increment, folder), partial(_ask_records, folder)])
+
+
+MAPPING: dict[str, Any] = {
+    "ignore": ["comment", "case_id"],
+    "columns": {"first": NAMES[0], "second": NAMES[2]},
+    "variables": {
+        NAMES[0]: {"states": {"ja": "0", "nein": "1"}, "missing": ["-9", 7, -9.5], "other_is_missing": True},
+        NAMES[1]: {"edges": [0, 1.5, float("inf")], "labels": ["0", "1"], "factor": 2.0, "offset": -1},
+        NAMES[3]: {"edges": [0, 2, 4], "labels": ["1", "0"], "outside": "0", "outside_is_missing": False},
+    },
+}
+
+
+def _make_mapping(folder: Path) -> None:
+    (folder / "mapping.toml").write_text(toml_of(MAPPING))
+    _write_evidence(folder, "t.csv")
+    text = (folder / "t.csv").read_text().replace(NAMES[0], "first", 1).replace(NAMES[2], "second", 1)
+    (folder / "t.csv").write_text(text)
+
+
+def _read_mapped(folder: Path) -> None:
+    options = {"mapping": folder / "mapping.toml", "ignore_extra": True}
+    for part in open_evidence(folder / "t.csv", NETWORK, **options).partitions(7):  # type: ignore[arg-type]
+        _check(part)
 
 
 def _make_measurements(folder: Path) -> None:
@@ -279,9 +374,41 @@ KINDS: dict[str, Kind] = {
     ),
     "cliques": Kind(_make_cliques, _ask_cliques),
     "encoded": Kind(_make_encoded, lambda folder: _check(read_partition(folder / "part-00000.arrow", True, SIZES))),
+    "footer-evidence": Kind(
+        partial(_write_evidence, name="t.parquet"), partial(_read_evidence, name="t.parquet"), mutate=mutated_footer
+    ),
+    "footer-sequences": Kind(
+        _write_sequences,
+        lambda folder: [*open_sequences(folder / "words.parquet", _model()).partitions(2, 10)],
+        mutate=mutated_footer,
+    ),
+    "footer-model": Kind(
+        lambda folder: write_model(_model(True), folder / "m.parquet"),
+        lambda folder: read_model(folder / "m.parquet"),
+        mutate=mutated_footer,
+    ),
+    # With the seal of what it says: that of a damaged file is none.
+    "footer-network": Kind(
+        lambda folder: write_network(NETWORK, folder / "net.parquet"),
+        lambda folder: read_network(folder / "net.parquet"),
+        mutate=_resealed_footer,
+    ),
+    "footer-answers": Kind(
+        partial(_make_run, unfinished=False),
+        lambda folder: pa.Table.from_batches([*answer_batches(folder / "out")]),
+        ("out/posteriors/*.parquet",),
+        0.5,
+        mutated_footer,
+    ),
+    "footer-measurements": Kind(_make_measurements, _use_measurements, share=0.1, mutate=mutated_footer),
+    "mapping": Kind(_make_mapping, _read_mapped, ("mapping.toml",)),
+    "manifest": Kind(partial(_make_run, unfinished=False), _ask_records, ("out/manifest.json",), 0.1),
+    "records": Kind(partial(_make_run, unfinished=False), _ask_records, ("out/**/*.json",), 0.1),
+    "records-sequences": Kind(partial(_make_sequence_run, unfinished=False), _ask_records, ("out/**/*.json",), 0.1),
+    "records-increments": Kind(_make_increments, _go_on_with_increments, ("out/**/*.json",), 0.05),
     "run-unfinished": Kind(partial(_make_run, unfinished=True), _go_on, ("out/**/*",), 0.1),
     "run-finished": Kind(partial(_make_run, unfinished=False), _go_on, ("out/*.json", "out/evidence/*.json"), 0.1),
-    "run-sequences": Kind(_make_sequence_run, _go_on, ("out/**/*",), 0.1),
+    "run-sequences": Kind(partial(_make_sequence_run, unfinished=True), _go_on, ("out/**/*",), 0.1),
     "measurements": Kind(_make_measurements, _use_measurements, share=0.1),
     "cache": Kind(_make_cache, _use_cache),
 }

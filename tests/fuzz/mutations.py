@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tomllib
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -50,6 +51,8 @@ def mutated(name: str, data: bytes, random: Random) -> bytes:
             return gzip.compress(mutated(name[:-3], gzip.decompress(data), random), 1)
         if endings[-1:] == ["json"]:
             return mutated_json(data, random)
+        if endings[-1:] == ["toml"] and random.random() < 0.6:
+            return toml_of(_mutated_value(tomllib.loads(data.decode()), random)).encode()
         if endings[-1:] == ["npy"]:
             return mutated_array(data, random)
         if endings[-1:] in (["parquet"], ["arrow"], ["arrows"]):
@@ -108,6 +111,26 @@ def _places(value: Any) -> Any:
         yield value, key
         if isinstance(value[key], dict | list):
             yield from _places(value[key])
+
+
+def toml_of(value: Any) -> str:
+    """Return a table of TOML, with what it holds in one line each; None is a date."""
+    if not isinstance(value, dict):
+        return "x"
+    return "".join(f"{json.dumps(key)} = {_toml_value(each)}\n" for key, each in value.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if value is None:
+        return "2026-11-22"
+    if isinstance(value, int) and value > 2**70:
+        # In base 16, where there is no limit of digits.
+        return hex(value)
+    return str(value) if isinstance(value, float) else json.dumps(value)
 
 
 def mutated_array(data: bytes, random: Random) -> bytes:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from junctor.evidence.columns import is_text
 from junctor.model.errors import Place
 from junctor.runtime.arrow import parquet_batches, plain_words_schema, with_plain_words
+from junctor.runtime.footers import Chunk, chunks_of
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a batch, and its cells: dictionary indices of four bytes.
@@ -51,6 +52,11 @@ class ParquetTable(BinaryTable):
         with self._open([]) as file:
             return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
+    @cached_property
+    def _chunks(self) -> list[list[Chunk]]:
+        with self.path.open("rb") as file:
+            return chunks_of(file)
+
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -76,11 +82,8 @@ class ParquetTable(BinaryTable):
     @contextmanager
     def _with_dictionaries(self, names: list[str], groups: list[int] | None) -> Iterator[pa.parquet.ParquetFile]:
         """Open the file with dictionaries of the columns in `names`, but for those that Arrow makes none of."""
-        with self._open(names) as file:
-            others = _stored_as_differences(file, names, groups)
-            if not others:
-                yield file
-                return
+        some = range(len(self._chunks)) if groups is None else groups
+        others = {chunk.column for group in some for chunk in self._chunks[group] if chunk.has_differences}
         with self._open([name for name in names if name not in others]) as file:
             yield file
 
@@ -91,21 +94,6 @@ class ParquetTable(BinaryTable):
         return pq.ParquetFile(
             parquet_source(self.path), read_dictionary=dictionaries or None, buffer_size=_BUFFER_BYTES, pre_buffer=False
         )
-
-
-def _stored_as_differences(file: pa.parquet.ParquetFile, names: list[str], groups: list[int] | None) -> set[str]:
-    """Return those of some text columns that have a cell stored as its difference from the one before.
-
-    groups: row groups that are read, None for all.
-    """
-    places = {file.schema.column(i).path: i for i in range(len(file.schema))}
-    found = set()
-    for group in range(file.num_row_groups) if groups is None else groups:
-        metadata = file.metadata.row_group(group)
-        for name in names:
-            if any(encoding.startswith("DELTA") for encoding in metadata.column(places[name]).encodings):
-                found.add(name)
-    return found
 
 
 class ArrowTable(BinaryTable):

@@ -7,8 +7,9 @@ Main functions: `read` and `write`. One row for each variable, then one for each
 from __future__ import annotations
 
 import hashlib
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from junctor.formats.files import publish, read_bytes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Kind, Network, build_network
 from junctor.runtime.arrow import in_one_piece, nulls_of, number_array, numbers_of, string_array, string_list_array
+from junctor.runtime.footers import Chunk, chunks_of
 from junctor.runtime.remote import AnyPath, location
 
 FORMAT = "junctor-network"
@@ -56,7 +58,7 @@ _MAGIC = b"PAR1"
 _MAX_METADATA = 2**26
 # Limits against decompression bombs: decoded bytes allowed for any file, and more for each byte of the file.
 _SPARE_BYTES = 2**26
-_MAX_EXPANSION = 1000
+MAX_EXPANSION = 1000
 
 # The version of Arrow decides on the bytes of a file.
 WRITER = f"arrow {pa.__version__}"
@@ -218,7 +220,7 @@ def _read(data: bytes, place: Place) -> Network:
     options = {"thrift_string_size_limit": _MAX_METADATA, "thrift_container_size_limit": _MAX_METADATA // 8}
     with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, **options) as parquet:
         about = _about(parquet, place)
-        refuse_bomb(parquet.metadata, len(data), place)
+        refuse_bomb(chunks_of(io.BytesIO(data)), len(data), place)
         variables: list[DraftVariable] = []
         tables: list[DraftTable] = []
         for group in range(parquet.num_row_groups):
@@ -269,22 +271,16 @@ def _same_type(actual: pa.DataType, expected: pa.DataType) -> bool:
     return bool(actual == expected)
 
 
-def refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place, spare: int = _SPARE_BYTES) -> None:
+def refuse_bomb(groups: Iterable[Iterable[Chunk]], size: int, place: Place, spare: int = _SPARE_BYTES) -> None:
     """Raise ModelError for a small file that decodes to far more bytes: repeated values are almost free in Parquet.
 
-    metadata: of the file.
+    groups: the column chunks of its row groups.
     size: its bytes.
     place: for the error.
     spare: decoded bytes that are allowed whatever the size.
     """
-    decoded = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for i in range(row_group.num_columns):
-            column = row_group.column(i)
-            # Run-length encoding makes even the uncompressed size small; decoded, a value or an offset takes 8 bytes.
-            decoded += max(column.num_values * 8, column.total_uncompressed_size)
-    allowed = spare + _MAX_EXPANSION * size
+    decoded = sum(chunk.bytes for group in groups for chunk in group)
+    allowed = spare + MAX_EXPANSION * size
     if decoded > allowed:
         raise ModelError(f"the file's {size:,} bytes would become {decoded:,}, allowed are {allowed:,}", place)
 

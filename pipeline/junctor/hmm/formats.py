@@ -176,12 +176,14 @@ def _from_parquet(source: AnyPath) -> HiddenMarkovModel:
     from pyarrow import parquet
 
     from junctor.formats.store import refuse_bomb
+    from junctor.runtime.footers import chunks_of
 
     place = Place(str(source))
     with refused(lambda said: ModelError(f"cannot be read as a hidden Markov model: {said}", place)):
         with parquet.ParquetFile(parquet_source(source)) as file:
-            # A matrix of equal numbers is a small file as well.
-            refuse_bomb(file.metadata, source.stat().st_size, place, MAX_BYTES)
+            with source.open("rb") as data:
+                # A matrix of equal numbers is a small file as well.
+                refuse_bomb(chunks_of(data), source.stat().st_size, place, MAX_BYTES)
             table = file.read(use_threads=False)
         # Damaged files may have offsets out of range, which crash the process.
         table.validate(full=True)
