@@ -306,6 +306,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "smoke.states: found two meanings of 'a', expected",
     ),
     ({"variables": {"smoke": {"missing": [True]}}}, "missing: found True, expected text in quotes or a number"),
+    ({"variables": {"smoke": {"missing": [float("nan")]}}}, "smoke.missing: found nan, expected a number"),
+    ({"variables": {"smoke": {"missing": [2**20_000]}}}, r"missing: found 0x1000*\.\.\., expected a number of double"),
     ({"variables": {"smoke": {"factor": 2}}}, "smoke.factor: found no edges, expected edges as well"),
     ({"variables": {"smoke": {"other": "x"}}}, "smoke.other: found 'x', expected a state"),
     ({"variables": {"smoke": {"other": "no", "other_is_missing": True}}}, "beside other_is_missing, expected one"),

@@ -78,3 +78,28 @@ def test_the_command_line_leaves_decisions_out(tmp_path: Path) -> None:
     ran = junctor_cli("convert", str(path), str(tmp_path / "rest.bif"), "--ignore-decisions")
     assert ran.exit_code == 0
     assert "2 variables, 2 tables" in ran.output
+
+
+# Format -> a diagram without chance nodes.
+BARE = {
+    "hugin": "net { }\nutility u { }\npotential ( u ) { data = ( 10 ); }\n",
+    "xdsl": '<smile id="x"><nodes><utility id="u"><utilities>10</utilities></utility></nodes></smile>',
+    "xmlbif": """<BIF VERSION="0.3"><NETWORK><NAME>x</NAME><VARIABLE TYPE="utility"><NAME>u</NAME></VARIABLE>
+<DEFINITION><FOR>u</FOR><TABLE>10</TABLE></DEFINITION></NETWORK></BIF>""",
+    "pgmx": """<ProbModelXML formatVersion="0.2.0"><ProbNet type="InfluenceDiagram">
+<Variables><Variable name="u" type="numeric" role="utility"/></Variables>
+<Potentials><Potential type="Table" role="conditionalProbability"><UtilityVariable name="u"/><Values>10.0</Values>
+</Potential></Potentials></ProbNet></ProbModelXML>""",
+}
+
+
+@pytest.mark.parametrize("ignore_decisions", [False, True])
+@pytest.mark.parametrize("format", BARE)
+def test_nothing_is_promised_of_a_diagram_without_chance_nodes(
+    tmp_path: Path, format: str, ignore_decisions: bool
+) -> None:
+    path = tmp_path / "diagram"
+    path.write_text(BARE[format])
+    message = error_of(lambda: read_network(path, format, ignore_decisions=ignore_decisions))
+    assert "'u' is " in message
+    assert message.endswith("; there is no chance node with probabilities, so that nothing could be asked")

@@ -358,11 +358,14 @@ class _Reader:
         return value
 
     def texts(self, key: str, value: Any, numbers: bool = False) -> Sequence[str]:
-        kinds = (str, int, float) if numbers else (str,)
+        found = []
         for each in self.list(key, value):
-            if not isinstance(each, kinds) or isinstance(each, bool):
+            if isinstance(each, bool) or not isinstance(each, str | int | float if numbers else str):
                 self.fail(key, f"found {_shown(each)}", "text in quotes" + " or a number" * numbers)
-        return [each if isinstance(each, str) else _spellings(each)[-1] for each in value]
+            if not isinstance(each, str):
+                self.number(key, each, infinite=True)
+            found.append(each if isinstance(each, str) else _spellings(each)[-1])
+        return found
 
     def number(self, key: str, value: Any, infinite: bool = False) -> float:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
@@ -418,7 +421,8 @@ def toml_key(name: object) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    # Python writes no number of more than 4,300 digits.
+    text = hex(value) if type(value) is int and value.bit_length() > 10_000 else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

@@ -36,6 +36,12 @@ def leave_out(
     if not nodes:
         return
     of = {node.name: node for node in nodes}
+    families = list(families)
+    if not families:
+        raise ModelError(
+            f"{nodes[0].refusal}; there is no chance node with probabilities, so that nothing could be asked",
+            nodes[0].place,
+        )
     for child, parents in families:
         node = next((of[parent] for parent in parents if parent in of), None)
         if node is not None:
