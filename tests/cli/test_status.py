@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,7 +135,10 @@ def test_no_status() -> None:
         Path("out/manifest.json").write_text(text)
         broken = junctor_cli("status", "out")
         assert broken.exit_code == 6
-        assert broken.stderr == "error: out/manifest.json: not a manifest: the same command again makes a new one\n"
+        assert re.fullmatch(
+            r"error: out/manifest.json: not a manifest( \(.+\))?: the same command again makes a new one\n",
+            broken.stderr,
+        )
 
 
 @pytest.mark.parametrize("text", ["{}", '{"incremental": true}', '{"format_version": 2}'])
@@ -177,4 +181,6 @@ def test_a_damaged_manifest_of_increments_is_to_be_restored() -> None:
         Path("out/manifest.json").write_text(text)
         broken = junctor_cli("status", "out")
         assert broken.exit_code == 6
-        assert broken.stderr == "error: out/manifest.json: not a manifest: restore it from a copy\n"
+        assert re.fullmatch(
+            r"error: out/manifest.json: not a manifest( \(.+\))?: restore it from a copy\n", broken.stderr
+        )

@@ -5,16 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.runs.integrity import Fault, verify
-from junctor.runs.run import run
+from junctor.model.errors import EvidenceError, JunctorError, RunError
+from junctor.runs.answers import read_answers
+from junctor.runs.integrity import Fault, faulty_parts, verify
+from junctor.runs.outcome import outcome_of
+from junctor.runs.run import read_manifest, run
+from junctor.runs.status import read_status
 from junctor.runs.storage import RunDirectory
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -102,8 +110,85 @@ def test_a_damaged_manifest_makes_no_part_foreign(folder: Path, text: str, evide
         shutil.rmtree(folder / "out/evidence")
     faults = verify(job_in(folder).directory).faults
     assert not [each for each in faults if each.kind == "foreign"]
-    damaged = [(each.file, each.detail) for each in faults if each.kind == "damaged"]
-    assert ("manifest.json", "not a manifest: the same command again makes a new one") in damaged
+    (damaged,) = [each.detail for each in faults if (each.kind, each.file) == ("damaged", "manifest.json")]
+    assert re.fullmatch(r"not a manifest( \(.+\))?: the same command again makes a new one", damaged)
+
+
+def others_of(record: Any) -> Iterator[Any]:
+    """Yield a record with one value that is of another type, or beyond what a file may have, for each of its values."""
+    keys = list(record) if isinstance(record, dict) else range(len(record))
+    for key in keys:
+        value = record[key]
+        for other in ({"a": 1}, [[]], True, 2**63, "\ud800"):
+            if not isinstance(other, type(value)) or other in (2**63, "\ud800"):
+                changed = record.copy()
+                changed[key] = other
+                yield changed
+        if isinstance(value, dict | list):
+            for inner in others_of(value):
+                changed = record.copy()
+                changed[key] = inner
+                yield changed
+
+
+def test_a_manifest_with_a_value_of_another_type_is_told(folder: Path) -> None:
+    manifest, directory = folder / "out/manifest.json", RunDirectory(folder / "out")
+    whole = json.loads(manifest.read_text())
+    # Of one part as of many.
+    whole["parts"], whole["rows"] = whole["parts"][:1], whole["parts"][0]["rows"]
+    told = 0
+    for record in others_of(whole):
+        manifest.write_text(json.dumps(record))
+        for call in (read_manifest, read_status, faulty_parts, read_answers):
+            with suppress(RunError, EvidenceError):
+                call(directory if call in (read_manifest, faulty_parts) else directory.path)  # type: ignore[operator]
+        manifest.write_text(json.dumps(record))
+        told += ("damaged", "manifest.json") in [(each.kind, each.file) for each in verify(directory).faults]
+    # The others are of what is not looked at there.
+    assert told > 50
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "found"),
+    [
+        (("parts", 0, "bytes"), 2**63, r"parts\[0\]\.bytes: found 9223372036854775808, expected a whole number"),
+        (("parts", 0, "sha256"), {"a": 1}, r"parts\[0\]\.sha256: found \{'a': 1\}, expected text"),
+        (
+            ("parts", 1, "statistics", "bytes"),
+            "x",
+            r"parts\[1\]\.statistics\.bytes: found 'x', expected a",
+        ),
+        (("parts", 0, "extra"), 3, r"parts\[0\]\.extra: found an unknown key"),
+        (("files", "run.json", "sha256"), 4908, r"run\.json\.sha256: found 4908, expected text"),
+    ],
+)
+def test_what_is_wrong_with_a_manifest(folder: Path, keys: Sequence[Any], value: Any, found: str) -> None:
+    path = folder / "out/manifest.json"
+    whole = record = json.loads(path.read_text())
+    for key in keys[:-1]:
+        record = record[key]
+    record[keys[-1]] = value
+    path.write_text(json.dumps(whole))
+    shown = junctor_cli("verify", str(folder / "out"))
+    assert shown.exit_code == 6
+    assert re.search(rf"damaged manifest.json: not a manifest \({found}", shown.output)
+    # A run makes a new one.
+    run(job_in(folder), HERE)
+    assert not faults(folder)
+
+
+def test_records_beside_a_manifest_with_values_of_another_type(folder: Path) -> None:
+    directory = RunDirectory(folder / "out")
+    paths = [directory.spec_file, *(folder / "out").glob("statistics/**/part-00001.json")]
+    assert len(paths) == 2
+    for path in paths:
+        whole = path.read_text()
+        for record in others_of(json.loads(whole)):
+            path.write_text(json.dumps(record))
+            # Nothing but an error of ours.
+            with suppress(JunctorError):
+                outcome_of(directory, read_manifest(directory))
+        path.write_text(whole)
 
 
 def test_a_damaged_part_is_not_vouched_for_by_a_new_manifest(folder: Path) -> None:

@@ -29,7 +29,9 @@ from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import encoded
+from junctor.runtime.footers import chunks_of
 from junctor.runtime.progress import Progress
+from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ class SequenceDirectory(Directory[SequenceSpec]):
     @staticmethod
     def parse(record: dict[str, Any]) -> SequenceSpec:
         """Return the spec of a record."""
-        return SequenceSpec(**record)
+        spec: SequenceSpec = typed(SequenceSpec, record)
+        return spec
 
 
 class SequenceTask(PartitionTask[SequenceSpec]):
@@ -303,8 +306,8 @@ def _steps_of(path: AnyPath, states: int) -> int:
     from pyarrow import parquet
 
     with encoded(path, "sequences"), parquet.ParquetFile(parquet_source(path)) as file:
-        columns = [file.metadata.row_group(g).column(1) for g in range(file.metadata.num_row_groups)]
-        values: int = sum(column.num_values for column in columns)
+        with path.open("rb") as data:
+            values = sum(chunks[1].values for chunks in chunks_of(data))
         return values // states if "likelihoods" in file.schema_arrow.names else values
 
 

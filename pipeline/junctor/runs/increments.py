@@ -17,6 +17,7 @@ from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
 from junctor.runs.storage import STATISTICS, AnySpec, Ingested, RunDirectory, RunSpec, parts_in
 from junctor.runtime.files import explained, read_json
+from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath
 
 #   DIR/evidence/date=2026-11-22/KEY-00000.arrow        encoded evidence of the increment in progress
@@ -46,9 +47,9 @@ class EvidenceColumns:
     kept: dict[str, str]
 
     @classmethod
-    def of(cls, record: dict[str, Any] | None) -> EvidenceColumns | None:
+    def of(cls, record: Any) -> EvidenceColumns | None:
         """Return them from a record of `asdict`, None for None; raises TypeError for another record."""
-        return None if record is None else cls(**{**record, "evidence": tuple(record["evidence"])})
+        return None if record is None else typed(cls, record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,10 @@ class Increment:
     returned: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Increment:
-        """Return it from a record of `asdict`; raises KeyError, TypeError or ValueError for another record."""
-        paths = {name: tuple(record[name]) for name in ("late", "changed", "backfilled", "removed", "dropped")}
-        # Earlier versions had none.
-        returned, renamed = tuple(record.get("returned", ())), dict(record["renamed"])
-        return cls(**{**record, **paths, "returned": returned, "renamed": renamed})
+    def of(cls, record: Any) -> Increment:
+        """Return it from a record of `asdict`; raises TypeError for another record."""
+        found: Increment = typed(cls, record)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +145,10 @@ class Pending:
         return not (self.inputs or self.renamed or self.removed or self.dropped or self.returned)
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Pending:
-        """Return it from a record of `asdict`; raises KeyError or TypeError for another record."""
-        inputs = tuple(Encoded(**{**each, "rows": tuple(each["rows"])}) for each in record["inputs"])
-        touched = tuple(Listed(**each) for each in record["touched"])
-        paths = {name: tuple(record[name]) for name in ("removed", "dropped", "returned")}
-        columns = EvidenceColumns.of(record["columns"])
-        return cls(**{**record, **paths, "inputs": inputs, "touched": touched, "columns": columns})
+    def of(cls, record: Any) -> Pending:
+        """Return it from a record of `asdict`; raises TypeError for another record."""
+        found: Pending = typed(cls, record)
+        return found
 
 
 @dataclass(frozen=True)

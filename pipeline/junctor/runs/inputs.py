@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from junctor.evidence.files import NULL_FOLDER, partition_columns, partition_of
 from junctor.model.errors import EvidenceError
+from junctor.runtime.records import typed
 
 # Why an input is answered.
 Why = Literal["new", "late", "changed", "backfilled"]
@@ -60,10 +61,10 @@ class Input:
     removed: bool = False
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Input:
-        """Return it from a record of `asdict`; raises KeyError or TypeError for another record."""
-        # JSON has no tuples.
-        return cls(**{**record, "parts": tuple(record["parts"])})
+    def of(cls, record: Any) -> Input:
+        """Return it from a record of `asdict`; raises TypeError for another record."""
+        found: Input = typed(cls, record)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import IncrementDirectory
-from junctor.runs.partition import read_part
+from junctor.runs.partition import Part, read_part
 from junctor.runs.storage import STATISTICS, AnySpec, Directory
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
 from junctor.runtime.machine import usable_cores
+from junctor.runtime.records import told, typed
 from junctor.runtime.remote import AnyPath
 from junctor.runtime.threads import in_threads
 
@@ -63,9 +64,10 @@ def read_checksums(directory: Directory[Any]) -> dict[str, Checksum]:
     return checksums_in(read_json(directory.input_checksums) or {})
 
 
-def checksums_in(record: Mapping[str, Any]) -> dict[str, Checksum]:
-    """Return the checksums of a JSON record."""
-    return {name: Checksum(**each) for name, each in record.items()}
+def checksums_in(record: Any) -> dict[str, Checksum]:
+    """Return the checksums of a JSON record; raises TypeError for another one."""
+    checksums: dict[str, Checksum] = typed(dict[str, Checksum], record)
+    return checksums
 
 
 def checksums_of(paths: list[AnyPath]) -> list[Checksum]:
@@ -232,16 +234,16 @@ def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None
     record = read_json(directory.manifest)
     if record is None:
         raise RunError("missing")
-    if record["rows"] != sum(part["rows"] for part in record["parts"]):
+    parts: tuple[Part, ...] = typed(tuple[Part, ...], record["parts"], "parts")
+    if record["rows"] != sum(part.rows for part in parts):
         raise RunError("its rows are not those of its parts")
     files = checksums_in(record.get("files", {}))
     found: dict[str, tuple[int, Checksum | None]] = {name: (each.bytes, each) for name, each in files.items()}
-    for part in record["parts"]:
-        size, sha256 = int(part["bytes"]), part.get("sha256")
-        found[part["file"]] = size, None if sha256 is None else Checksum(size, sha256)
-        if part.get("statistics") is not None:
-            checksum = Checksum(**part["statistics"])
-            found[directory.name_of(directory.statistics(directory.path / part["file"]))] = checksum.bytes, checksum
+    for part in parts:
+        found[part.file] = part.bytes, None if part.sha256 is None else Checksum(part.bytes, part.sha256)
+        if part.statistics is not None:
+            name = directory.name_of(directory.statistics(directory.path / part.file))
+            found[name] = part.statistics.bytes, part.statistics
     return found
 
 
@@ -264,12 +266,12 @@ def verify(directory: Directory[Any]) -> Verified:
         expected.update({name: checksum for name, (_, checksum) in _recorded(directory).items()})
     except RefusedError:
         raise
-    except (RunError, KeyError, TypeError, AttributeError):
+    except (RunError, KeyError, TypeError, AttributeError) as error:
         if is_listed:
             is_listed, remade = False, "the same command again makes a new one"
             if isinstance(directory, IncrementDirectory):
                 remade = "restore it from a copy"
-            faults.append(Fault(directory.manifest.name, "damaged", f"not a manifest: {remade}"))
+            faults.append(Fault(directory.manifest.name, "damaged", f"not a manifest{told(error)}: {remade}"))
         else:
             faults.append(Fault(directory.manifest.name, "missing", "not finished: run the same command again"))
     expected.update(_of_inputs(directory, faults))

@@ -15,9 +15,9 @@ from junctor.model.errors import RunError
 from junctor.runs.drift import Drift, Vector, drifts, marginals
 from junctor.runs.partition import Part, StageTimings, network_for
 from junctor.runs.statistics import Statistics, complete, merged, statistics_of
-from junctor.runs.storage import AnySpec, Directory, RunDirectory, run_digest
+from junctor.runs.storage import STATISTICS, AnySpec, Directory, RunDirectory, run_digest
 from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
-from junctor.runtime.files import read_json
+from junctor.runtime.files import read_json, refused
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -120,7 +120,8 @@ def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
     run = run_digest(directory.read_spec())
     parts = [_statistics(directory, run, part) for part in manifest.parts]
     # In the order of the rows, whoever answered them.
-    statistics = complete(merged(found for found in parts if found is not None))
+    with refused(lambda said: RunError(f"{directory.path / STATISTICS}: do not fit each other ({said}): delete them")):
+        statistics = complete(merged(found for found in parts if found is not None))
     for found, part in zip(parts, manifest.parts, strict=True):
         if found is None:
             statistics += Statistics(part.rows, part.statuses)

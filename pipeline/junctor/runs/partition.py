@@ -29,6 +29,7 @@ from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import counts_rows
+from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import Threads, short_turns
 
@@ -256,10 +257,10 @@ class Part:
         return record
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Part:
+    def of(cls, record: Any) -> Part:
         """Return the part of a JSON record; raises TypeError for another record."""
-        counted = record.get("statistics")
-        return cls(**{**record, "statistics": None if counted is None else Checksum(**counted)})
+        part: Part = typed(cls, record)
+        return part
 
 
 @dataclass(slots=True)

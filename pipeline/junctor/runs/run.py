@@ -62,6 +62,7 @@ from junctor.runtime.machine import (
     usable_cores,
 )
 from junctor.runtime.progress import Progress, Silence, shows_work
+from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.remote_lock import check_lock
 from junctor.runtime.threads import ahead, import_ahead, short_turns
@@ -688,23 +689,17 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
 
     parse: makes the spec of its record.
     """
-    fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
-    parts = tuple(map(Part.of, record["parts"]))
-    amounts = fields["rows"], fields["reused_parts"], *fields["statuses"].values()
-    amounts += tuple(count for part in parts for count in (part.rows, part.bytes, *part.statuses.values()))
-    names = [part.file for part in parts] + ([] if record.get("root") is None else [record["root"]])
-    if not all(type(count) is int for count in amounts) or not all(isinstance(name, str) for name in names):
-        raise TypeError("a number or a name of another type")
+    kinds = {"rows": int, "statuses": dict[str, int], "reused_parts": int, "seconds": float, "finished_at": str}
     return Manifest(
         spec=parse(record["spec"]),
-        parts=parts,
-        stages=StageTimings(**record["stages"]),
-        **fields,
-        peak_bytes=tuple(record.get("peak_bytes", (0, 0))),
+        parts=tuple(map(Part.of, record["parts"])),
+        stages=typed(StageTimings, record["stages"], "stages"),
+        **{name: typed(kind, record[name], name) for name, kind in kinds.items()},
+        peak_bytes=typed(tuple[int, int], record.get("peak_bytes", (0, 0)), "peak_bytes"),
         files=checksums_in(record.get("files", {})),
-        increment=record.get("increment"),
+        increment=typed(int | None, record.get("increment"), "increment"),
         inputs=tuple(Input.of(each) for each in record.get("inputs", ())),
         increments=tuple(Increment.of(each) for each in record.get("increments", ())),
         columns=EvidenceColumns.of(record.get("columns")),
-        root=record.get("root"),
+        root=typed(str | None, record.get("root"), "root"),
     )

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, SampledAnswers, Scores
 from junctor.model.errors import RunError
+from junctor.runtime.records import typed
 
 if TYPE_CHECKING:
     from junctor.evidence.batch import EvidenceBatch
@@ -286,28 +287,34 @@ def statistics_of(record: Mapping[str, Any]) -> Statistics:
         if record["format_version"] != FORMAT_VERSION:
             raise RunError(f"found statistics of format version {record['format_version']}, expected {FORMAT_VERSION}")
         logs, sampled = record["logarithms"], record["sampled"]
-        return Statistics(
-            record["rows"],
-            record["statuses"],
-            {
-                text: Reason(status, rows, tuple(RowKey(*each) for each in examples))
-                for text, status, rows, examples in record["reasons"]
-            },
-            record["other_reasons"],
-            {name: Cells(tuple(cells[:-2]), *cells[-2:]) for name, cells in record["columns"].items()},
-            Logarithms(_spread_of(logs), tuple((value, RowKey(row, key)) for value, row, key in logs["lowest"])),
-            {name: tuple(map(tuple, counts)) for name, counts in record["targets"].items()},
-            record["counted"],
-            record["ways"],
-            record["climbed"],
-            Sampled(
-                sampled["rows"],
-                sampled["samples"],
-                sampled["short"],
-                _spread_of(sampled["errors"]),
-                _spread_of(sampled["effective"]),
+        found: Statistics = typed(
+            Statistics,
+            Statistics(
+                record["rows"],
+                record["statuses"],
+                {
+                    text: Reason(status, rows, tuple(RowKey(*each) for each in examples))
+                    for text, status, rows, examples in record["reasons"]
+                },
+                record["other_reasons"],
+                {name: Cells(tuple(cells[:-2]), *cells[-2:]) for name, cells in record["columns"].items()},
+                Logarithms(_spread_of(logs), tuple((value, RowKey(row, key)) for value, row, key in logs["lowest"])),
+                {name: tuple(map(tuple, counts)) for name, counts in record["targets"].items()},
+                record["counted"],
+                record["ways"],
+                record["climbed"],
+                Sampled(
+                    sampled["rows"],
+                    sampled["samples"],
+                    sampled["short"],
+                    _spread_of(sampled["errors"]),
+                    _spread_of(sampled["effective"]),
+                ),
             ),
         )
+        if any(len(counts) != len(rows[0]) for rows in found.targets.values() for counts in rows):
+            raise ValueError("targets: rows of different lengths")
+        return found
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"not the statistics of a part ({error})") from error
 

@@ -12,8 +12,10 @@ from typing import Any, Literal
 from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
+from junctor.runs.partition import Part
 from junctor.runs.storage import INPUTS, KINDS, parts_in, read_spec_record
 from junctor.runtime.files import read_json
+from junctor.runtime.records import told, typed
 from junctor.runtime.remote import AnyPath, lacking
 
 # Beside an unfinished increment the last one stays what it is.
@@ -96,44 +98,28 @@ def read_status(path: AnyPath) -> RunStatus:
     except (RunError, KeyError, TypeError, ValueError, AttributeError) as error:
         # As `junctor verify`: a manifest of evidence that grows alone knows what was answered.
         remade = "restore it from a copy" if spec.get("incremental") else "the same command again makes a new one"
-        raise RunError(f"{file}: not a manifest: {remade}") from error
+        raise RunError(f"{file}: not a manifest{told(error)}: {remade}") from error
     if found is None:
         return _unfinished(path, spec)
     return replace(found, state=_state(path, spec, len(found.increments)))
 
 
 def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) -> RunStatus:
-    """Return the state that a manifest tells; raises KeyError, TypeError, ValueError or AttributeError for another."""
-    found = RunStatus(
+    """Return the state that a manifest tells; raises KeyError or TypeError for another record."""
+    parts: tuple[Part, ...] = typed(tuple[Part, ...], manifest["parts"], "parts")
+    return RunStatus(
         directory=str(path),
         state="finished",
         spec=spec,
-        rows=manifest["rows"],
-        statuses=manifest["statuses"],
-        parts=len(manifest["parts"]),
-        bytes=sum(part["bytes"] for part in manifest["parts"]),
-        finished_at=manifest["finished_at"],
-        seconds=manifest["seconds"],
+        rows=typed(int, manifest["rows"], "rows"),
+        statuses=typed(dict[str, int], manifest["statuses"], "statuses"),
+        parts=len(parts),
+        bytes=sum(part.bytes for part in parts),
+        finished_at=typed(str, manifest["finished_at"], "finished_at"),
+        seconds=typed(float, manifest["seconds"], "seconds"),
         inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
         increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
     )
-    _check_types(found)
-    return found
-
-
-def _check_types(found: RunStatus) -> None:
-    """Raise TypeError where a record has another type than what is shown of it."""
-    told: tuple[RunStatus | Input | Increment, ...] = (found, *found.inputs, *found.increments)
-    dated: tuple[RunStatus | Increment, ...] = (found, *found.increments)
-    values: dict[type, list[object]] = {
-        int: [found.bytes, *(count for each in told for count in (each.rows, *each.statuses.values()))],
-        str: [*(each.finished_at for each in dated), *(each.partition for each in found.inputs)],
-        bool: [each.removed for each in found.inputs],
-    }
-    if not isinstance(found.seconds, int | float) or any(
-        type(each) is not kind for kind in values for each in values[kind]
-    ):
-        raise TypeError("a value of another type")
 
 
 def _state(path: AnyPath, spec: Mapping[str, Any], increments: int) -> State:

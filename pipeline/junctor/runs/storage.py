@@ -24,6 +24,7 @@ from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
 from junctor.runtime.files import clear_temporaries, explained, read_json, sync_names, write_json
+from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
 from junctor.runtime.remote_lock import RemoteLock
 
@@ -597,10 +598,8 @@ class RunDirectory(Directory[RunSpec]):
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:
         """Return the spec of a record."""
-        # JSON has no tuples.
-        tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep", "missing")}
-        targets = record["targets"]
-        return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
+        spec: RunSpec = typed(RunSpec, record)
+        return spec
 
 
 def _taken(lock: IO[str], kind: int) -> bool:

@@ -23,12 +23,14 @@ from junctor.engine.forecast import forecast
 from junctor.engine.patterns import PatternGroup, patterns_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import Answers, SampledAnswers
+from junctor.model.errors import RunError
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.budget import FOREVER
 from junctor.runtime.files import read_json, write_json
 from junctor.runtime.machine import allowed_disk
+from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath
 from junctor.sampling.engine import SamplingEngine
 
@@ -159,7 +161,10 @@ def _budget(engine: Engine, time_limit: float | None, file: AnyPath | None) -> d
         kept["seconds"] = MOST_SECONDS if time_limit is None else time_limit
         if file is not None:
             write_json(file, kept)
-    return kept
+    try:
+        return {name: typed(int, kept[name], name) for name in ("memory", "disk")}
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{file}: not the budget of exact answers ({error}): start afresh with --overwrite") from error
 
 
 def explain(engine: AutoEngine, batch: EvidenceBatch) -> None:
