@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -154,7 +153,7 @@ class MappedTree:
 def _probabilities(plan: StoredPlan, network: Network, clique: int, algebra: Algebra) -> Any:
     """Return the product of a clique's factors, flat, as it is."""
     made = natural_table(plan, network, clique, algebra, kernels_for(algebra, 0))
-    return np.ldexp(made.table.ravel(), round(made.log_scale / math.log(2)))
+    return np.ldexp(made.table.ravel(), int(made.exponent))
 
 
 def propagation_seconds(tree: MappedTree, gpu: Gpu, choices: Mapping[str, Chooser], rounds: int) -> dict[str, float]:

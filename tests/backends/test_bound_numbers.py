@@ -33,7 +33,7 @@ def numbers_of(program: Program) -> list[Any]:
         for key, value in program.shared.items()
     ]
     columns = [*program.columns.items(), *enumerate(program._constants)]
-    tables += [(key, each.table, each.log_scale, each.least, each.observed, each.radices) for key, each in columns]
+    tables += [(key, each.table, each.exponent, each.least, each.observed, each.radices) for key, each in columns]
     return [*tables, *((key, *vars_of(program, key)) for key in program.lowered)]
 
 
@@ -111,7 +111,7 @@ def test_a_strange_entry_is_passed_over(cache: Cache, caplog: pytest.LogCaptureF
     assert "damaged" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["tables", "facts", "columns", "scales", "leasts", "growth"])
+@pytest.mark.parametrize("name", ["tables", "facts", "columns", "exponents", "leasts", "growth"])
 def test_numbers_of_another_plan_are_refused(name: str) -> None:
     network = random_network(12, seed=1)
     made = program_of(network)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import tracemalloc
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,42 @@ def test_posteriors_in_every_format(sparse: bool, precision: Any) -> None:
             assert found.log_value[n] == pytest.approx(total, abs=1e-4 if precision == "single" else 1e-11)
             ours = found.posteriors[batch.starts[n] : batch.starts[n + 1]]  # type: ignore[index]
             np.testing.assert_allclose(ours, wanted, atol=1e-5 if precision == "single" else 1e-12)
+
+
+def exact_likelihood(model: HiddenMarkovModel, symbols: list[int]) -> float:
+    """Return log P of a sequence, from rational numbers and one logarithm."""
+    start, transition, emission = (
+        [[Fraction(x) for x in row] for row in np.atleast_2d(table).tolist()]
+        for table in (model.start, model.transition, model.emission)
+    )
+    row = [x * emission[i][symbols[0]] for i, x in enumerate(start[0])]
+    for symbol in symbols[1:]:
+        sums = [sum(x * transition[i][j] for i, x in enumerate(row)) for j in range(len(row))]
+        row = [x * emission[j][symbol] for j, x in enumerate(sums)]
+    total = sum(row)
+    power = total.numerator.bit_length() - total.denominator.bit_length()
+    return math.log(total / Fraction(2) ** power) + power * math.log(2)
+
+
+@pytest.mark.parametrize("precision", ["double", "single", "log"])
+def test_long_sequences_have_exact_likelihoods(precision: Any) -> None:
+    model = build_model([0.25, 0.75], [[0.875, 0.125], [0.0625, 0.9375]], [[0.5, 0.25, 0.25], [0.125, 0.125, 0.75]])
+    symbols = np.random.default_rng(3).integers(0, 3, 3000).tolist()
+    found = posteriors(model, [symbols], precision=precision)["log_likelihood"][0].as_py()
+    assert found == pytest.approx(exact_likelihood(model, symbols), rel=1e-9 if precision == "single" else 1e-13)
+
+
+@pytest.mark.parametrize("precision", ["double", "log"])
+def test_log_likelihoods_that_cancel_leave_the_exact_rest(precision: Any) -> None:
+    """Factors of steps that multiply to 1, whatever they are."""
+    rng = np.random.default_rng(4)
+    factors = rng.uniform(-1e4, 1e4, 3000)
+    factors = rng.permutation(np.concatenate([factors, -factors]))
+    steps = np.stack([factors, np.full(len(factors), -np.inf)], axis=1)
+    model = build_model([0.25, 0.75], [[1.0, 0.0], [0.0, 1.0]])
+    likelihood = posteriors(model, [steps], precision=precision)["log_likelihood"][0].as_py()
+    probability = viterbi(model, [steps], precision=precision)["log_probability"][0].as_py()
+    assert [likelihood, probability] == pytest.approx([math.log(0.25)] * 2, rel=1e-13)
 
 
 def test_posteriors_that_exceed_the_memory_are_refused() -> None:

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from junctor_kernels.cpu.columns import (
     PIECE,
     add_keys,
-    add_logs,
     addresses_of,
     mark_different,
     mark_observed,
+    multiply_constants,
     take_codes,
     take_states,
 )
+from junctor_kernels.tables.reference import DOUBLE, LOG, multiplied
 
 
 def drawn(data: st.DataObject) -> tuple[list[np.ndarray], np.ndarray]:
@@ -82,21 +83,25 @@ def test_keys_of_consecutive_rows_and_what_differs(rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int64])
+@pytest.mark.parametrize("logs", [None, True])
 @given(data=st.data())
-def test_logarithms_of_observed_factors(dtype: type[np.integer], data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_products_of_observed_factors(dtype: type[np.integer], logs: bool | None, data: st.DataObject) -> None:
+    sizes, algebra = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)), LOG if logs else DOUBLE
     lanes, rng = data.draw(st.integers(1, 9)), np.random.default_rng(data.draw(st.integers(0, 9)))
     states = np.array([rng.integers(0, size, lanes + 1) for size in sizes]).astype(dtype)
     factors, observed, tables = [], [], []
-    expected = np.zeros(lanes)
+    expected = np.full(lanes, algebra.one), np.zeros(lanes)
     for scope in data.draw(st.lists(st.lists(st.sampled_from(range(len(sizes))), unique=True), max_size=4)):
-        table = rng.normal(size=[sizes[v] for v in scope])
-        factors.append((len(observed), len(scope), sum(map(np.size, tables))))
+        table = rng.uniform(0.5, 1, [sizes[v] for v in scope])
+        table = np.log(table) if logs else table
+        exponent = np.floor(rng.uniform(-900, 900, table.shape))
+        factors.append((len(observed), len(scope), sum(map(np.size, tables)) // 2))
         observed += [(v, stride // table.itemsize) for v, stride in zip(scope, table.strides, strict=True)]
-        tables.append(table)
-        expected += table[tuple(states[v, :lanes] for v in scope)]
-    logs = np.concatenate([np.zeros(0), *(table.reshape(-1) for table in tables)])
-    totals = np.full(lanes, np.nan)
+        tables.append(np.stack([table, exponent], axis=-1))
+        at = tuple(states[v, :lanes] for v in scope)
+        expected = multiplied(*expected, table[at], exponent[at], algebra)
+    numbers = np.concatenate([np.zeros((0, 2)), *(table.reshape(-1, 2) for table in tables)])
+    found = np.full((2, lanes), np.nan)
     rows = (np.array(each, dtype=np.int64).reshape(-1, width) for each, width in ((factors, 3), (observed, 2)))
-    add_logs(states, *rows, logs, totals)
-    np.testing.assert_array_equal(totals, expected)
+    multiply_constants(states, *rows, numbers, logs, *found)
+    np.testing.assert_array_equal(found, expected)

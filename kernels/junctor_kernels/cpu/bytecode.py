@@ -28,9 +28,12 @@ GIVEN = -2
 # Bytes of contractions over entries in addition to their tables: for all threads together, and for each.
 ENTRIES_BYTES = 1 << 24
 ENTRIES_THREAD_BYTES = 6 << 20
-# Rows of `bounds` for every slot: log scale, `lost` and `open` of `junctor.backends.numpy`, smallest entry above zero;
-# BOUNDS is their count.
+# Rows of `bounds` for every slot: exponent of the scale, `lost` and `open` of `junctor.backends.numpy`, smallest entry
+# above zero; BOUNDS is their count.
 SCALE, LOST, STILL_OPEN, LEAST, BOUNDS = 0, 1, 2, 3, 4
+# Rows of `sums`: P(e) as a scaled number (or logarithm) and its exponent, share of the probability moved at edges,
+# largest open share of a result; SUMS is their count.
+NUMBER, POWER, MOVED, LEFT, SUMS = 0, 1, 2, 3, 4
 # Rows of `lanes`: temporaries with one number for each case; LANES is their count.
 TOTAL, LARGEST, SMALLEST, FACTOR, LANES = 0, 1, 2, 3, 4
 
@@ -47,7 +50,7 @@ class Bytecode(NamedTuple):
     growth: float64 [n], growth of losses.
     observed: int64 [m, 2], row of `states` and radix.
     columns: sliced factors, flat.
-    facts: float64 [2, all columns], their log scales and smallest entries above zero.
+    facts: float64 [2, all columns], exponents of their scales and smallest entries above zero.
     shared: tables without cases, flat.
     tiny: the smallest normal number.
     trace: int64 [n, 6], steps to trace back: first parent, parents, first kept variable, kept variables, first
@@ -87,7 +90,7 @@ class BlockWorkspace(NamedTuple):
     lanes: [LANES, cases], of the dtype of the arena.
     bits: the memory of `lanes` as integers of the same width.
     posteriors: [rows, cases].
-    sums: float64 [3, cases], log P(e), share of the probability moved at edges, largest open share of a result.
+    sums: float64 [SUMS, cases].
     """
 
     at: Any
@@ -111,10 +114,10 @@ class Cases(NamedTuple):
     states: int64 [variables, cases]; empty where columns have them.
     likelihoods: float64 [rows, cases]; empty where there are none.
     constants: int64 [n, 3], factors whose variables are all observed: first of them in `observed`, their number, and
-        the first of its columns in `logs`.
+        the first of its columns in `numbers`.
     observed: int64 [m, 2], row of the states of a block, and radix.
-    logs: float64, flat, log scales of the columns of these factors.
-    sums: float64 [3, cases], written: those of all blocks, log P(e) with the constants; cases fill whole blocks.
+    numbers: float64 [columns, 2], the numbers of the columns of these factors, and their exponents.
+    sums: float64 [SUMS, cases], written: those of all blocks; cases fill whole blocks.
     places: int64 [targets, 4], of `write_posteriors`, or [targets, 1], of `write_states` for explanations; no targets
         where nothing is written.
     rows: int64 [cases or fewer], of the answers.
@@ -129,7 +132,7 @@ class Cases(NamedTuple):
     likelihoods: Any
     constants: Any
     observed: Any
-    logs: Any
+    numbers: Any
     sums: Any
     places: Any
     rows: Any

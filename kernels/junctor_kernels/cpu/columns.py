@@ -2,7 +2,7 @@
 
 Columns are arrays of their own, so they come as addresses: Python would take as long for each of them as this takes.
 Main functions: `mark_observed`, `count_observed`, `take_states`, `take_codes`,
-`add_keys`, `mark_different`, `number_keys`, `add_logs`.
+`add_keys`, `mark_different`, `number_keys`, `multiply_constants`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 
 from junctor_kernels.cpu.jit import loops
 from junctor_kernels.cpu.mixing import mixed
+from junctor_kernels.cpu.scaled import multiplied
 
 # Bytes of a state, and rows of a piece.
 STATE, PIECE = 4, 1024
@@ -175,19 +176,24 @@ def number_keys(keys: Any, table: Any, numbers: Any, first: Any) -> int:
 
 
 @loops
-def add_logs(states: Any, factors: Any, observed: Any, logs: Any, totals: Any) -> None:
-    """Write the sum of the logarithms of factors whose variables are all observed.
+def multiply_constants(
+    states: Any, factors: Any, observed: Any, numbers: Any, logs: Any, products: Any, exponents: Any
+) -> None:
+    """Write the products of factors whose variables are all observed, as scaled numbers.
 
     states: integers [lines, lanes].
-    factors, observed, logs: of `junctor_kernels.cpu.bytecode.Cases`, `factors` its `constants`.
-    totals: float64 [lanes or fewer], written.
+    factors, observed, numbers: of `junctor_kernels.cpu.bytecode.Cases`, `factors` its `constants`.
+    logs: of `multiplied`.
+    products, exponents: float64 [lanes or fewer], written.
     """
-    totals[:] = 0.0
+    exponents[:] = 0.0
+    products[:] = 1.0 if logs is None else 0.0
     # A line at a time: cells of one lane, a power of two apart, would share the lines of a cache.
     for n in range(factors.shape[0]):
         begin, end, first = factors[n, 0], factors[n, 0] + factors[n, 1], factors[n, 2]
-        for b in range(totals.size):
+        for b in range(products.size):
             at = first
             for v in range(begin, end):
                 at += states[observed[v, 0], b] * observed[v, 1]
-            totals[b] += logs[at]
+            number, exponent = products[b], exponents[b]
+            products[b], exponents[b] = multiplied(number, exponent, numbers[at, 0], numbers[at, 1], logs)

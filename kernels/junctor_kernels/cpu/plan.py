@@ -24,14 +24,18 @@ from junctor_kernels.cpu.bytecode import (
     LARGEST,
     LEAST,
     LEAST_LIFT,
+    LEFT,
     LIFT,
     LIFTED,
     LIKELIHOOD,
     LOST,
+    MOVED,
+    NUMBER,
     OBSERVED,
     OPEN,
     PARENTS,
     PLACE,
+    POWER,
     REDUCE,
     ROW,
     SCALE,
@@ -43,12 +47,11 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.columns import add_logs, take_states
+from junctor_kernels.cpu.columns import multiply_constants, take_states
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
-from junctor_kernels.cpu.jit import jit, loops, next_number, part, part_with_arrays
+from junctor_kernels.cpu.jit import inverse_power, jit, loops, next_number, part, part_with_arrays
+from junctor_kernels.cpu.scaled import exponent_of, multiplied
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
-
-LOG_2 = float(np.log(2.0))
 
 
 @loops
@@ -63,15 +66,18 @@ def propagate(code: Any, work: Any, cases: Any) -> None:
     """
     first = next_number(cases.begun) * work.lanes.shape[1]
     while first < cases.sums.shape[1]:
-        _take(cases, first, work)
+        _take(cases, first, work, None)
         _propagate(code, work)
         _give(work, cases, first)
         first = next_number(cases.begun) * work.lanes.shape[1]
 
 
 @part
-def _take(cases: Any, first: int, work: Any) -> None:
-    """Copy the evidence of the block that begins at case `first`, and clear its sums."""
+def _take(cases: Any, first: int, work: Any, logs: Any) -> None:
+    """Copy the evidence of the block that begins at case `first`, and begin its sums with the constant factors.
+
+    logs: of `multiplied`.
+    """
     if cases.columns.size:
         rows = cases.given[first : first + work.states.shape[1]]
         take_states(cases.columns, rows, cases.lines, work.states)
@@ -82,6 +88,8 @@ def _take(cases: Any, first: int, work: Any) -> None:
         for b in range(work.likelihoods.shape[1]):
             work.likelihoods[row, b] = cases.likelihoods[row, first + b]
     work.sums[:] = 0
+    numbers, powers = work.sums[NUMBER], work.sums[POWER]
+    multiply_constants(work.states, cases.constants, cases.observed, cases.numbers, logs, numbers, powers)
 
 
 @part
@@ -99,10 +107,6 @@ def _give_sums(work: Any, cases: Any, first: int) -> None:
     for row in range(work.sums.shape[0]):
         for b in range(work.sums.shape[1]):
             cases.sums[row, first + b] = work.sums[row, b]
-    # Among each other first, in the order of the reference.
-    add_logs(work.states, cases.constants, cases.observed, cases.logs, work.sums[0])
-    for b in range(work.sums.shape[1]):
-        cases.sums[0, first + b] += work.sums[0, b]
 
 
 @part
@@ -138,7 +142,7 @@ def propagate_logs(code: Any, work: Any, cases: Any) -> None:
     held = np.empty(RUN * 2 * (BYTES // work.arena.itemsize))
     first = next_number(cases.begun) * work.lanes.shape[1]
     while first < cases.sums.shape[1]:
-        _take(cases, first, work)
+        _take(cases, first, work, True)
         _propagate_logs(code, work, held)
         _give(work, cases, first)
         first = next_number(cases.begun) * work.lanes.shape[1]
@@ -153,10 +157,10 @@ def _propagate_logs(code: Any, work: Any, held: Any) -> None:
         if step[KIND] == SLICE:
             _slice(step, code.observed, code.columns, code.facts, work.states, work.at, work.arena, work.bounds)
         elif step[KIND] == LIKELIHOOD:
-            _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
+            _log_likelihood(step, work.likelihoods, work.arena, work.bounds, True)
         elif step[KIND] == REDUCE:
             log_sums(step, lists, work.arena, cases, held)
-            _log_scale(step, code.parents, work)
+            _log_scale(step, code.parents, work, True)
         _conclude_logs(step, result, work)
 
 
@@ -170,7 +174,7 @@ def explain(code: Any, work: Any, cases: Any) -> None:
     """
     first = next_number(cases.begun) * work.lanes.shape[1]
     while first < cases.sums.shape[1]:
-        _take(cases, first, work)
+        _take(cases, first, work, False)
         _explain(code, work)
         _give_sums(work, cases, first)
         rows = cases.rows[first : first + work.sums.shape[1]]
@@ -184,20 +188,17 @@ def _explain(code: Any, work: Any) -> None:
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(-np.inf)
     lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)
-    scale = work.bounds[SCALE]
     for i in range(code.steps.shape[0]):
         step = code.steps[i]
         if step[KIND] == SLICE:
             _slice(step, code.observed, code.columns, code.facts, work.states, work.at, work.arena, work.bounds)
         elif step[KIND] == LIKELIHOOD:
-            _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
+            _log_likelihood(step, work.likelihoods, work.arena, work.bounds, False)
         elif step[KIND] == REDUCE:
             contract(step, lists, work.arena, cases, True, nothing)
-            _log_scale(step, code.parents, work)
-        if code.results[i, 0] == 1:
-            for b in range(cases):
-                own = 0.0 if step[KIND] == FIXED else work.arena[step[ROW] + b]
-                work.sums[0, b] += scale[step[SLOT], b] + own
+            _log_scale(step, code.parents, work, False)
+        if code.results[i, 0] == 1 and step[KIND] != FIXED:
+            _add_total(step, work.arena, work.bounds, work.sums, False)
     for i in range(code.trace.shape[0]):
         _trace(code.trace[i], code, work)
 
@@ -249,27 +250,27 @@ def _likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any, lossless: 
             value = likelihoods[step[PLACE] + e, b]
             largest = max(largest, value)
             least = min(least, value) if value > 0 else least
-        # -inf for a likelihood of zeros, whose entries stay zeros.
-        bounds[SCALE, slot, b] = np.log(largest)
-        largest = largest if largest > 0 else 1.0
+        # By a power of two, which has to stay finite.
+        exponent = max(-1022.0, exponent_of(largest, None))
+        bounds[SCALE, slot, b] = exponent
+        factor = inverse_power(int(exponent))
         for e in range(step[ENTRIES]):
-            arena[step[ROW] + e * cases + b] = likelihoods[step[PLACE] + e, b] / largest
-        bounds[LEAST, slot, b] = min(least / largest, 1.0)
+            arena[step[ROW] + e * cases + b] = likelihoods[step[PLACE] + e, b] * factor
+        bounds[LEAST, slot, b] = min(least * factor, 1.0)
     _lost_in_format(bounds, lossless, slot, tiny)
 
 
 @part
-def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any) -> None:
+def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any, whole: bool) -> None:
     cases = bounds.shape[2]
     for b in range(cases):
         largest = 0.0
         for e in range(step[ENTRIES]):
             largest = max(largest, likelihoods[step[PLACE] + e, b])
-        scale = np.log(largest)
-        bounds[SCALE, step[SLOT], b] = scale
-        scale = 0.0 if scale == -np.inf else scale
+        exponent = exponent_of(np.log(largest), whole)
+        bounds[SCALE, step[SLOT], b] = exponent
         for e in range(step[ENTRIES]):
-            arena[step[ROW] + e * cases + b] = np.log(likelihoods[step[PLACE] + e, b]) - scale
+            arena[step[ROW] + e * cases + b] = np.log(likelihoods[step[PLACE] + e, b]) - exponent
 
 
 @part
@@ -306,8 +307,8 @@ def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: A
 
 
 @part
-def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
-    """Subtract the largest logarithm of every case (0 where all are -inf), and leave it in `lanes`."""
+def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any, whole: bool) -> None:
+    """Subtract the largest logarithm of every case, or the whole number next to it, and leave it in `lanes`."""
     width = BYTES // arena.itemsize
     end = row + entries * cases
     largest = lanes[LARGEST]
@@ -317,7 +318,7 @@ def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
             high = larger(load(arena, at), high)
         store(largest, b, high)
     for b in range(cases):
-        largest[b] = 0 if largest[b] == -np.inf else largest[b]
+        largest[b] = exponent_of(largest[b], whole)
     for b in range(0, cases, width):
         by = load(largest, b)
         for at in range(row + b, end, cases):
@@ -325,10 +326,10 @@ def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
 
 
 @part
-def _log_scale(step: Any, parents: Any, work: Any) -> None:
-    """Rescale a reduction in log space and add up its scale."""
+def _log_scale(step: Any, parents: Any, work: Any, whole: bool) -> None:
+    """Rescale a reduction in log space and add up the exponent of its scale; whole: of `_shift`."""
     cases, scale, largest = work.lanes.shape[1], work.bounds[SCALE], work.lanes[LARGEST]
-    _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
+    _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes, whole)
     for b in range(cases):
         scale[step[SLOT], b] = largest[b]
     for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
@@ -340,7 +341,7 @@ def _log_scale(step: Any, parents: Any, work: Any) -> None:
 def _bound(
     step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, bits: Any, tiny: float
 ) -> None:
-    """Write scale and bounds of a reduction; losses are only bounded where some are possible.
+    """Write exponent and bounds of a reduction; losses are only bounded where some are possible.
 
     step, parents, growth: of the `Bytecode`.
     bounds, lossless, lanes, bits: of the BlockWorkspace, after `_rescale`.
@@ -352,8 +353,8 @@ def _bound(
     bias = 126 if lanes.itemsize == 4 else 1022
     lift = step[LIFT] - step[LIFTED]
     for b in range(scale.shape[0]):
-        # The factor is a power of two, so its exponent is exact.
-        scale[b] = (bias + 1 - (bits[FACTOR, b] >> mantissa) + lift) * LOG_2
+        # Whole numbers, so that sums are exact.
+        scale[b] = bias + 1 - (bits[FACTOR, b] >> mantissa) + lift
         least[b] = min(np.float64(lanes[SMALLEST, b]) * np.float64(lanes[FACTOR, b]), 1.0)
         product[b] = 1.0
     clean = True
@@ -414,18 +415,12 @@ def _conclude(
     step: Any, result: Any, arena: Any, bounds: Any, lossless: Any, lanes: Any, posteriors: Any, sums: Any
 ) -> None:
     slot, row, entries = step[SLOT], step[ROW], step[ENTRIES]
-    scale = bounds[SCALE, slot]
-    cases = scale.shape[0]
-    if result[0] == 1:
-        for b in range(cases):
-            if step[KIND] != FIXED:
-                # From here on the scale of a total is its logarithm.
-                scale[b] += np.log(np.float64(arena[row + b]))
-            sums[0, b] += scale[b]
+    if result[0] == 1 and step[KIND] != FIXED:
+        _add_total(step, arena, bounds, sums, None)
     if (result[0] == 1 or result[1] >= 0) and not lossless[slot]:
-        for b in range(cases):
+        for b in range(sums.shape[1]):
             # The largest entry is at least a half, so this bounds the share of the sum.
-            sums[2, b] = max(sums[2, b], 2 * entries * bounds[STILL_OPEN, slot, b])
+            sums[LEFT, b] = max(sums[LEFT, b], 2 * entries * bounds[STILL_OPEN, slot, b])
     if result[1] >= 0 and step[KIND] != FIXED:
         _normalise(arena, row, entries, lanes[TOTAL], posteriors, result[1])
     # Edges without any loss, nearly all, cost nothing.
@@ -434,12 +429,19 @@ def _conclude(
 
 
 @part
+def _add_total(step: Any, arena: Any, bounds: Any, sums: Any, logs: Any) -> None:
+    """Multiply P(e) by a total; logs: of `multiplied`."""
+    row, scale, numbers, powers = step[ROW], bounds[SCALE, step[SLOT]], sums[NUMBER], sums[POWER]
+    for b in range(numbers.shape[0]):
+        total = np.float64(arena[row + b])
+        numbers[b], powers[b] = multiplied(numbers[b], powers[b], total, scale[b], logs)
+
+
+@part
 def _conclude_logs(step: Any, result: Any, work: Any) -> None:
-    slot, row, cases = step[SLOT], step[ROW], work.lanes.shape[1]
-    if result[0] == 1:
-        for b in range(cases):
-            own = 0.0 if step[KIND] == FIXED else work.arena[row + b]
-            work.sums[0, b] += work.bounds[SCALE, slot, b] + own
+    row, cases = step[ROW], work.lanes.shape[1]
+    if result[0] == 1 and step[KIND] != FIXED:
+        _add_total(step, work.arena, work.bounds, work.sums, True)
     if result[1] >= 0 and step[KIND] != FIXED:
         total = work.lanes[TOTAL]
         total[:] = 0
@@ -474,14 +476,16 @@ def _normalise(arena: Any, row: int, entries: int, total: Any, posteriors: Any, 
 def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: Any, sums: Any) -> None:
     """Add the share of the probability that open losses of the messages `down` and `up` of an edge can move."""
     for b in range(sums.shape[1]):
-        both = np.exp(bounds[SCALE, whole, b] - bounds[SCALE, up, b] - bounds[SCALE, down, b])
+        power = bounds[SCALE, whole, b] - bounds[SCALE, up, b] - bounds[SCALE, down, b]
+        # The one entry of a total is its least.
+        both = bounds[LEAST, whole, b] * 2.0**power
         mine = its = lost_up = lost_down = 0.0
         if not lossless[up]:
             mine, lost_up = bounds[STILL_OPEN, up, b], bounds[LOST, up, b]
         if not lossless[down]:
             its, lost_down = bounds[STILL_OPEN, down, b], bounds[LOST, down, b]
         moved = entries * (mine * (1 + lost_down) + its * (1 + lost_up))
-        sums[1, b] += moved / both if moved != 0 else 0.0
+        sums[MOVED, b] += moved / both if moved != 0 else 0.0
 
 
 @part_with_arrays

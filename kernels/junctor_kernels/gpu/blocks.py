@@ -34,9 +34,9 @@ from junctor_kernels.tables import scores
 # a part of log P(e) and of the bounds of the whole plan, their sum, and the bounds of a table that no case changes.
 MAKE, CONTRACT, BOUND, MARGINAL, FIND, FINISH, FIXED_TABLE, NOTHING = range(8)
 # Columns of `items`: what, step, first and last entry (or tile), threads (or warps) that share the terms of an entry,
-# whether neighbouring threads have neighbouring terms, where the operands begin, how many there are. A BOUND has in the
-# third whether the step is a total, a MARGINAL the row of its posterior, a FIND the number of its part; a FIXED_TABLE
-# has its slot in the second, and where its bounds lie in the third.
+# whether neighbouring threads have neighbouring terms, where the operands begin, how many there are. In the third a
+# MARGINAL has the row of its posterior, a FIND the number of its part; a FIXED_TABLE has its slot in the second, and
+# where its bounds lie in the third.
 ITEM_COLUMNS = 8
 # Columns of `closing`, totals first: whether the table is a result, its slot and entries, and for the message down an
 # edge the slots of the message up and of the total.
@@ -108,6 +108,11 @@ _NAMES = (
         "FACTS",
         "STEP_COLUMNS",
         "GIVEN",
+        "NUMBER",
+        "POWER",
+        "MOVED",
+        "LEFT",
+        "SUMS",
     ),
 )
 _HERE = (

@@ -527,7 +527,7 @@ def exchanged_bytes(words: npt.NDArray[np.int64]) -> int:
 
 
 def shift_of(largest: float, algebra: Algebra) -> float:
-    """Return the exponent of the power of two that readers multiply with, or what they add to logarithms.
+    """Return the exponent of the power of two that readers multiply with, or the whole number added to logarithms.
 
     largest: entry of the first task.
     algebra: of the table.
@@ -535,7 +535,7 @@ def shift_of(largest: float, algebra: Algebra) -> float:
     if not algebra.zero < largest < np.inf:
         return 0
     if algebra.logs:
-        return -float(largest)
+        return -float(np.rint(largest))
     return -min(math.frexp(float(largest))[1], _most_shift(algebra.dtype))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from junctor_kernels.cpu.jit import inlined, jit, part
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
+from junctor_kernels.cpu.scaled import exponent_of
 from junctor_kernels.cpu.vectors import (
     BYTES,
     add,
@@ -172,6 +173,8 @@ def tiny(rows: Any) -> Any:
 def emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
     """Add emissions to a row and scale it; return the scale (log2 of probabilities) and the smallest number above zero.
 
+    Scales are whole numbers, so that their sums are exact.
+
     rows: flat, the row begins at `at`.
     size: number of states.
     emissions: flat, those of the row begin at `e`.
@@ -201,9 +204,10 @@ def emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: 
         largest = max(largest, rows[at + k])
     if largest == -np.inf:
         return -np.inf, largest
+    scale = exponent_of(largest, True)
     for k in range(size):
-        rows[at + k] -= largest
-    return float(largest), largest
+        rows[at + k] -= scale
+    return scale, largest
 
 
 @part

@@ -435,7 +435,7 @@ def _propagate(
     """Pass messages of a component up and down, and add its counts; return its status."""
     nodes, arena = planned.nodes, work.arena
     load_leaves(factors, local.unobserved, local.firsts, local.every, planned.position, nodes, work)
-    status = collect(nodes, work, log_values, component, False)
+    status = collect(nodes, work, (1.0, 0.0), log_values, component, False)
     if status == IMPOSSIBLE:
         log_values[component] = -np.inf
     if status != ANSWERED:

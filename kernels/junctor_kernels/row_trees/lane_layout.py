@@ -71,8 +71,8 @@ class Lanes(NamedTuple):
     ids, starts, members, codes: int64 [rows], classes of rows at hand.
     hashed: int64 [2, slots], codes and classes.
     temporary: float64 [3, lanes].
-    exponents: float64 [lanes], of the scale of each row.
-    logarithms: float64 [lanes], of the roots of each row.
+    exponents: float64 [lanes], of P(e) of each row.
+    numbers: float64 [lanes], products of the roots of each row.
     doubt: uint8 [lanes], rows that may have lost digits.
     """
 
@@ -100,7 +100,7 @@ class Lanes(NamedTuple):
     hashed: npt.NDArray[np.int64]
     temporary: npt.NDArray[np.float64]
     exponents: npt.NDArray[np.float64]
-    logarithms: npt.NDArray[np.float64]
+    numbers: npt.NDArray[np.float64]
     doubt: npt.NDArray[np.uint8]
 
     @property
@@ -155,7 +155,7 @@ def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int6
         hashed=ints(2, slots),
         temporary=np.zeros((3, width)),
         exponents=np.zeros(width),
-        logarithms=np.zeros(width),
+        numbers=np.ones(width),
         doubt=np.zeros(width, dtype=np.uint8),
     )
 

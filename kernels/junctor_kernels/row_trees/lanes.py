@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.jit import as_bits, inlined, inverse_power, part
+from junctor_kernels.cpu.scaled import log_of, multiplied
 from junctor_kernels.cpu.vectors import (
     above_zero,
     larger,
@@ -67,7 +68,7 @@ from junctor_kernels.row_trees.plan import (
     WANTED,
     stride_of,
 )
-from junctor_kernels.row_trees.propagate import ANSWERED, DOUBTFUL, IMPOSSIBLE, LOG_2, TINY
+from junctor_kernels.row_trees.propagate import ANSWERED, DOUBTFUL, IMPOSSIBLE, TINY
 
 # Axes of a contraction: entries, stride in each operand, whether it is kept.
 AXIS_SIZE, AXIS_ONE, AXIS_OTHER, AXIS_KEPT = range(4)
@@ -100,7 +101,7 @@ def answer_lanes(
     rows = states.shape[1]
     lanes.arena[0], lanes.live[0] = 1.0, 1
     lanes.exponents[:] = 0.0
-    lanes.logarithms[:] = 0.0
+    lanes.numbers[:] = 1.0
     lanes.doubt[:] = 0
     _collect(factors, states, soft, first, tree, lanes)
     _list_hosted(wanted, tree, lanes)
@@ -111,7 +112,7 @@ def answer_lanes(
             _read(v, starts[v], states, first, tree, lanes, posteriors, factors.cards[v])
     for row in range(rows):
         at = first + row
-        log_values[at] = lanes.logarithms[row] + lanes.exponents[row] * LOG_2
+        log_values[at] = log_of(lanes.numbers[row], lanes.exponents[row])
         status[at] = ANSWERED
         if lanes.doubt[row]:
             status[at] = DOUBTFUL
@@ -136,7 +137,8 @@ def _collect(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes:
             group = lanes.groups[spans[number, FIRST_GROUP]]
             for row in range(states.shape[1]):
                 at = group[AT_UP] + (row if group[LANES_UP] > 1 else 0)
-                lanes.logarithms[row] += np.log(lanes.arena[at])
+                number, exponent = lanes.numbers[row], lanes.exponents[row]
+                lanes.numbers[row], lanes.exponents[row] = multiplied(number, exponent, lanes.arena[at], 0.0, None)
 
 
 @inlined

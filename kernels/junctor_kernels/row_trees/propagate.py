@@ -7,12 +7,14 @@ is a binary join tree (Shenoy 1997, `plan`).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import as_bits, inverse_power
+from junctor_kernels.cpu.scaled import log_of, multiplied
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
 from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.contract import ROWS, contract, write_axes
@@ -56,7 +58,6 @@ DOWNWARD = 3
 # Largest share of a probability that may be lost to underflow, as in `junctor.backends.numpy`.
 LOSS_TOLERANCE = 1e-14
 TINY = float(np.finfo(np.float64).tiny)
-LOG_2 = float(np.log(2.0))
 
 
 class RowWorkspace(NamedTuple):
@@ -177,7 +178,7 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
         # Below the normal numbers even the largest entry has lost digits.
         facts[number, LOST + side] = np.inf
     facts[number, LEAST + side] = least
-    # Most tables need no pass of scaling. Numbers of a root are always scaled: the logarithm has the same digits then.
+    # Most tables need no pass of scaling. Numbers of a root are always scaled: they are multiplied to P(e).
     if entries > 1 and -FAR < exponent < FAR:
         return
     factor = inverse_power(exponent)
@@ -307,8 +308,7 @@ def answer_rows(
             return row
         known = _load_likelihoods(factors.starts.size - 1, soft[row], likelihoods[row], places, tree, domains, work)
         load_leaves(factors, variables[KNOWN], variables[FIRST_STATE], domains.states, tree.position, tree.nodes, work)
-        status[row] = collect(tree.nodes, work, log_values, row, explains)
-        log_values[row] += known
+        status[row] = collect(tree.nodes, work, known, log_values, row, explains)
         if status[row] != ANSWERED:
             continue
         if explains:
@@ -319,10 +319,8 @@ def answer_rows(
 
 
 @part
-def _load_likelihoods(
-    given: int, soft: Any, likelihoods: Any, places: Any, tree: Any, domains: Any, work: Any
-) -> float:
-    """Write the likelihoods of a row; return the logarithm of those of variables with one possible state."""
+def _load_likelihoods(given: int, soft: Any, likelihoods: Any, places: Any, tree: Any, domains: Any, work: Any) -> Any:
+    """Write the likelihoods of a row; return those of variables with one possible state as a scaled number."""
     nodes, states = tree.nodes, domains.states
     for number in range(nodes.counts[TABLES]):
         kind = nodes.tables[number, FACTOR] - given
@@ -330,11 +328,12 @@ def _load_likelihoods(
             place, first = nodes.tables[number, UP], domains.variables[FIRST_STATE, soft[kind]]
             for e in range(nodes.tables[number, ENTRIES]):
                 work.arena[place + e] = likelihoods[places[kind] + states[first + e]]
-    known = 0.0
+    known, exponent = 1.0, 0.0
     for kind in range(soft.size):
         if soft[kind] >= 0 and tree.position[soft[kind]] == -2:
-            known += np.log(likelihoods[places[kind] + domains.variables[KNOWN, soft[kind]]])
-    return known
+            by, power = math.frexp(likelihoods[places[kind] + domains.variables[KNOWN, soft[kind]]])
+            known, exponent = multiplied(known, exponent, by, float(power), None)
+    return known, exponent
 
 
 @part
@@ -359,23 +358,24 @@ def _read_all(factors: Any, wanted: Any, starts: Any, tree: Any, domains: Any, w
 
 
 @part
-def collect(nodes: Any, work: Any, log_values: Any, row: int, explains: bool) -> int:
+def collect(nodes: Any, work: Any, known: Any, log_values: Any, row: int, explains: bool) -> int:
     """Compute all messages up from those of the leaves, and log P(e) of the row from the roots; return its status.
 
+    known: a factor of P(e), number and exponent.
     explains: whether the largest products are kept instead of their sums.
     """
     tables, facts, arena = nodes.tables, work.facts, work.arena
     # The number 1, the operand of tables with one child.
     arena[0] = 1.0
-    exponents, logarithms = 0.0, 0.0
+    total, exponent = known
     for number in range(nodes.counts[TABLES]):
         if tables[number, LEFT] >= 0:
             _message(nodes, work, tables[number, LEFT], UP, tables[number, RIGHT], UP, number, UP, explains)
         else:
             facts[number, LOST] = 0.0
             _rescale(work, tables[number, UP], tables[number, ENTRIES], number, 0)
-        # Exponents are integers: their sum is exact.
-        exponents += facts[number, EXPONENT]
+        # Exponents are integers: their sum is exact, and there is one logarithm in the end.
+        exponent += facts[number, EXPONENT]
         if tables[number, PARENT] < 0:
             value = arena[tables[number, UP]]
             # Not `lost > tolerance`: a bound of nan must be doubtful too.
@@ -383,8 +383,8 @@ def collect(nodes: Any, work: Any, log_values: Any, row: int, explains: bool) ->
                 return DOUBTFUL
             if value == 0.0:
                 return IMPOSSIBLE
-            logarithms += np.log(value)
-    log_values[row] = logarithms + exponents * LOG_2
+            total, exponent = multiplied(total, exponent, value, 0.0, None)
+    log_values[row] = log_of(total, exponent)
     return ANSWERED
 
 

@@ -1,6 +1,6 @@
 """Contractions in NumPy: the specification of every other backend, and fast enough to use.
 
-Main functions: `reduce`, `argmax` and `rescale`; called by `junctor.backends.numpy`. A table is an array
+Main functions: `reduce`, `argmax`, `rescale` and `logarithms`; called by `junctor.backends.numpy`. A table is an array
 [entries, cases], or [entries, 1] where all cases share it: indices are computed once for all cases of a block.
 """
 
@@ -62,6 +62,7 @@ class Algebra:
         return 0.0 if self.logs else TINY[self.dtype]
 
 
+LOG_2, HALF_ROOT = math.log(2), math.sqrt(0.5)
 # Looked up by type: NumPy's own record takes longer to find than a small table to scale.
 TINY = {np.dtype(kind): float(np.finfo(kind).tiny) for kind in (np.float32, np.float64)}
 # The largest power of two by which a table is multiplied, which is that for the smallest normal numbers: compiled code
@@ -235,31 +236,31 @@ class Rescaled:
     """A table whose largest entry in each case is near the neutral element.
 
     table: [entries, cases].
-    log_scale: float64 [cases], logarithm of the divisor, without lifts.
+    exponent: float64 [cases], as of `exponents_of`: it was divided by that power of two, without lifts; logarithms are
+        so much smaller.
     largest: float64 [cases], largest entry before, without lifts; 1 on logarithms.
     least: float64 [cases], smallest entry above zero after, 1 where it is larger; 1 on logarithms, where nothing can be
         lost.
     """
 
     table: Array
-    log_scale: npt.NDArray[np.float64]
+    exponent: npt.NDArray[np.float64]
     largest: npt.NDArray[np.float64]
     least: npt.NDArray[np.float64]
 
 
 def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> Rescaled:
-    """Scale every case so that its largest entry is in [0.5, 1) (0 on logarithms), in place; zeros stay zeros.
+    """Scale every case so that its largest entry is in [0.5, 1), or logarithms about 0, in place; zeros stay zeros.
 
     lift: power of two by which the result is stored larger.
     lifted: that of the product it was summed from.
     """
-    # Divided by a power of two, numbers are not rounded.
+    # Divided by a power of two, numbers are not rounded, nor logarithms of which a whole number is taken.
     largest = np.maximum.reduce(table, axis=0)
+    exponent = exponents_of(largest, algebra)
     if algebra.logs:
-        shift = np.where(np.isneginf(largest), 0, largest)
-        table -= shift
-        return Rescaled(table, shift.astype(np.float64), np.ones(1), np.ones(1))
-    _, exponent = np.frexp(largest)
+        table -= exponent
+        return Rescaled(table, exponent.astype(np.float64, copy=False), np.ones(1), np.ones(1))
     # 2 ** power has to stay finite: lifts end there, and anything smaller is below the normal numbers anyway.
     most = MOST_POWER[algebra.dtype]
     power = np.minimum(lift - exponent, most)
@@ -269,9 +270,59 @@ def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> R
     if np.count_nonzero(power):
         least = np.ldexp(least, power)
         table *= np.ldexp(algebra.dtype.type(1), power)
-    log_scale = (lift - lifted - power) * math.log(2)
+    divisor = (lift - lifted - power).astype(np.float64)
     wide = largest.astype(np.float64, copy=False)
-    return Rescaled(table, log_scale, np.ldexp(wide, -lifted) if lifted else wide, np.minimum(least, 1))
+    return Rescaled(table, divisor, np.ldexp(wide, -lifted) if lifted else wide, np.minimum(least, 1))
+
+
+def exponents_of(largest: Array, algebra: Algebra) -> npt.NDArray[Any]:
+    """Return the powers of two that bring numbers into [0.5, 1), or what brings logarithms about 0: whole numbers.
+
+    Maxima of logarithms are taken as they are, to 0: ties of explanations are those of equal ratios of entries.
+    """
+    if not algebra.logs:
+        return np.frexp(largest)[1]
+    most = np.where(np.isneginf(largest), 0, largest)
+    return most if algebra.gather is _maximum else np.rint(most)
+
+
+def multiplied(
+    numbers: npt.NDArray[np.float64],
+    exponents: npt.NDArray[np.float64],
+    by: npt.NDArray[np.float64],
+    by_exponents: npt.NDArray[np.float64],
+    algebra: Algebra,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return products of scaled numbers as numbers and exponents, scaled: any number of them neither leave the format
+    nor add up more than a rounding each.
+
+    numbers, by: plain numbers, or logarithms.
+    exponents, by_exponents: as of `Rescaled`.
+    algebra: of the numbers.
+    """
+    product = algebra.combine(numbers, by)
+    more = exponents_of(product, algebra)
+    product = product - more if algebra.logs else np.ldexp(product, -more)
+    return product, exponents + by_exponents + more
+
+
+def logarithms(
+    numbers: npt.NDArray[np.float64], exponents: npt.NDArray[np.float64], algebra: Algebra
+) -> npt.NDArray[np.float64]:
+    """Return the natural logarithms of scaled numbers, float64 of their shape; -inf for 0.
+
+    numbers: plain numbers, or logarithms.
+    exponents: as of `Rescaled`.
+    algebra: of the numbers.
+    """
+    if algebra.logs:
+        return numbers + exponents
+    # Between the roots of 1/2 and 2 no exponent is left: the logarithm of a number near 1 would cancel with it.
+    numbers, more = np.frexp(numbers)
+    is_low = numbers < HALF_ROOT
+    with np.errstate(divide="ignore"):
+        logs: npt.NDArray[np.float64] = np.log(np.ldexp(numbers, is_low.astype(np.int32)))
+    return logs + (exponents + more - is_low) * LOG_2
 
 
 def least_above_zero(table: Array) -> npt.NDArray[np.float64]:

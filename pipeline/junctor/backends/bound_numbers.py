@@ -24,25 +24,27 @@ from junctor.runtime.cache import user_cache
 
 KIND = "bound"
 # Part of the key: other numbers, another one.
-BINDING = 2
+BINDING = 3
 # Plans of fewer steps are bound in a few hundredths of a second, and more bytes take too much of the cache.
 KEPT_STEPS, MOST_BYTES = 500, 1 << 25
 # Of a shared table, one number each.
-_FACTS = ("log_scale", "lost", "open", "least")
+_FACTS = ("exponent", "lost", "open", "least")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FactorColumns:
     """A factor as a matrix, scaled column by column; a case reads the column of its observed states.
 
+    Where all variables of a factor are observed, its entries are in double precision.
+
     table: [configurations of free variables, configurations of observed ones].
-    log_scale, least: float64 [columns], as in ScaledTable.
+    exponent, least: float64 [columns], as in ScaledTable.
     observed: observed variables of the factor.
     radices: stride of each of them in the number of a column.
     """
 
     table: Table
-    log_scale: Floats
+    exponent: Floats
     least: Floats
     observed: tuple[int, ...]
     radices: tuple[int, ...]
@@ -91,7 +93,7 @@ def _to_bytes(numbers: BoundNumbers) -> bytes:
         "tables": _joined(value.table for value in shared),
         "facts": np.array([[getattr(value, name)[0] for name in _FACTS] for value in shared]).reshape(-1, len(_FACTS)),
         "columns": _joined(value.table for value in columns),
-        "scales": _joined(value.log_scale for value in columns),
+        "exponents": _joined(value.exponent for value in columns),
         "leasts": _joined(value.least for value in columns),
         "growth": numbers.growth,
     }
@@ -121,9 +123,12 @@ def _parsed(content: bytes, plan: Plan, algebra: Algebra) -> BoundNumbers:
         tables = _parts(arrays["tables"].astype(algebra.dtype, copy=False), sizes)
         shared = {name: _table(table, fact) for name, table, fact in zip(names, tables, facts, strict=True)}
         lines = [(columns,) for _, columns in shapes]
+        # The constants are the last ones.
+        kinds = [algebra.dtype] * (len(cuts) - len(plan.constants)) + [np.dtype(np.float64)] * len(plan.constants)
+        parts = _parts(arrays["columns"], shapes)
         columns = zip(
-            _parts(arrays["columns"].astype(algebra.dtype, copy=False), shapes),
-            _parts(arrays["scales"].astype(np.float64, copy=False), lines),
+            (part.astype(kind, copy=False) for part, kind in zip(parts, kinds, strict=True)),
+            _parts(arrays["exponents"].astype(np.float64, copy=False), lines),
             _parts(arrays["leasts"].astype(np.float64, copy=False), lines),
             (observed for _, observed in cuts),
             (radices_of(plan, observed) for _, observed in cuts),
@@ -135,8 +140,8 @@ def _parsed(content: bytes, plan: Plan, algebra: Algebra) -> BoundNumbers:
 
 
 def _table(table: Table, facts: Floats) -> ScaledTable:
-    log_scale, lost, still_open, least = (facts[i : i + 1] for i in range(len(_FACTS)))
-    return ScaledTable(table, log_scale, lost, still_open, least, floor_of(least), not (lost.any() or still_open.any()))
+    exponent, lost, still_open, least = (facts[i : i + 1] for i in range(len(_FACTS)))
+    return ScaledTable(table, exponent, lost, still_open, least, floor_of(least), not (lost.any() or still_open.any()))
 
 
 def _parts(numbers: npt.NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:

@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
-from junctor_kernels.cpu.bytecode import BOUNDS, LANES, LOST, STILL_OPEN, BlockWorkspace, Cases
+from junctor_kernels.cpu.bytecode import (
+    BOUNDS,
+    LANES,
+    LEFT,
+    LOST,
+    MOVED,
+    NUMBER,
+    POWER,
+    STILL_OPEN,
+    SUMS,
+    BlockWorkspace,
+    Cases,
+)
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 from junctor_kernels.tables.reference import MAX_LOG
@@ -183,8 +195,7 @@ class CompiledProgram:
         """
         blocks = -(-block.cases // self.cases)
         lanes = blocks * self.cases
-        # Rows: log P(e), share of the probability lost at edges, and at results.
-        sums = np.empty((3, lanes))
+        sums = np.empty((SUMS, lanes))
         columns = given = np.zeros(0, dtype=np.int64)
         states: npt.NDArray[Any] = np.zeros((0, 0), dtype=np.int64)
         likelihoods = np.zeros((0, 0))
@@ -200,8 +211,11 @@ class CompiledProgram:
         stop = partial(begun.fill, blocks)
         with counts_rows(lambda: self.cases * max(0, min(blocks, int(begun[0])) - len(works))):
             in_threads(lambda work, _: self._propagate(self.code, work, cases), works, len(works), stop)
-        log_value, moved, open_ = sums[:, : block.cases]
-        return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
+        sums = sums[:, : block.cases]
+        log_value = self._program.log_of(sums[NUMBER], sums[POWER])
+        return BlockOutcome(
+            log_value, {}, {}, doubtful_rows(sums[MOVED] + sums[LEFT], log_value, self._program.algebra)
+        )
 
     def _work(self) -> BlockWorkspace:
         """Return new memory of a thread, with the bounds and posteriors of shared tables filled in."""
@@ -220,7 +234,7 @@ class CompiledProgram:
             # The same memory as integers: kernels read exponents from bits.
             lanes.view(np.int32 if dtype.itemsize == 4 else np.int64),
             np.zeros((max(1, self._posterior_rows), cases), dtype=dtype),
-            np.zeros((3, cases)),
+            np.zeros((SUMS, cases)),
         )
         at, bounds = self._shared_bounds
         work.bounds[:, at] = bounds[:, :, None]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import Bytecode
-from junctor_kernels.cpu.columns import add_logs
+from junctor_kernels.cpu.bytecode import LEFT, MOVED, NUMBER, POWER, Bytecode
+from junctor_kernels.cpu.columns import multiply_constants
 from junctor_kernels.gpu.blocks import (
     FIELDS,
     SCORE_BLOCKS,
@@ -23,6 +23,7 @@ from junctor_kernels.gpu.blocks import (
     run_record,
 )
 from junctor_kernels.gpu.device import DeviceArray
+from junctor_kernels.tables.reference import multiplied
 
 from junctor.backends.gpu_items import closing_of
 from junctor.backends.gpu_plan import ALIGNED, ANSWERS, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
@@ -33,7 +34,7 @@ from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, local_cost_models
 from junctor.model.answers import Answers, Scores, sources_of
 
-# Of each case: the logarithm of factors whose variables are all observed, and float64 [3, cases] beside posteriors.
+# Of each case: the constant factors as numbers and exponents, float64 [2, cases], and [SUMS, cases] beside posteriors.
 _Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
@@ -85,9 +86,11 @@ class GpuProgram(GpuBlocks):
         run = self._places[place].take(block, rows, answers)
 
         def answer() -> BlockOutcome:
-            constants, (log_value, moved, open_) = run()
-            log_value = log_value + constants
-            return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
+            constants, found = run()
+            algebra = self._program.algebra
+            product = multiplied(constants[0], constants[1], found[NUMBER], found[POWER], algebra)
+            log_value = self._program.log_of(*product)
+            return BlockOutcome(log_value, {}, {}, doubtful_rows(found[MOVED] + found[LEFT], log_value, algebra))
 
         return answer
 
@@ -166,7 +169,7 @@ class GpuProgram(GpuBlocks):
         return rows, self.device.put(np.concatenate([*flat, np.zeros(1)]).astype(self._program.algebra.dtype))
 
     def _constant_bounds(self, lowering: LoweredPlan) -> npt.NDArray[np.float64]:
-        """Return scale, lost, open and least of the tables that no case changes, in the order of their slots."""
+        """Return exponent, lost, open and least of the tables that no case changes, in the order of their slots."""
         rows = [self._program.bounds_of(table) for table in lowering.slots if table in self._program.shared]
         return np.array(rows or [np.ones(4)])
 
@@ -240,8 +243,9 @@ class _Place:
             device.write_answers(self.work, kernel, blocks, self._arrays["found"], found)
             mark = device.mark()
         # While the device is at work.
-        constants = np.empty(cases)
-        add_logs(host["states"], *self._program._constants, constants)
+        logs = not self._program.explains if self._program._program.algebra.logs else None
+        constants = np.empty((2, cases))
+        multiply_constants(host["states"], *self._program._constants, logs, *constants)
         device.wait(mark)
         return constants, found[:, :cases]
 

@@ -66,14 +66,14 @@ def items_of(
     slice_rows = max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
     for n, table in enumerate(plan.numbers.tables):
         step = code.steps[n]
-        total, marginal = bool(code.results[n, 0]), int(code.results[n, 1])
+        marginal = int(code.results[n, 1])
         if step[layout.KIND] == layout.FIXED:
             continue
         at = stages.made[table]
         if step[layout.KIND] == layout.REDUCE:
             contractions[at].append(n)
             # Bounds need the largest entry of the whole table: one launch later.
-            rest[at + 1].append(Item(BOUND, n, int(total)))
+            rest[at + 1].append(Item(BOUND, n))
         else:
             rows = int(step[layout.ENTRIES])
             # A likelihood is scaled by its largest entry, so one item makes all of it.
@@ -200,9 +200,9 @@ def closing_of(code: layout.Bytecode) -> tuple[npt.NDArray[np.int32], int]:
     rows = []
     for step, (total, marginal, up, whole) in zip(code.steps, code.results, strict=True):
         if total == 1 or marginal >= 0 or up >= 0:
-            rows.append(
-                (int(total != 1), int(total == 1 or marginal >= 0), step[layout.SLOT], step[layout.ENTRIES], up, whole)
-            )
+            # Totals that cases share are among the constants.
+            is_total, is_result = total == 1 and step[layout.KIND] != layout.FIXED, total == 1 or marginal >= 0
+            rows.append((int(not is_total), int(is_result), step[layout.SLOT], step[layout.ENTRIES], up, whole))
     rows.sort(key=lambda row: row[0])
     totals = sum(row[0] == 0 for row in rows)
     return np.array([row[1:] for row in rows], dtype=np.int32).reshape(-1, gpu.CLOSING_COLUMNS), totals

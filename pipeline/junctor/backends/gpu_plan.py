@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import SUMS
 from junctor_kernels.gpu.blocks import (
     LANE_BYTES,
     MOST_OPERANDS,
@@ -157,7 +158,7 @@ class GpuBlocks:
             "scale": ((slots, cases), np.float64),
             # The largest entries, the smallest, and who lost something, side by side: they are cleared at once.
             "extremes": ((2 * slots + 1, cases), words),
-            "parts": ((PARTS, 3, cases), np.float64),
+            "parts": ((PARTS, SUMS, cases), np.float64),
         }
 
     def _way_shapes(self, cases: int) -> Shapes:
@@ -172,7 +173,7 @@ class GpuBlocks:
             "states": ((max(1, len(pattern.sliced) + len(pattern.weighted)), cases), STATES),
             "likelihoods": ((max(1, likelihoods), cases), np.float64),
             "rows": ((1, cases), np.int64),
-            "found": ((3, cases), np.float64),
+            "found": ((SUMS, cases), np.float64),
             **answers,
         }
 

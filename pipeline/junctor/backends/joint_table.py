@@ -12,6 +12,7 @@ from itertools import accumulate, repeat
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.tables.reference import DOUBLE, logarithms
 
 from junctor.evidence.batch import EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
@@ -153,7 +154,8 @@ def _summed(terms: npt.NDArray[np.float64], exponent: int) -> _Answer:
     # cleared.
     if total == 0.0:
         return np.full(len(sums) - 1, np.nan), -math.inf
-    return sums[:-1] / total, math.log(total) + exponent * math.log(2.0)
+    log = logarithms(sums[-1:], np.array([float(exponent)]), DOUBLE).item() if exponent else math.log(total)
+    return sums[:-1] / total, log
 
 
 def _copy(answers: Answers, source: Rows, target: Rows) -> None:

@@ -105,10 +105,10 @@ class NumberTables:
         """Return a bytecode with the numbers of a program."""
         numbers = program.algebra.dtype
         columns, shared = ArrayPool(numbers), ArrayPool(numbers)
-        scales, leasts = ArrayPool(np.float64), ArrayPool(np.float64)
+        exponents, leasts = ArrayPool(np.float64), ArrayPool(np.float64)
         for table in self.sliced:
             columns.add(program.columns[table].table)
-            scales.add(program.columns[table].log_scale)
+            exponents.add(program.columns[table].exponent)
             leasts.add(program.columns[table].least)
         for product, tables in self.shared:
             operands = [program.shared[table].table for table in tables]
@@ -134,7 +134,7 @@ class NumberTables:
             parents=parents,
             growth=growth,
             columns=columns.joined(),
-            facts=np.stack([scales.joined(), leasts.joined()]),
+            facts=np.stack([exponents.joined(), leasts.joined()]),
             shared=shared.joined(),
             tiny=program.algebra.tiny,
         )
@@ -272,7 +272,7 @@ class Lowering:
         place, facts = self._column_entries, self._facts
         self.numbers.sliced.append(step.out)
         self._column_entries += columns.table.size
-        self._facts += columns.log_scale.size
+        self._facts += columns.exponent.size
         return columns.table.shape[1], first, len(columns.observed), place, facts
 
     def _reduce(self, table: int, lowered: LoweredContraction) -> tuple[int, ...]:
@@ -400,19 +400,19 @@ class Lowering:
 def constants_of(
     program: Program, rows: Mapping[int, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the factors whose variables are all observed: `constants`, `observed` and `logs` of `Cases`.
+    """Return the constant factors of a program: `constants`, `observed` and `numbers` of `Cases`.
 
     rows: observed variable -> its row of the states of a block.
     """
     factors = program.constant_factors
     observed = [(rows[v], radix) for f in factors for v, radix in zip(f.observed, f.radices, strict=True)]
-    ends = np.cumsum([[0, 0], *([len(f.observed), len(f.log_scale)] for f in factors)], axis=0)
-    numbers = np.array([len(f.observed) for f in factors], dtype=np.int64)
-    logs = np.concatenate([np.zeros(0), *(f.log_scale for f in factors)])
+    ends = np.cumsum([[0, 0], *([len(f.observed), len(f.exponent)] for f in factors)], axis=0)
+    counts = np.array([len(f.observed) for f in factors], dtype=np.int64)
+    numbers = [np.stack([f.table[0], f.exponent], axis=1) for f in factors]
     return (
-        np.ascontiguousarray(np.stack([ends[:-1, 0], numbers, ends[:-1, 1]], axis=1)),
+        np.ascontiguousarray(np.stack([ends[:-1, 0], counts, ends[:-1, 1]], axis=1)),
         np.array(observed, dtype=np.int64).reshape(-1, 2),
-        logs,
+        np.concatenate([np.zeros((0, 2)), *numbers]),
     )
 
 

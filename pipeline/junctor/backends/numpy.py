@@ -43,7 +43,8 @@ HowToLower = Callable[..., Contraction]
 # Fewer states of a block are not worth a thread.
 THREAD_CELLS = 1 << 20
 
-# Every table carries the logarithm of its scale, so log P(e) is a sum of scales, and two bounds on losses to underflow.
+# Every table carries the exponent of its scale, a whole number, so that sums of scales are exact and log P(e) is one
+# logarithm in the end, and two bounds on losses to underflow.
 # All operands have entries of at most 1. Where the smallest entries above zero (`least`) of the operands have a product
 # that is a normal number, and the smallest of the result is one, a contraction loses nothing: its zeros are true.
 # Otherwise, with K operands over R terms, each entry loses at most R K tiny (tiny: the smallest normal number). Losses
@@ -154,11 +155,12 @@ class BlockOutcome:
 
 @dataclass(eq=False, slots=True)
 class _Bounds:
-    """Scale and bounds of a table, kept after its entries are freed."""
+    """Scale and bounds of a table, kept after its entries are freed; `least` of a total is the total."""
 
-    log_scale: Floats
+    exponent: Floats
     lost: Floats
     open: Floats
+    least: Floats
     is_clean: bool
 
 
@@ -244,7 +246,7 @@ class Program:
         """Propagate a block of cases and return its posteriors and log P(e)."""
         # A copy: steps add the tables of this block, and Free removes them.
         values = dict(self.shared)
-        log_value = self.constants(block)
+        number, exponent = self.constants(block)
         posteriors: dict[int, Table] = {}
         bounds: dict[int, _Bounds] = {}
         results = np.zeros(1)
@@ -257,10 +259,9 @@ class Program:
             value = values[step.out]
             # Edges need the bounds of messages whose entries are freed by then.
             if step.out in self.closed or step.out in self.totals:
-                bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open, value.is_clean)
-            if step.out in self.totals:
-                bounds[step.out].log_scale = self.log_of(value)
-                log_value = log_value + bounds[step.out].log_scale
+                bounds[step.out] = _Bounds(value.exponent, value.lost, value.open, value.least, value.is_clean)
+            if step.out in self.totals and step.out not in self.shared:
+                number, exponent = self._multiplied(number, exponent, value)
             if not value.is_clean and (step.out in self.totals or step.out in self.marginal_of):
                 # The largest entry is at least a half, so this bounds the share of the sum.
                 results = np.maximum(results, 2 * value.table.shape[0] * value.open)
@@ -268,35 +269,41 @@ class Program:
                 posteriors[self.marginal_of[step.out]] = self.normalised(value.table)
         # Last, since lean plans have their totals behind the messages.
         edges = sum((self._moved(down, self.plan.tables[down].entries, bounds) for down in self.edge_of), np.zeros(1))
+        log_value = self.log_of(number, exponent)
         return BlockOutcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
 
     def explain(self, block: EvidenceBlock) -> BlockOutcome:
         """Return a most probable explanation of every case: maximise to the roots, then trace back (Dawid 1992)."""
         values = dict(self.shared)
-        log_value = self.constants(block)
+        number, exponent = self.constants(block)
         for step in self.plan.steps:
             if not isinstance(step, Free) and step.out not in values:
                 values[step.out] = self.perform(step, values, block)
-        for table in self.plan.totals:
-            log_value = log_value + self.log_of(values[table])
+                if step.out in self.totals:
+                    number, exponent = self._multiplied(number, exponent, values[step.out])
         states = {variable: column.astype(np.int64) for variable, column in block.states.items()}
         for at in self.plan.traceback:
             step = self.plan.steps[at]
             assert isinstance(step, Reduce)
             self._trace(step, values, states, block.cases)
-        return BlockOutcome(log_value, {}, states, np.zeros(block.cases, dtype=np.bool_))
+        nothing = np.zeros(block.cases, dtype=np.bool_)
+        return BlockOutcome(self.log_of(number, exponent), {}, states, nothing)
 
-    def constants(self, block: EvidenceBlock) -> Floats:
-        """Return the part of log P(e) in factors whose variables are all observed, float64 [cases]."""
-        log_value = np.zeros(block.cases)
-        for constant in self._constants:
-            log_value += constant.log_scale[constant.at(block.states, block.cases)]
-        return log_value
+    def constants(self, block: EvidenceBlock) -> tuple[Floats, Floats]:
+        """Return the part of P(e) in `constant_factors`, as numbers and exponents float64 [cases]."""
+        number, exponent = np.full(block.cases, self._wide.one), np.zeros(block.cases)
+        for constant in self.constant_factors:
+            at = constant.at(block.states, block.cases)
+            factor = constant.table[0, at], constant.exponent[at]
+            number, exponent = reference.multiplied(number, exponent, *factor, self.algebra)
+        return number, exponent
 
-    @property
+    @cached_property
     def constant_factors(self) -> Sequence[FactorColumns]:
-        """Factors whose variables are all observed, in the order in which their logarithms are added."""
-        return self._constants
+        """Factors whose variables are all observed, and totals that cases share, in the order of their product."""
+        shared = [self.shared[table] for table in self.plan.totals if table in self.shared]
+        totals = [FactorColumns(t.table.astype(self._wide.dtype), t.exponent, t.least, (), ()) for t in shared]
+        return [*self._constants, *totals]
 
     def evidence(self, block: EvidenceBlock) -> dict[int, ScaledTable]:
         """Return the tables of factors and evidence, without those of reductions."""
@@ -312,7 +319,8 @@ class Program:
 
     def _bind_all(self) -> None:
         """Compute all that does not depend on cases."""
-        self._constants = [self._as_columns(i) for i in self.plan.constants]
+        # In double precision, as what they become part of.
+        self._constants = [self._as_columns(i, self._wide) for i in self.plan.constants]
         for step in self.plan.steps:
             self._bind(step, self._network)
         if self._wide is not self.algebra:
@@ -340,7 +348,7 @@ class Program:
         if isinstance(step, Potential):
             self.shared[step.out] = self._potential(step, network)
         elif isinstance(step, Slice):
-            self.columns[step.out] = self._as_columns(step.factor)
+            self.columns[step.out] = self._as_columns(step.factor, self.algebra)
         elif isinstance(step, Reduce):
             operands = self._ordered(step)
             how = self._lower(step, operands, contraction)
@@ -370,7 +378,7 @@ class Program:
             columns = self.columns[step.out]
             at = columns.at(block.states, block.cases)
             table, least = reference.take_cases(columns.table, at), columns.least[at]
-            return ScaledTable(table, columns.log_scale[at], *rounding_bounds(least, self.algebra))
+            return ScaledTable(table, columns.exponent[at], *rounding_bounds(least, self.algebra))
         if isinstance(step, Likelihood):
             return scaled_to(block.likelihoods[step.variable], self.algebra)
         assert isinstance(step, Reduce)
@@ -385,18 +393,18 @@ class Program:
         lifts = [self.lifts.get(operand, 0) for operand in lowered.operands] if self.lifts else []
         lift = self.lifts.get(step.out, 0)
         scaled = reference.rescale(table, algebra, lift, sum(lifts))
-        scale = scaled.log_scale
+        exponent = scaled.exponent
         for value in operands:
-            scale = scale + value.log_scale
+            exponent = exponent + value.exponent
         if algebra.logs:
-            return ScaledTable(table, scale, NOTHING, NOTHING, scaled.least, 1.0, True)
+            return ScaledTable(table, exponent, NOTHING, NOTHING, scaled.least, 1.0, True)
         floor = floor_of(scaled.least)
         if stays_clean(operands, scaled, floor, algebra):
-            return ScaledTable(table, scale, NOTHING, NOTHING, scaled.least, floor, True)
+            return ScaledTable(table, exponent, NOTHING, NOTHING, scaled.least, floor, True)
         here = lost_here(operands, lowered.contraction.eliminated_entries, scaled, algebra, lifts, lift)
         lost, still_open = self._losses(lowered, operands, here)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return ScaledTable(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least, floor)
+            return ScaledTable(table, exponent, lost / scaled.largest, still_open / scaled.largest, scaled.least, floor)
 
     def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
         """Contract tables [entries, cases or 1], with threads in compiled code."""
@@ -435,23 +443,25 @@ class Program:
         if one.is_clean and other.is_clean:
             return NOTHING
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
+            power = bounds[total].exponent - one.exponent - other.exponent
+            both = np.ldexp(bounds[total].least, power.astype(np.int32))
             moved = entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost))
             return np.where(moved == 0, 0.0, moved / both)
 
-    def log_of(self, total: ScaledTable) -> Floats:
-        """Return the logarithm of a total, a table of one entry."""
-        number = total.table[0].astype(np.float64)
-        with np.errstate(divide="ignore"):
-            logarithm: Floats = number if self.algebra.logs else np.log(number)
-        return total.log_scale + logarithm
+    def _multiplied(self, number: Floats, exponent: Floats, total: ScaledTable) -> tuple[Floats, Floats]:
+        """Return scaled numbers times a total, a table of one entry."""
+        by = total.table[0].astype(np.float64, copy=False)
+        return reference.multiplied(number, exponent, by, total.exponent, self.algebra)
+
+    def log_of(self, number: Floats, exponent: Floats) -> Floats:
+        """Return the natural logarithms of products of totals and constants, numbers and exponents float64 [cases]."""
+        return reference.logarithms(number, exponent, self.algebra)
 
     def bounds_of(self, table: int) -> Floats:
-        """Return log scale (of a total its logarithm), lost, open and least of a shared table, float64 [4]."""
+        """Return exponent of the scale, lost, open and least of a shared table, float64 [4]."""
         value = self.shared[table]
-        scale = self.log_of(value) if table in self.totals else value.log_scale
         # One number each, since all cases share the table.
-        return np.array([scale[0], value.lost[0], value.open[0], value.least[0]])
+        return np.array([value.exponent[0], value.lost[0], value.open[0], value.least[0]])
 
     def normalised(self, table: Table) -> Table:
         """Return a table [entries, cases] as probabilities that sum to 1 in each case; nan for impossible ones."""
@@ -473,22 +483,22 @@ class Program:
             lowered = contraction(scope, (), scopes, self._sizes)
             product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
-        log_scale = sum([factor.log_scale for factor in factors], scaled.log_scale)
+        exponent = sum([factor.exponent for factor in factors], scaled.exponent)
         floor = floor_of(scaled.least)
         if stays_clean(factors, scaled, floor, self._wide):
-            return ScaledTable(product, log_scale, NOTHING, NOTHING, scaled.least, floor, True)
+            return ScaledTable(product, exponent, NOTHING, NOTHING, scaled.least, floor, True)
         here = lost_here(factors, 1, scaled, self._wide)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lost = sum((factor.lost for factor in factors), here) / scaled.largest
-        return ScaledTable(product, log_scale, lost, lost, scaled.least, floor)
+        return ScaledTable(product, exponent, lost, lost, scaled.least, floor)
 
-    def _as_columns(self, number: int) -> FactorColumns:
-        """Return a factor as [free configurations, observed configurations], each column scaled."""
+    def _as_columns(self, number: int, algebra: Algebra) -> FactorColumns:
+        """Return a factor as [free configurations, observed configurations], each column scaled, in an algebra."""
         factor, (free, observed) = self._network.factors[number], cut_scope(self.plan, number)
         axes = [factor.scope.index(v) for v in (*free, *observed)]
         shape = self.plan.shape.entries(free), self.plan.shape.entries(observed)
-        value = scaled_to(factor.table.transpose(axes).reshape(shape), self.algebra)
-        return FactorColumns(value.table, value.log_scale, value.least, observed, radices_of(self.plan, observed))
+        value = scaled_to(factor.table.transpose(axes).reshape(shape), algebra)
+        return FactorColumns(value.table, value.exponent, value.least, observed, radices_of(self.plan, observed))
 
     def _ordered(self, step: Reduce) -> tuple[int, ...]:
         """Return the operands in the order in which all backends combine them: shared ones first, small ones first."""

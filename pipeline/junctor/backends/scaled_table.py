@@ -21,7 +21,8 @@ class ScaledTable:
     """A table divided by a scale; the bounds are derived in `backends.numpy`.
 
     table: [entries, cases or 1], times a power of two where it has a lift.
-    log_scale: float64 [cases or 1], natural log of the scale.
+    exponent: float64 [cases or 1], as of `reference.exponents_of`: the scale is two to that power; logarithms are so
+        much smaller.
     lost: float64 [cases or 1], bound on the difference of an entry from the exact one.
     open: float64 [cases or 1], bound on the part of it that no edge has weighed yet.
     least: float64 [cases or 1], smallest entry above zero of the table, 1 where that is larger.
@@ -30,7 +31,7 @@ class ScaledTable:
     """
 
     table: Table
-    log_scale: Floats
+    exponent: Floats
     lost: Floats
     open: Floats
     least: Floats
@@ -49,21 +50,19 @@ def floor_of(least: Floats) -> float:
 
 
 def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
-    """Return numbers float64 [entries, columns] in an algebra, each column divided by its largest entry."""
-    largest = np.maximum.reduce(numbers, axis=0)
+    """Return numbers float64 [entries, columns] in an algebra, each column scaled as `rescale` does."""
     with np.errstate(divide="ignore", under="ignore"):
-        log_scale = np.log(largest)
         # Logarithms lose nothing to underflow: bounds are 0, and the smallest entry counts as 1.
         if algebra.logs:
             table = np.log(numbers)
-            table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
-            return ScaledTable(table, log_scale, NOTHING, NOTHING, np.ones(log_scale.shape), 1.0, True)
-        # A column of zeros stays one; its scale is -inf already.
-        largest[largest == 0] = 1.0
+            exponent = reference.exponents_of(np.maximum.reduce(table, axis=0), algebra)
+            table -= exponent
+            return ScaledTable(table, exponent, NOTHING, NOTHING, np.ones(exponent.shape), 1.0, True)
+        exponent = reference.exponents_of(np.maximum.reduce(numbers, axis=0), algebra)
         # In float64, before entries are rounded to the format.
-        least = reference.least_above_zero(numbers) / largest
-        table = (numbers / largest).astype(algebra.dtype, copy=False)
-    return ScaledTable(table, log_scale, *rounding_bounds(least, algebra))
+        least = np.minimum(np.ldexp(reference.least_above_zero(numbers), -exponent), 1)
+        table = np.ldexp(numbers, -exponent).astype(algebra.dtype, copy=False)
+    return ScaledTable(table, exponent.astype(np.float64), *rounding_bounds(least, algebra))
 
 
 def rounding_bounds(least: Floats, algebra: Algebra) -> tuple[Floats, Floats, Floats, float, bool]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu.stored import CliqueDevice, PlacedBatch, upload_batch
 from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, CliqueLaunch, SeparatorTable, TaskBatch, swaps_back
-from junctor_kernels.tables.reference import Algebra
+from junctor_kernels.tables.reference import DOUBLE, Algebra
 from junctor_kernels.tables.views import Box, View, view, whole
 
 from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, log_evidence, scaled_evidence, scope_of
@@ -68,7 +68,7 @@ class Separators:
         return [*arrays, _sent(device, half, self.base + self._offsets["half"], stream)]
 
     def outcome(
-        self, device: CliqueDevice, scales: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
+        self, device: CliqueDevice, exponents: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
     ) -> CliqueOutcome:
         """Wait for what is enqueued, and return the outcome."""
         count = len(self._plan.cliques)
@@ -77,12 +77,13 @@ class Separators:
         device.download(self.base + self._offsets["largest"], largest, stream)
         device.synchronize(device.record(stream))
         # The exponents by which kernels scaled messages follow from the largest entries.
-        exponents = np.maximum(np.frexp(largest)[1], np.finfo(self._dtype).minexp + 1)
-        up_scales = {i: float(exponent) * math.log(2) for i, exponent in enumerate(exponents)}
+        up = np.maximum(np.frexp(largest)[1], np.finfo(self._dtype).minexp + 1)
+        up_exponents = {i: float(exponent) for i, exponent in enumerate(up)}
         # The separator of a root has one entry, which is the largest one.
-        totals = {i: math.log(total) if total > 0 else -math.inf for i, total in enumerate(largest.tolist())}
+        totals = dict(enumerate(largest.tolist()))
         lost |= bool(mark[0]) or any(likelihood.lost for likelihood in evidence.values())
-        return CliqueOutcome(log_evidence(self._plan, scales, evidence, up_scales, totals), lost)
+        # Logarithms go by the CPU.
+        return CliqueOutcome(log_evidence(self._plan, exponents, evidence, up_exponents, totals, DOUBLE), lost)
 
 
 def _sent(device: CliqueDevice, values: Array, address: int, stream: Any) -> Array:
@@ -159,7 +160,7 @@ class ResidentExecutor:
         self._algebra = algebra
         self._layout(allowed)
         self._stream = device.stream()
-        self._scales, self._lost = self._bring(make)
+        self._exponents, self._lost = self._bring(make)
         self._ready: tuple[frozenset[int], Any] | None = None
 
     def _layout(self, allowed: int) -> None:
@@ -262,7 +263,7 @@ class ResidentExecutor:
         graph = self._graph(frozenset(likelihoods))
         pinned = self._separators.begin(self._device, evidence, self._stream)
         graph.launch(self._stream)
-        outcome = self._separators.outcome(self._device, self._scales, evidence, self._lost, self._stream)
+        outcome = self._separators.outcome(self._device, self._exponents, evidence, self._lost, self._stream)
         # The outcome waited for the stream, and so for the copies from pinned memory.
         del pinned
         return outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables import stored
 from junctor_kernels.tables.permutation import permute
-from junctor_kernels.tables.reference import DOUBLE, Algebra
+from junctor_kernels.tables.reference import DOUBLE, Algebra, exponents_of, logarithms, multiplied
 from junctor_kernels.tables.swaps import Swap
 from junctor_kernels.tables.views import View, boxes, place, view
 
@@ -81,10 +80,13 @@ def kernels_for(algebra: Algebra, entries: int) -> Kernels:
 
 
 class Initial(NamedTuple):
-    """The product of a clique's factors, flat, its largest entry about 1; and whether entries lost digits."""
+    """The product of a clique's factors, flat, its largest entry about 1; and whether entries lost digits.
+
+    exponent: a whole number, the power of two that it was divided by; logarithms are so much smaller.
+    """
 
     table: Array
-    log_scale: float
+    exponent: float
     lost: bool
 
 
@@ -96,20 +98,20 @@ def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
     node, wide = plan.cliques[clique], algebra if not algebra.tiny else DOUBLE
     # Ones, or zeros in log space: a clique without factors stays like that.
     table = np.full(plan.entries(clique), wide.one, dtype=wide.dtype)
-    log_scale, lost = 0.0, False
+    exponent, lost = 0.0, False
     # In natural order; `initial_table` brings the separator to the front where the layout wants that.
     shape = [plan.sizes[v] for v in node.natural]
     for number in node.factors:
         factor = network.factors[number]
         values, scale, flushed = scaled(plain(factor.table.reshape(-1), wide), wide)
-        log_scale += scale
+        exponent += scale
         lost |= flushed
         for box in boxes(shape, CHUNK):
             start, entries = place(shape, box)
             along = view(node.natural, box, factor.scope, plan.sizes)
             lost |= kernels.scatter(table[start : start + entries], along, values)
     product = rounded(table, algebra)
-    return Initial(product.table, log_scale + product.log_scale, lost | product.lost)
+    return Initial(product.table, exponent + product.exponent, lost | product.lost)
 
 
 def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels) -> Initial:
@@ -120,10 +122,10 @@ def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
 
 def rounded(table: Array, algebra: Algebra) -> Initial:
     """Scale a table in double precision (or of logarithms), and round it to the format of an algebra."""
-    table, log_scale, lost = scaled(table, DOUBLE if algebra.tiny else algebra)
+    table, exponent, lost = scaled(table, DOUBLE if algebra.tiny else algebra)
     with np.errstate(under="ignore"):
         result = table.astype(algebra.dtype, copy=False)
-    return Initial(result, log_scale, lost | bool(algebra.tiny and ((table > 0) & (result < algebra.tiny)).any()))
+    return Initial(result, exponent, lost | bool(algebra.tiny and ((table > 0) & (result < algebra.tiny)).any()))
 
 
 def plain(numbers: npt.NDArray[np.float64], algebra: Algebra) -> Array:
@@ -135,21 +137,19 @@ def plain(numbers: npt.NDArray[np.float64], algebra: Algebra) -> Array:
 
 
 def scaled(table: Array, algebra: Algebra) -> tuple[Array, float, bool]:
-    """Scale a table in place: its largest entry into [0.5, 1) by a power of two, or to 0 where it holds logarithms.
+    """Scale a table in place: its largest entry into [0.5, 1), or about 0 where it holds logarithms.
 
-    Returns the table, the natural log of what it was divided by, and whether an entry lost digits.
+    Returns the table, the exponent of `Initial`, and whether an entry lost digits.
     """
-    largest = float(table.max())
+    # This changes no digit, so that results do not depend on how often tables are scaled.
+    exponent = float(exponents_of(table.max(), algebra))
     if not algebra.tiny:
-        shift = largest if largest > -math.inf else 0.0
-        table -= shift
-        return table, shift, False
-    # A power of two changes no digit, so that results do not depend on how often tables are scaled.
-    _, exponent = math.frexp(largest)
+        table -= exponent
+        return table, exponent, False
     possible = table > 0
     with np.errstate(under="ignore"):
-        np.ldexp(table, -exponent, out=table)
-    return table, exponent * math.log(2), bool((possible & (table < algebra.tiny)).any())
+        np.ldexp(table, -int(exponent), out=table)
+    return table, exponent, bool((possible & (table < algebra.tiny)).any())
 
 
 def scaled_evidence(likelihoods: Likelihoods, algebra: Algebra) -> dict[int, Initial]:
@@ -159,21 +159,22 @@ def scaled_evidence(likelihoods: Likelihoods, algebra: Algebra) -> dict[int, Ini
 
 def log_evidence(
     plan: StoredPlan,
-    clique_scales: Sequence[float],
+    clique_exponents: Sequence[float],
     evidence: Mapping[int, Initial],
-    up_scales: Mapping[int, float],
+    up_exponents: Mapping[int, float],
     totals: Mapping[int, float],
+    algebra: Algebra,
 ) -> float:
-    """Return the natural log of P(e) from the logs of what was divided by, and of the totals of the roots before."""
-    scales, result = list(clique_scales), 0.0
+    """Return the natural log of P(e) from the exponents of all scales, and the totals of the roots before."""
+    exponents, number, power = list(clique_exponents), np.full(1, algebra.one), np.zeros(1)
     # Children come before parents: what a clique was divided by reaches the root of its tree.
     for i, clique in enumerate(plan.cliques):
-        scales[i] += sum(evidence[v].log_scale for v in clique.variables if v in evidence)
+        exponents[i] += sum(evidence[v].exponent for v in clique.variables if v in evidence)
         if clique.parent is None:
-            result += scales[i] + totals[i]
+            number, power = multiplied(number, power, np.array([totals[i]]), np.array([exponents[i]]), algebra)
         else:
-            scales[clique.parent] += scales[i] + up_scales[i]
-    return result
+            exponents[clique.parent] += exponents[i] + up_exponents[i]
+    return float(logarithms(number, power, algebra)[0])
 
 
 def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
@@ -222,26 +223,21 @@ class HostExecutor:
         evidence = scaled_evidence(likelihoods, self._algebra)
         values = {CliqueOperand(EVIDENCE, v): table for v, (table, _, _) in evidence.items()}
         lost = any(table.lost for table in (*self._initial, *evidence.values()))
-        up_scales, totals = {}, {}
+        up_exponents, totals = {}, {}
         for work in chain.from_iterable(passes(self._plan, frozenset(likelihoods))):
             sums, flushed = self._pass(work, values)
             lost |= flushed
             for number, table in sums.items():
                 # Upward sums are messages as they are; downward ones are divided by what came up.
                 if number == work.clique:
-                    totals[number] = self._log(float(table[0]))
-                    values[CliqueOperand(UP, number)], up_scales[number], flushed = scaled(table, self._algebra)
+                    totals[number] = float(table[0])
+                    values[CliqueOperand(UP, number)], up_exponents[number], flushed = scaled(table, self._algebra)
                 else:
                     change = stored.ratio(table, values[CliqueOperand(UP, number)], self._algebra)
                     values[CliqueOperand(DOWN, number)], _, flushed = scaled(change, self._algebra)
                 lost |= flushed
-        clique_scales = [table.log_scale for table in self._initial]
-        return CliqueOutcome(log_evidence(self._plan, clique_scales, evidence, up_scales, totals), lost)
-
-    def _log(self, number: float) -> float:
-        if not self._algebra.tiny:
-            return number
-        return math.log(number) if number > 0 else -math.inf
+        exponents = [table.exponent for table in self._initial]
+        return CliqueOutcome(log_evidence(self._plan, exponents, evidence, up_exponents, totals, self._algebra), lost)
 
     def _pass(self, work: CliquePass, values: Mapping[CliqueOperand, Array]) -> tuple[dict[int, Array], bool]:
         """Go over a table once; returns the sums for each separator, and whether a product lost digits."""

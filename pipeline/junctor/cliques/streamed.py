@@ -287,8 +287,8 @@ class StreamedExecutor:
         self._device.synchronize(self._device.record(stream))
         del pinned
         self.run(list(chain.from_iterable(passes(self._plan, frozenset(likelihoods)))))
-        scales, lost = [table.log_scale for table in self._initial], any(table.lost for table in self._initial)
-        return separators.outcome(self._device, scales, evidence, lost, stream)
+        exponents, lost = [table.exponent for table in self._initial], any(table.lost for table in self._initial)
+        return separators.outcome(self._device, exponents, evidence, lost, stream)
 
     def run(self, work: Sequence[CliquePass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
         """Do passes one after the other, and wait for them; trace as for `Pipeline`."""

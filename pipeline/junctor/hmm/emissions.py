@@ -37,9 +37,14 @@ def emissions_of(
 
 def offsets_of(numbers: SumNumbers, batch: SequenceBatch, steps: Lockstep, where: npt.NDArray[np.int64]) -> Array:
     """Return the logarithm of the divisor of the emissions of each sequence; `where`: steps of all rows."""
-    # Only scaled log-likelihoods were divided; sums over steps put the factor back into log P.
-    if batch.likelihoods is None or numbers.logs:
+    # Only log-likelihoods were scaled; sums over steps put the factor back into log P.
+    if batch.likelihoods is None:
         return np.zeros(len(steps.sequences))
     slots = np.arange(len(where)) - np.repeat(steps.starts[:-1], steps.counts)
-    offsets: Array = np.bincount(slots, largest_of(batch.likelihoods)[where], len(steps.sequences))
+    largest = largest_of(batch.likelihoods)
+    whole = np.rint(largest)
+    # Sums of whole numbers are exact, and those of what is left are small.
+    offsets: Array = np.bincount(slots, whole[where], len(steps.sequences))
+    if not numbers.logs:
+        offsets = offsets + np.bincount(slots, (largest - whole)[where], len(steps.sequences))
     return offsets

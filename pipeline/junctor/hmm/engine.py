@@ -229,7 +229,9 @@ def log_probabilities(
     terms += _emitted(model, batch, states)
     sums = np.zeros(len(batch))
     if len(firsts):
-        sums[batch.lengths > 0] = np.add.reduceat(terms, firsts)
+        # Sums of whole numbers are exact, and those of what is left are small.
+        whole = np.rint(terms, where=terms > -np.inf, out=np.zeros(len(terms)))
+        sums[batch.lengths > 0] = np.add.reduceat(whole, firsts) + np.add.reduceat(terms - whole, firsts)
     return sums
 
 

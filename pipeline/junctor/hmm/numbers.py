@@ -150,9 +150,11 @@ class SumNumbers:
         return int(self.forward.numbers.nbytes + self.backward.numbers.nbytes + self.emissions.nbytes)
 
     def scaled(self, likelihoods: Array) -> tuple[Array, Array]:
-        """Return `emissions` and `leasts` of log-likelihoods [n, states], each row divided by its largest entry."""
+        """Return `emissions` and `leasts` of log-likelihoods [n, states], each row scaled by its largest entry."""
         if self.logs:
-            rows = padded_rows(likelihoods, self.stride, self.nothing, self.dtype)
+            # By a whole number, which rounds nothing.
+            shifted = likelihoods - np.rint(largest_of(likelihoods))[:, None]
+            rows = padded_rows(shifted, self.stride, self.nothing, self.dtype)
             return rows, np.ones(len(rows), self.dtype)
         # The largest entry becomes 1, whatever the scale of the log-likelihoods; `offsets_of` puts it back.
         shifted = likelihoods - largest_of(likelihoods)[:, None]

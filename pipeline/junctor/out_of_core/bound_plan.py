@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu.entries import shift_of
 from junctor_kernels.tables.axes import contraction
-from junctor_kernels.tables.reference import Algebra
+from junctor_kernels.tables.reference import Algebra, multiplied
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
-from junctor.backends.scaled_table import ScaledTable
+from junctor.backends.scaled_table import Floats, ScaledTable
 from junctor.model.network import Network
 from junctor.out_of_core.pass_program import MaxMin, PartStep, PassProgram, largest_of
 from junctor.out_of_core.store import ChunkStore
@@ -39,14 +39,15 @@ MAX_EXPONENT = 1000
 class TableStats(NamedTuple):
     """What is known of a whole table.
 
-    log_scale: natural log of what its entries are to be multiplied with.
+    exponent: a whole number, the power of two that its entries are to be multiplied with; logarithms are that much
+        larger.
     lost, open: bounds on losses of an entry.
     least: the smallest entry above zero.
     largest: the largest entry.
-    shift: readers multiply by two to this power first; to logarithms they add it.
+    shift: a whole number, readers multiply by two to this power first; to logarithms they add it.
     """
 
-    log_scale: float
+    exponent: float
     lost: float
     open: float
     least: float
@@ -67,10 +68,9 @@ class TableStats(NamedTuple):
         if not shift:
             return self._replace(shift=0) if self.shift else self
         if logs:
-            return self._replace(log_scale=self.log_scale - shift, largest=self.largest + shift, shift=0)
-        scale = self.log_scale - shift * math.log(2)
+            return self._replace(exponent=self.exponent - shift, largest=self.largest + shift, shift=0)
         numbers = self.lost, self.open, self.least, self.largest
-        return TableStats(scale, *(_times_power(number, int(shift)) for number in numbers))
+        return TableStats(self.exponent - shift, *(_times_power(number, int(shift)) for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +161,25 @@ class BoundPlan:
     ) -> TableStats:
         """Return the statistics of a result: its scale, and the bounds on losses (see `junctor.backends.numpy`)."""
         largest, least = max_min
-        scale, product, is_clean = 0.0, 1.0, True
+        exponent, product, is_clean = 0.0, 1.0, True
         # One loop, because thousands of steps are looked at for each case.
         for operand in operands:
-            scale += operand.log_scale
+            exponent += operand.exponent
             # Entries above 1 do not help: they may come behind a product that is lost already.
             product *= min(1.0, operand.least)
             is_clean = is_clean and not (operand.lost or operand.open)
         if self.algebra.logs:
             # Logarithms lose nothing to underflow.
-            return TableStats(scale - factor, 0.0, 0.0, 1.0, largest)
+            return TableStats(exponent - factor, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
             # Beyond the format: nothing is known.
-            return TableStats(scale, math.inf, math.inf, 0.0, math.inf)
+            return TableStats(exponent, math.inf, math.inf, 0.0, math.inf)
+        # A power of two: its mantissa is a half.
+        exponent -= math.frexp(factor)[1] - 1
         tiny = self.algebra.tiny
         safe = product >= tiny and least >= tiny
         if safe and is_clean:
-            return TableStats(scale - math.log(factor), 0.0, 0.0, least, largest)
+            return TableStats(exponent, 0.0, 0.0, least, largest)
         terms = self.plan.shape.entries(reduce.eliminated)
         excess = math.prod(operand.excess for operand in operands)
         # A rounding for each operand, and one for the scale factor.
@@ -192,7 +194,7 @@ class BoundPlan:
                 open_messages += 0.0 if table in self._leaves.closed else operand.open
         lost = growth * excess * in_messages + here * (1 + in_messages)
         still_open = (growth * excess * open_messages + here) * (1 + in_messages)
-        return TableStats(scale - math.log(factor), lost * factor, still_open * factor, least, largest)
+        return TableStats(exponent, lost * factor, still_open * factor, least, largest)
 
     def outcome(
         self, block: EvidenceBlock, results: Mapping[int, Array], stats: Mapping[int, TableStats]
@@ -202,12 +204,15 @@ class BoundPlan:
         results: entries of the tables of `self.results`, in any shape.
         stats: of all tables.
         """
-        log_value = self._leaves.constants(block)
-        logs: dict[int, float] = {}
+        number, exponent = self._leaves.constants(block)
+        totals: dict[int, tuple[Floats, Floats]] = {}
         for table in self.plan.totals:
-            logs[table] = self._log_of(results[table].item(), stats[table])
-            log_value = log_value + logs[table]
-        share = sum((self._open_share(down, stats, logs) for down in self._leaves.edge_of), 0.0)
+            totals[table] = results[table].reshape(1).astype(np.float64), np.array([stats[table].exponent])
+            # Leaves are among the constants.
+            if table not in self._leaves.shared:
+                number, exponent = multiplied(number, exponent, *totals[table], self.algebra)
+        log_value = self._leaves.log_of(number, exponent)
+        share = sum((self._open_share(down, stats, totals) for down in self._leaves.edge_of), 0.0)
         marginals = {v: self._posterior(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
         ends = [_ratio(self.plan.tables[t].entries * stats[t].open, stats[t].largest) for t in self.results]
         # NumPy's maximum, because Python's passes over what is not a number.
@@ -221,12 +226,9 @@ class BoundPlan:
             return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
         return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
 
-    def _log_of(self, number: float, stats: TableStats) -> float:
-        if self.algebra.logs:
-            return number + stats.log_scale
-        return stats.log_scale + math.log(number) if number > 0 else -math.inf
-
-    def _open_share(self, down: int, stats: Mapping[int, TableStats], logs: Mapping[int, float]) -> float:
+    def _open_share(
+        self, down: int, stats: Mapping[int, TableStats], totals: Mapping[int, tuple[Floats, Floats]]
+    ) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
         up, total = self._leaves.edge_of[down]
         one, other = stats[up].as_read(self.algebra.logs), stats[down].as_read(self.algebra.logs)
@@ -234,10 +236,9 @@ class BoundPlan:
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
         if moved == 0:
             return 0.0
-        # In logarithms first: the scales alone may exceed double precision.
-        difference = logs[total] - one.log_scale - other.log_scale
-        # exp(700) is near the end of double precision.
-        return _ratio(moved, math.exp(difference) if difference < 700 else math.inf)
+        # Exponents first: the scales alone may exceed double precision.
+        number, exponent = map(float, map(np.ndarray.item, totals[total]))
+        return _ratio(moved, _times_power(number, int(exponent - one.exponent - other.exponent)))
 
 
 def _times_power(number: float, exponent: int) -> float:
@@ -249,8 +250,8 @@ def _times_power(number: float, exponent: int) -> float:
 
 
 def _stats_of(value: ScaledTable) -> TableStats:
-    log_scale, lost, still_open, least = map(float, (value.log_scale[0], value.lost[0], value.open[0], value.least[0]))
-    return TableStats(log_scale, lost, still_open, least, float(value.table.max()))
+    exponent, lost, still_open, least = map(float, (value.exponent[0], value.lost[0], value.open[0], value.least[0]))
+    return TableStats(exponent, lost, still_open, least, float(value.table.max()))
 
 
 def _ratio(number: float, by: float) -> float:

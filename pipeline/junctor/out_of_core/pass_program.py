@@ -91,7 +91,8 @@ class PassProgram:
             if table not in factors:
                 largest = largest_of(made)
                 # A part that is all zero (-inf) has no scale: later tasks may still have entries.
-                factors[table] = -largest if math.isfinite(largest) else 0.0
+                # A whole number, which rounds nothing.
+                factors[table] = -float(np.rint(largest)) if math.isfinite(largest) else 0.0
             made += factors[table]
             return 1.0
         if table not in factors:

@@ -19,11 +19,19 @@ __device__ __forceinline__ real of_rank(word rank) { return number(rank >> 63 ? 
 
 __device__ __forceinline__ bool is_nothing(real x) { return x < -1.7976931348623157e308; }
 
-// What is added to the entries of a message; where all of them are -inf, nothing.
-__device__ __forceinline__ real scaling(word largest) {
-    const real most = of_rank(largest);
-    return is_nothing(most) ? 0 : -most;
+// What is taken from logarithms of which this is the largest: a whole number, which rounds nothing, or, of maxima, itself;
+// where all of them are -inf, nothing.
+__device__ __forceinline__ real shift_of(real most) {
+    if (is_nothing(most)) return 0;
+#ifdef MAXIMA
+    return most;
+#else
+    return rint(most);
+#endif
 }
+
+// What is added to the entries of a message.
+__device__ __forceinline__ real scaling(word largest) { return -shift_of(of_rank(largest)); }
 
 #else
 

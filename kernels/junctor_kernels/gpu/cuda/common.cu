@@ -10,13 +10,11 @@
 //     traceback.cu trace_many, trace_few, write_states: explanations, and their way out.
 //
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
-// [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies. In log space that
-// entry is subtracted (algebra.cu), and nothing is ever lost; few.cu does all sums of logarithms.
+// [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies. In log space the
+// whole number next to that entry is subtracted (algebra.cu), and nothing is ever lost; few.cu does all sums of logarithms.
 //
 // In the source come first macros (DOUBLE, LOGS, MAXIMA) or none, then the constants of `bytecode.py` and `blocks.py` as an
 // enum, then numbers.cu.
-
-#define LOG_2 0.693147180559945309417
 
 // Numbers of V neighbouring cases.
 template <int V, class T = real> struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Lanes {

@@ -54,7 +54,7 @@ __device__ __forceinline__ real scale_of(const Operand &each) {
     const real most = of_rank(bits);
     // Neither where all are -inf nor where one is beyond the format, or not a number.
     if (!bits || is_nothing(most) || !(most < -EMPTY_SUM)) return (real)each.scale;
-    return (real)each.scale - most;
+    return (real)each.scale - rint(most);
 #else
 #ifdef DOUBLE
     const int biased = (int)(bits >> 52), half = 1022, beyond = 2047, digits = 52;

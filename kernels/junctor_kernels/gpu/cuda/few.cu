@@ -92,7 +92,7 @@ __device__ __forceinline__ void finish_together(Finding<1> *meeting) {
 }
 
 extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int first) {
-    __shared__ double room[3 * FEW_THREADS];
+    __shared__ double room[SUMS * FEW_THREADS];
     Sum *partial = reinterpret_cast<Sum *>(room);
     const int *item = run.items + ITEM_COLUMNS * (first + blockIdx.x);
     const int *step = run.steps + STEP_COLUMNS * item[1];

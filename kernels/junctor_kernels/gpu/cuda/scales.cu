@@ -1,13 +1,21 @@
-// What is known of the largest entries of the messages of cases, and follows from them: what readers scale them with. Behind
-// algebra.cu.
+// What is known of the largest entries of the messages of cases, and follows from them: what readers scale them with. Divisors
+// are powers of two, or what is taken from logarithms: whole numbers, but for maxima. Behind algebra.cu.
 
 #ifdef LOGS
 
-__device__ __forceinline__ double log_divisor(word largest) { return -scaling(largest); }
+__device__ __forceinline__ double divisor(word largest) { return -scaling(largest); }
+
+__device__ __forceinline__ double divisor_of(double largest) { return shift_of(log(largest)); }
 
 __device__ __forceinline__ real plain(real x) { return exp(x); }
 
-__device__ __forceinline__ real brought_in(double value, double largest) { return log(value) - log(largest); }
+__device__ __forceinline__ real brought_in(double value, double divisor) { return log(value) - divisor; }
+
+__device__ __forceinline__ double multiplied(double one, double other, double &exponent) {
+    const double product = one + other, shift = shift_of(product);
+    exponent += shift;
+    return product - shift;
+}
 
 __device__ __forceinline__ void record(int slot, index_t b, real x) {
     word *largest = run.largest + slot * run.cases + b;
@@ -16,11 +24,24 @@ __device__ __forceinline__ void record(int slot, index_t b, real x) {
 
 #else
 
-__device__ __forceinline__ double log_divisor(word largest) { return (exponent(largest) - BIAS) * LOG_2; }
+__device__ __forceinline__ double divisor(word largest) { return exponent(largest) - BIAS; }
+
+__device__ __forceinline__ double divisor_of(double largest) {
+    int power = 0;
+    if (largest > 0) frexp(largest, &power);
+    return power;
+}
 
 __device__ __forceinline__ real plain(real x) { return x; }
 
-__device__ __forceinline__ real brought_in(double value, double largest) { return (real)(value / largest); }
+__device__ __forceinline__ real brought_in(double value, double divisor) { return (real)ldexp(value, -(int)divisor); }
+
+__device__ __forceinline__ double multiplied(double one, double other, double &exponent) {
+    int power = 0;
+    const double product = one * other, number = product > 0 ? frexp(product, &power) : product;
+    exponent += power;
+    return number;
+}
 
 // Most entries change neither extreme: reading is cheaper than an atomic operation on one place for all of them.
 __device__ __forceinline__ void record(int slot, index_t b, real x) {

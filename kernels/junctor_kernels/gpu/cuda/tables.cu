@@ -61,8 +61,9 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
     real *table = first_row<V>(b) + step[ROW] * row_length<V>();
     Lanes<V> least;
     EACH_CASE largest.at[v] = least.at[v] = 1;
+    double lowest[V];
+    EACH_CASE lowest[v] = 1;
     if (any_given) {
-        double lowest[V];
         EACH_CASE largest.at[v] = 0;
         EACH_CASE lowest[v] = 1.0 / 0.0;
         // With few cases nothing else is under way while a number is loaded.
@@ -72,15 +73,16 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
             EACH_CASE largest.at[v] = value.at[v] > largest.at[v] ? value.at[v] : largest.at[v];
             EACH_CASE lowest[v] = value.at[v] > 0 && value.at[v] < lowest[v] ? value.at[v] : lowest[v];
         }
-        EACH_CASE scale.at[v] = log(largest.at[v]);
-        EACH_CASE if (!(largest.at[v] > 0)) largest.at[v] = 1;
-        EACH_CASE if (!LOSSLESS && lowest[v] < largest.at[v]) least.at[v] = (real)(lowest[v] / largest.at[v]);
+    }
+    EACH_CASE {
+        scale.at[v] = divisor_of(largest.at[v]);
+        if (!LOSSLESS && largest.at[v] > 0) least.at[v] = (real)ldexp(lowest[v], -(int)scale.at[v]);
     }
 #pragma unroll(V == 1 ? 8 : 4)
     for (int e = 0; e < step[ENTRIES]; e++) {
         const Lanes<V, double> value = said<V>(seen, e, given, any_given);
         Lanes<V> line;
-        EACH_CASE line.at[v] = brought_in(value.at[v], largest.at[v]);
+        EACH_CASE line.at[v] = brought_in(value.at[v], scale.at[v]);
         store(table + e * row_length<V>(), line);
     }
     set_bounds(step[SLOT], b, scale, least);
@@ -88,12 +90,12 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
 
 #ifdef LOGS
 
-// Add up the scales of the operands; that of a total is its logarithm.
-template <int V> __device__ __forceinline__ void bound(const int *step, bool total, index_t b) {
+// Add up the exponents of the scales of the operands.
+template <int V> __device__ __forceinline__ void bound(const int *step, index_t b) {
     const Lanes<V, word> largest = load<V>(run.largest + step[SLOT] * run.cases + b);
     Lanes<V, double> scale;
     Lanes<V> least;
-    EACH_CASE scale.at[v] = total ? of_rank(largest.at[v]) : log_divisor(largest.at[v]), least.at[v] = 1;
+    EACH_CASE scale.at[v] = divisor(largest.at[v]), least.at[v] = 1;
     for (int k = step[FIRST_PARENT]; k < step[FIRST_PARENT] + step[PARENTS]; k++) {
         const Lanes<V, double> its_scale = load<V>(run.scale + run.parents[3 * k] * run.cases + b);
         EACH_CASE scale.at[v] += its_scale.at[v];
@@ -103,14 +105,14 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
 
 #else
 
-// Add up the scales of the operands and bound what was lost, as `junctor.propagation` says.
-template <int V> __device__ __forceinline__ void bound(const int *step, bool total, index_t b) {
+// Add up the exponents of the scales of the operands and bound what was lost, as `junctor.propagation` says.
+template <int V> __device__ __forceinline__ void bound(const int *step, index_t b) {
     const index_t slot = step[SLOT] * run.cases + b;
     const Lanes<V, word> bits = load<V>(run.largest + slot), small = load<V>(run.smallest + slot);
     Lanes<V, double> scale;
     Lanes<V> least, product, messages = {}, handed_on = {}, here = {};
     EACH_CASE {
-        scale.at[v] = log_divisor(bits.at[v]);
+        scale.at[v] = divisor(bits.at[v]);
         least.at[v] = ~small.at[v] < INFINITE ? number(~small.at[v]) * scaling(bits.at[v]) : (real)1;
         least.at[v] = least.at[v] < 1 ? least.at[v] : (real)1;
         product.at[v] = 1;
@@ -136,7 +138,6 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
     Lanes<V> lost, open;
     EACH_CASE {
         const real largest = number(bits.at[v]);
-        if (total) scale.at[v] += log((double)(largest * scaling(bits.at[v])));
         const real lowest = product.at[v] < least.at[v] ? product.at[v] : least.at[v];
         if (lowest < (real)TINY) here.at[v] += step[PARENTS] * (real)TINY * step[TERMS];
         const bool lossless = messages.at[v] == 0 && here.at[v] == 0 && handed_on.at[v] == 0;
@@ -181,26 +182,32 @@ __device__ __forceinline__ void marginal(const int *step, int row, index_t chunk
     __syncwarp();
 }
 
-// log P(e), the share of the probability that losses can have moved at edges, the largest open share of a result.
+// P(e) as a number near the neutral element and its exponent, the share of the probability that losses can have moved at
+// edges, the largest open share of a result.
 template <int V> struct Finding {
-    Lanes<V, double> log_value, moved, left;
+    Lanes<V, double> number, exponent, moved, left;
 
-    __device__ __forceinline__ Finding() { EACH_CASE log_value.at[v] = moved.at[v] = left.at[v] = 0; }
+    __device__ __forceinline__ Finding() {
+        EACH_CASE number.at[v] = NEUTRAL, exponent.at[v] = moved.at[v] = left.at[v] = 0;
+    }
 
     __device__ __forceinline__ Finding(const double *at, index_t b)
-        : log_value(load<V>(at + b)), moved(load<V>(at + run.cases + b)), left(load<V>(at + 2 * run.cases + b)) {}
+        : number(load<V>(at + NUMBER * run.cases + b)), exponent(load<V>(at + POWER * run.cases + b)),
+          moved(load<V>(at + MOVED * run.cases + b)), left(load<V>(at + LEFT * run.cases + b)) {}
 
     __device__ __forceinline__ void add(const Finding &other) {
-        EACH_CASE log_value.at[v] += other.log_value.at[v];
+        EACH_CASE exponent.at[v] += other.exponent.at[v];
+        EACH_CASE number.at[v] = multiplied(number.at[v], other.number.at[v], exponent.at[v]);
         EACH_CASE moved.at[v] += other.moved.at[v];
         // Not (other.left > left), so that a bound of 0/0 is kept.
         EACH_CASE if (!(other.left.at[v] <= left.at[v])) left.at[v] = other.left.at[v];
     }
 
     __device__ __forceinline__ void write(double *at, index_t b) const {
-        store(at + b, log_value);
-        store(at + run.cases + b, moved);
-        store(at + 2 * run.cases + b, left);
+        store(at + NUMBER * run.cases + b, number);
+        store(at + POWER * run.cases + b, exponent);
+        store(at + MOVED * run.cases + b, moved);
+        store(at + LEFT * run.cases + b, left);
     }
 };
 
@@ -215,7 +222,11 @@ template <int V> __device__ __forceinline__ Finding<V> finding(index_t b, int fi
         const index_t down = what[1] * run.cases + b;
         const double entries = what[2];
         Finding<V> here;
-        if (n < run.totals) here.log_value = load<V>(run.scale + down);
+        if (n < run.totals) {
+            const Lanes<V, word> largest = load<V>(run.largest + down);
+            EACH_CASE here.number.at[v] = combine(of_rank(largest.at[v]), scaling(largest.at[v]));
+            here.exponent = load<V>(run.scale + down);
+        }
         const Lanes<V> its = load<V>(run.open + down);
         if (what[0]) EACH_CASE here.left.at[v] = 2 * entries * its.at[v];
         if (what[3] >= 0) {
@@ -225,8 +236,10 @@ template <int V> __device__ __forceinline__ Finding<V> finding(index_t b, int fi
             EACH_CASE {
                 here.moved.at[v] = entries * (mine.at[v] * (1.0 + lost_down.at[v]) + its.at[v] * (1.0 + lost_up.at[v]));
                 if (here.moved.at[v] != 0) {
-                    const double whole = run.scale[what[4] * run.cases + b + v];
-                    here.moved.at[v] /= exp(whole - run.scale[up + v] - run.scale[down + v]);
+                    const index_t whole = what[4] * run.cases + b + v;
+                    const double power = run.scale[whole] - run.scale[up + v] - run.scale[down + v];
+                    // The one entry of a total is its least.
+                    here.moved.at[v] /= ldexp((double)run.least[whole], (int)power);
                 }
             }
         }
@@ -238,11 +251,11 @@ template <int V> __device__ __forceinline__ Finding<V> finding(index_t b, int fi
 // The parts of what was found, added up.
 template <int V> __device__ __forceinline__ void finish(index_t b) {
     Finding<V> found;
-    for (int part = 0; part < PARTS; part++) found.add(Finding<V>(run.parts + 3 * part * run.cases, b));
+    for (int part = 0; part < PARTS; part++) found.add(Finding<V>(run.parts + SUMS * part * run.cases, b));
     found.write(run.found, b);
 }
 
-// The bounds of a table that no case changes: scale, lost, open, least.
+// The bounds of a table that no case changes: exponent of its scale, lost, open, least.
 template <int V> __device__ __forceinline__ void settle_fixed(int slot, int n, index_t b) {
     const double *fixed = run.fixed + 4 * n;
     const index_t at = slot * run.cases + b;
@@ -261,8 +274,8 @@ template <int V> __device__ __forceinline__ void settle_fixed(int slot, int n, i
 template <int V> __device__ __forceinline__ void alone(const int *item, index_t b) {
     if (item[0] == FIXED_TABLE) return settle_fixed<V>(item[1], item[2], b);
     const int *step = run.steps + STEP_COLUMNS * item[1];
-    if (item[0] == BOUND) return bound<V>(step, item[2], b);
-    if (item[0] == FIND) return finding<V>(b, item[2], PARTS).write(run.parts + 3 * item[2] * run.cases, b);
+    if (item[0] == BOUND) return bound<V>(step, b);
+    if (item[0] == FIND) return finding<V>(b, item[2], PARTS).write(run.parts + SUMS * item[2] * run.cases, b);
     if (item[0] == FINISH) return finish<V>(b);
     return step[KIND] == SLICE ? slice<V>(step, item[2], item[3], b) : likelihood<V>(step, b);
 }
