@@ -117,7 +117,7 @@ class Cases(NamedTuple):
         the first of its columns in `numbers`.
     observed: int64 [m, 2], row of the states of a block, and radix.
     numbers: float64 [columns, 2], the numbers of the columns of these factors, and their exponents.
-    sums: float64 [SUMS, cases], written: those of all blocks; cases fill whole blocks.
+    sums: float64 [3, cases], written: those of all blocks, of P(e) its logarithm; cases fill whole blocks.
     places: int64 [targets, 4], of `write_posteriors`, or [targets, 1], of `write_states` for explanations; no targets
         where nothing is written.
     rows: int64 [cases or fewer], of the answers.

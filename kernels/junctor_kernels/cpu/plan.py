@@ -50,7 +50,7 @@ from junctor_kernels.cpu.bytecode import (
 from junctor_kernels.cpu.columns import multiply_constants, take_states
 from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import inverse_power, jit, loops, next_number, part, part_with_arrays
-from junctor_kernels.cpu.scaled import exponent_of, multiplied
+from junctor_kernels.cpu.scaled import exponent_of, log_of, multiplied
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
 
@@ -68,7 +68,7 @@ def propagate(code: Any, work: Any, cases: Any) -> None:
     while first < cases.sums.shape[1]:
         _take(cases, first, work, None)
         _propagate(code, work)
-        _give(work, cases, first)
+        _give(work, cases, first, None)
         first = next_number(cases.begun) * work.lanes.shape[1]
 
 
@@ -93,20 +93,22 @@ def _take(cases: Any, first: int, work: Any, logs: Any) -> None:
 
 
 @part
-def _give(work: Any, cases: Any, first: int) -> None:
+def _give(work: Any, cases: Any, first: int, logs: Any) -> None:
     """Copy the sums of the block that begins at case `first`, and write its posteriors to the answers."""
-    _give_sums(work, cases, first)
+    _give_sums(work, cases, first, logs)
     if cases.places.shape[0]:
         rows = cases.rows[first : first + work.sums.shape[1]]
         write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
 
 
 @part
-def _give_sums(work: Any, cases: Any, first: int) -> None:
-    """Copy the sums of the block that begins at case `first`."""
-    for row in range(work.sums.shape[0]):
-        for b in range(work.sums.shape[1]):
-            cases.sums[row, first + b] = work.sums[row, b]
+def _give_sums(work: Any, cases: Any, first: int, logs: Any) -> None:
+    """Copy the sums of the block that begins at case `first`, P(e) as its logarithm; logs: of `multiplied`."""
+    for b in range(work.sums.shape[1]):
+        number, power = work.sums[NUMBER, b], work.sums[POWER, b]
+        cases.sums[0, first + b] = log_of(number, power) if logs is None else number + power
+        cases.sums[1, first + b] = work.sums[MOVED, b]
+        cases.sums[2, first + b] = work.sums[LEFT, b]
 
 
 @part
@@ -144,7 +146,7 @@ def propagate_logs(code: Any, work: Any, cases: Any) -> None:
     while first < cases.sums.shape[1]:
         _take(cases, first, work, True)
         _propagate_logs(code, work, held)
-        _give(work, cases, first)
+        _give(work, cases, first, True)
         first = next_number(cases.begun) * work.lanes.shape[1]
 
 
@@ -176,7 +178,7 @@ def explain(code: Any, work: Any, cases: Any) -> None:
     while first < cases.sums.shape[1]:
         _take(cases, first, work, False)
         _explain(code, work)
-        _give_sums(work, cases, first)
+        _give_sums(work, cases, first, False)
         rows = cases.rows[first : first + work.sums.shape[1]]
         write_states(work.states, cases.places, rows, cases.answers)
         first = next_number(cases.begun) * work.lanes.shape[1]

@@ -16,11 +16,7 @@ from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.bytecode import (
     BOUNDS,
     LANES,
-    LEFT,
     LOST,
-    MOVED,
-    NUMBER,
-    POWER,
     STILL_OPEN,
     SUMS,
     BlockWorkspace,
@@ -195,7 +191,8 @@ class CompiledProgram:
         """
         blocks = -(-block.cases // self.cases)
         lanes = blocks * self.cases
-        sums = np.empty((SUMS, lanes))
+        # Rows: log P(e), share of the probability lost at edges, and at results.
+        sums = np.empty((3, lanes))
         columns = given = np.zeros(0, dtype=np.int64)
         states: npt.NDArray[Any] = np.zeros((0, 0), dtype=np.int64)
         likelihoods = np.zeros((0, 0))
@@ -211,11 +208,8 @@ class CompiledProgram:
         stop = partial(begun.fill, blocks)
         with counts_rows(lambda: self.cases * max(0, min(blocks, int(begun[0])) - len(works))):
             in_threads(lambda work, _: self._propagate(self.code, work, cases), works, len(works), stop)
-        sums = sums[:, : block.cases]
-        log_value = self._program.log_of(sums[NUMBER], sums[POWER])
-        return BlockOutcome(
-            log_value, {}, {}, doubtful_rows(sums[MOVED] + sums[LEFT], log_value, self._program.algebra)
-        )
+        log_value, moved, open_ = sums[:, : block.cases]
+        return BlockOutcome(log_value, {}, {}, doubtful_rows(moved + open_, log_value, self._program.algebra))
 
     def _work(self) -> BlockWorkspace:
         """Return new memory of a thread, with the bounds and posteriors of shared tables filled in."""
