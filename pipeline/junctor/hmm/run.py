@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import chain
@@ -25,7 +25,7 @@ from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions, Gaps, OutputFormat
 from junctor.model.query import Precision
 from junctor.runs.partition import Answered, PartitionTask
-from junctor.runs.storage import FORMAT_VERSION, Directory
+from junctor.runs.storage import FORMAT_VERSION, OPTIONAL, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import encoded
@@ -65,8 +65,8 @@ class SequenceSpec:
     strict: bool
     junctor_version: str
     format_version: int = FORMAT_VERSION
-    step: str | None = None
-    gaps: Gaps = "invalid"
+    step: str | None = field(default=None, metadata=OPTIONAL)
+    gaps: Gaps = field(default="invalid", metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
