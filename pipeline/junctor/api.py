@@ -10,7 +10,9 @@ import copy
 import os
 import threading
 import time
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,10 +20,12 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from junctor.backends.joint_table import has_joint_table
 from junctor.engine.few_rows import FewRows, are_few, load_trees
+from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.plain_cells import PlainCells
 from junctor.model.arguments import real, text, texts, whole
 from junctor.model.errors import BudgetError, EvidenceError
@@ -37,6 +41,8 @@ from junctor.model.query import (
     Sampling,
     Stages,
     as_posteriors,
+    named_variables,
+    observed_words,
 )
 from junctor.runs.results import default_partition_rows, one_after_another, with_kept
 from junctor.runs.score_tables import tables_for
@@ -63,6 +69,9 @@ KEPT_QUESTIONS = 256
 MEMORY_SECONDS = 1.0
 # An engine that was made for another amount of memory is made anew outside of these shares of what is allowed now.
 LEAST_SHARE, MOST_SHARE = 0.5, 1.25
+
+# Key of the number of all rows beside those that observe a variable.
+NOBODY = -1
 
 _Question = tuple[Query, ComputeOptions]
 
@@ -95,6 +104,7 @@ def posteriors(
     answers: AnswerKind = "posteriors",
     top: int | None = None,
     probabilities: Sequence[str] = (),
+    hide_targets: bool = False,
 ) -> pa.Table:
     """Return the posterior of each target, and log P(evidence), for each row of `evidence`.
 
@@ -123,6 +133,8 @@ def posteriors(
         `X_entropy` in nats; sampled, also `X_error` (`junctor.runs.score_tables`).
     top: scores have lists of so many states and probabilities, the most probable first, null beyond the last.
     probabilities: `variable=state`, each a column of scores with its posterior probability; also of other variables.
+    hide_targets: whether the variables named in `targets` and `probabilities` count as unobserved, whatever the
+        evidence says of them. Where rows observe them all the same, a warning says so: answers repeat the input there.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
@@ -131,8 +143,8 @@ def posteriors(
     """
     resources = memory, threads, device, device_memory, spill, disk, time_limit
     sampling = method, sampler, samples, error, seed, stages
-    scores = answers, top, probabilities
-    question = _question("posteriors", targets, precision, resources, sampling, scores)
+    shown = answers, top, probabilities, hide_targets
+    question = _question("posteriors", targets, precision, resources, sampling, shown)
     return _prepared(network).answer(
         question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
     )
@@ -157,6 +169,7 @@ def most_probable(
     keep: Sequence[str] = (),
     mapping: MappingSource | None = None,
     missing: Sequence[str] = (),
+    hide_targets: bool = False,
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -165,7 +178,7 @@ def most_probable(
     `reason`.
     """
     resources = memory, threads, device, device_memory, spill, disk, time_limit
-    question = _question("mpe", targets, precision, resources)
+    question = _question("mpe", targets, precision, resources, (), ("posteriors", None, (), hide_targets))
     return _prepared(network).answer(
         question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
     )
@@ -221,12 +234,13 @@ class Model:
         answers: AnswerKind = "posteriors",
         top: int | None = None,
         probabilities: Sequence[str] = (),
+        hide_targets: bool = False,
     ) -> pa.Table:
         """Return the posteriors of the targets for each row of `evidence`; arguments and errors as of `posteriors`."""
         resources = memory, threads, device, device_memory, spill, disk, time_limit
         sampling = method, sampler, samples, error, seed, stages
-        scores = answers, top, probabilities
-        question = _question("posteriors", targets, precision, resources, sampling, scores)
+        shown = answers, top, probabilities, hide_targets
+        question = _question("posteriors", targets, precision, resources, sampling, shown)
         return self._prepared.answer(
             question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
         )
@@ -250,10 +264,11 @@ class Model:
         keep: Sequence[str] = (),
         mapping: MappingSource | None = None,
         missing: Sequence[str] = (),
+        hide_targets: bool = False,
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         resources = memory, threads, device, device_memory, spill, disk, time_limit
-        question = _question("mpe", targets, precision, resources)
+        question = _question("mpe", targets, precision, resources, (), ("posteriors", None, (), hide_targets))
         return self._prepared.answer(
             question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
         )
@@ -265,11 +280,12 @@ def _question(
     precision: Precision,
     resources: tuple[Any, ...],
     sampling: tuple[Any, ...] = (),
-    scores: tuple[AnswerKind, int | None, Sequence[str]] = ("posteriors", None, ()),
+    scores: tuple[AnswerKind, int | None, Sequence[str], bool] = ("posteriors", None, (), False),
 ) -> _Question:
-    answers, top, probabilities = scores
+    answers, top, probabilities, hide_targets = scores
     named = None if targets is None else texts("targets", targets)
-    shown = answers, None if top is None else whole("top", top), texts("probabilities", probabilities)
+    number = None if top is None else whole("top", top)
+    shown = answers, number, texts("probabilities", probabilities), bool(hide_targets)
     # Of one type each: 3.0 and True are equal to good values, and questions are found by what they are equal to.
     asked = kind, named, precision, _resources(*resources), _sampling(*sampling) if sampling else (), shown
     try:
@@ -301,10 +317,9 @@ def _checked(
     precision: Precision,
     resources: tuple[Any, ...],
     sampling: tuple[Any, ...],
-    scores: tuple[AnswerKind, int | None, tuple[str, ...]],
+    scores: tuple[AnswerKind, int | None, tuple[str, ...], bool],
 ) -> _Question:
-    answers, top, probabilities = scores
-    query = Query(kind, targets, precision, answers=answers, top=top, probabilities=probabilities)
+    query = Query(kind, targets, precision, "exact", Sampling(), *scores)
     if sampling:
         # Checked even where answers are exact: wrong options should not wait for another method to be seen.
         method, *how = sampling
@@ -398,25 +413,29 @@ class _Answerer:
         self._query, self._options = question
         self._few = FewRows(network, self._query, self._options)
         self._tables = tables_for(network, self._query)
+        self._named = {network.index[name]: name for name in named_variables(network, self._query)}
         self._engine: Engine | None = None
         self._sampler: SamplingEngine | AutoEngine | None = None
 
     def answer(self, evidence: _Evidence) -> pa.Table:
         """Return the answers to a table of evidence."""
         missing, keep = evidence.missing, evidence.keep
-        if keep:
-            from junctor.runs.answer_files import refuse_taken_names
-
-            refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
-        is_plain = not (keep or missing or evidence.mapping is not None)
+        is_plain = not (keep or missing or evidence.mapping is not None or self._query.hide_targets)
         few = self._encoder.encode(evidence.table, evidence.case_id) if is_plain else None
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
+            self._warn([self._observed(batch)])
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
         from junctor.evidence.encode import TableEncoder, as_arrow
-        from junctor.evidence.mapping import read_mapping
+        from junctor.evidence.mapping import hiding, read_mapping
 
         table, mapping = as_arrow(evidence.table), read_mapping(evidence.mapping, self._network)
+        mapping = hiding(mapping, self._network, self._query)
+        if keep:
+            from junctor.runs.answer_files import refuse_taken_names
+
+            query = replace(self._query, hide_targets=mapping is not None and bool(mapping.hidden))
+            refuse_taken_names(self._network, query, AnswerFiles(keep=keep))
         rows = table.num_rows
         encoder = TableEncoder(
             table.schema,
@@ -429,8 +448,12 @@ class _Answerer:
             mapping=mapping,
         )
 
+        observed: list[Counter[int]] = []
+
         def read(piece: tuple[int, pa.Table]) -> EncodedPartition:
-            return encoder.encode(piece[1], piece[0])
+            encoded = encoder.encode(piece[1], piece[0])
+            observed.append(self._observed(encoded.batch))
+            return encoded
 
         def finish(encoded: EncodedPartition, answers: Answers) -> pa.Table:
             return with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept)
@@ -448,11 +471,31 @@ class _Answerer:
                 return first if piece is pieces[0] else read(piece)
 
             engine_for, batch_of = (lambda: self._engine_for(rows).without_gpu), (lambda each: each.batch)
-            return one_after_another(answer_in_sequence(pieces, read_once, batch_of, engine_for, finish))
+            results = list(answer_in_sequence(pieces, read_once, batch_of, engine_for, finish))
+            self._warn(observed)
+            return one_after_another(results)
         results = []
         for encoded in chain([first], map(read, others)):
             results.append(finish(encoded, self._answer(encoded.batch, encoded.first_row, rows)))
+        self._warn(observed)
         return one_after_another(results)
+
+    def _observed(self, batch: EvidenceBatch) -> Counter[int]:
+        """Return how many valid rows observe each of the variables that the query names; of none: all valid rows."""
+        there = [v for v in self._named if v in batch.states]
+        if not there:
+            return Counter()
+        valid = batch.valid
+        counts = {v: int(np.count_nonzero(batch.states[v][valid] != UNOBSERVED)) for v in there}
+        return Counter({**counts, NOBODY: len(valid)})
+
+    def _warn(self, observed: Sequence[Counter[int]]) -> None:
+        """Warn of targets that rows observe; observed: of all batches."""
+        total = sum(observed, Counter())
+        for v in sorted(v for v in total if v != NOBODY):
+            told = observed_words(self._named[v], total[v], total[NOBODY])
+            # To the caller of the function or method.
+            warnings.warn(f"{told} (hide_targets=True takes targets as unobserved)", stacklevel=5)
 
     def rest(self) -> None:
         """Let go of what the next call can do without, or make as fast."""

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +315,48 @@ def test_an_explanation_of_a_clique_with_more_axes_than_arrays_have() -> None:
         junctor.most_probable(network, [{}], ["x0", "x1", "x2"], device="cpu") for network in (few, many)
     )
     assert found.select(["x0", "x1", "x2"]).equals(expected.select(["x0", "x1", "x2"]))
+
+
+def test_answers_that_repeat_the_input_are_told(asia: junctor.Network) -> None:
+    """Of targets that are named; rows without a label, invalid ones and likelihoods do not count."""
+    rows = [{"lung": "yes"}, {"lung": "no", "smoke": "yes"}, {"smoke": "maybe", "lung": "no"}, {}]
+    soft = {"smoke": ["yes"], "lung": [[0.2, 0.8]]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        junctor.posteriors(asia, rows, ["lung", "dysp"])
+        junctor.most_probable(asia, rows[:2], ["lung"])
+        junctor.Model(asia).posteriors({"lung": ["no"]}, answers="scores", probabilities=["lung=yes"])
+    hint = "(hide_targets=True takes targets as unobserved)"
+    assert [str(each.message) for each in caught] == [
+        f"target lung is observed in 2 of 3 rows: there its answers repeat the input {hint}",
+        f"target lung is observed in all 2 rows: its answers repeat the input {hint}",
+        f"target lung is observed in the only row: its answers repeat the input {hint}",
+    ]
+    # The line of the caller.
+    assert {each.filename for each in caught} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        junctor.posteriors(asia, rows)
+        junctor.posteriors(asia, soft, ["lung"])
+        junctor.posteriors(asia, rows, ["lung"], hide_targets=True)
+        junctor.posteriors(asia, rows, ["xray"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"hide_targets": True}, {"mapping": {"hide_targets": True}}], ids=["option", "map"]
+)
+def test_hidden_targets_are_as_if_they_were_not_in_the_table(asia: junctor.Network, options: dict[str, Any]) -> None:
+    rows = {"smoke": ["yes", None], "lung": ["yes", "a label of others"], "tub=yes": [0.1, 1.0], "tub=no": [-1.0, 0.0]}
+    plain = {"smoke": rows["smoke"]}
+    model = junctor.Model(asia)
+    for ask in (partial(junctor.posteriors, asia), partial(junctor.most_probable, asia), model.posteriors):
+        assert ask(rows, ["lung", "t*"], **options).equals(ask(plain, ["lung", "t*"]))
+    scores: dict[str, Any] = {"answers": "scores", "probabilities": ["lung=yes"]}
+    scored = junctor.posteriors(asia, rows, ["tub"], **scores, **options)
+    assert scored.equals(junctor.posteriors(asia, plain, ["tub"], **scores))
+    # The label comes along, and the column of another variable keeps its name.
+    kept = junctor.posteriors(asia, rows, ["lung", "tub"], keep=["lung", "smoke"], **options)
+    assert kept.column_names[:3] == ["case_id", "lung_", "smoke"]
+    assert kept["lung_"].to_pylist() == rows["lung"]
+    with pytest.raises(EvidenceError, match="none is named"):
+        junctor.posteriors(asia, rows, **options)

@@ -555,20 +555,142 @@ def test_scores_that_are_refused(options: list[str], words: list[str]) -> None:
     assert not Path("out/run.json").exists()
 
 
+def test_the_most_frequent_reasons_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Over all parts, also of an earlier call: three of each status, with their rows and the first of these."""
+    rows = ["maybe,,", "yes,true,yes", ",,", *["possibly,,"] * 4, "no,5,", *["no,,?!"] * 3, ",x,!", "no,yes,no"]
+    Path("some.csv").write_text("smoke,tub,either\n" + "\n".join(rows) + "\n")
+    job = "run", ASIA, "some.csv", "-o", "out", "--no-prefect", "--partition-rows", "2"
+    result = junctor_cli(*job)
+    assert result.exit_code == 0
+    first = [
+        "  invalid: column 'smoke': unknown state 'maybe'; states are yes, no (5 rows like that, first row 1)",
+        "  invalid: column 'either': unknown state '?!'; states are yes, no (3 rows like that, first row 9)",
+        "  invalid: column 'tub': unknown state '5'; states are yes, no (1 row, first row 8)",
+        "  impossible: tub = yes with either = no (1 row, first row 13)",
+    ]
+    assert result.stdout.splitlines()[-4:] == first
+    assert caplog.messages == [
+        "10 of 13 rows are invalid: `junctor map NETWORK EVIDENCE` proposes a file for `--mapping` that says what "
+        "these cells mean; `--missing TEXT` takes a text as no observation"
+    ]
+    # All is there already, and without half of the parts.
+    assert junctor_cli(*job).stdout.splitlines()[-4:] == first
+    for part in sorted(Path("out/posteriors").glob("*.parquet"))[::2]:
+        part.unlink()
+    assert junctor_cli(*job).stdout.splitlines()[-4:] == first
+
+
+def test_the_next_move_is_told_where_a_mapping_is_there_and_where_names_are_right(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Path("bad.csv").write_text("smoke,tub\nmaybe,\nmaybe,\nyes,\n")
+    Path("map.toml").write_text("[variables.smoke]\nstates = { ja = 'yes' }\n")
+    junctor_cli("run", ASIA, "bad.csv", "-o", "mapped", "--no-prefect", "--mapping", "map.toml")
+    assert "2 of 3 rows are invalid: say in the mapping file (`[variables.NAME]`" in caplog.messages[0]
+    Path("soft.csv").write_text("smoke=yes,smoke=no\n-1,1\n1,-2\n1,1\n")
+    junctor_cli("run", ASIA, "soft.csv", "-o", "soft", "--no-prefect")
+    assert "2 of 3 rows are invalid: correct what the reasons name" in caplog.messages[1]
+    # Half of the rows are no warning.
+    Path("half.csv").write_text("smoke\nmaybe\nyes\n")
+    result = junctor_cli("run", ASIA, "half.csv", "-o", "half", "--no-prefect")
+    assert len(caplog.messages) == 2
+    assert "  invalid: column 'smoke': unknown state 'maybe'; states are yes, no (1 row, first row 1)" in result.stdout
+
+
+LABELLED = "smoke,xray,lung\nyes,no,yes\nno,yes,no\nyes,yes,\nno,no,a label of others\n"
+
+
+def test_targets_that_rows_observe_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    Path("rows.csv").write_text(LABELLED)
+    job = "run", ASIA, "rows.csv", "-o", "out", "--no-prefect", "--targets", "lung,dysp", "--partition-rows", "2"
+    assert junctor_cli(*job, "--report").exit_code == 0
+    told = "target lung is observed in 2 of 3 rows: there its answers repeat the input"
+    assert caplog.messages == [told, "--hide-targets takes targets as unobserved"]
+    assert json.loads(Path("out/manifest.json").read_text())["observed_targets"] == {"lung": 2}
+    assert told in junctor_cli("status", "out").stdout.splitlines()
+    assert json.loads(junctor_cli("status", "out", "--json").stdout)["observed_targets"] == {"lung": 2}
+    assert told in Path("out/report.html").read_text()
+    # A call that finds all done says it again; who asks for all variables knows that some are observed.
+    junctor_cli(*job)
+    assert caplog.messages.count(told) == 2
+    junctor_cli("run", ASIA, "rows.csv", "-o", "all", "--no-prefect")
+    scores = "--answers", "scores", "--probability", "lung=no"
+    junctor_cli("run", ASIA, "rows.csv", "-o", "scores", "--no-prefect", *scores)
+    assert caplog.messages.count(told) == 3
+    assert "observed_targets" not in json.loads(Path("all/manifest.json").read_text())
+
+
+def test_hidden_targets_are_no_evidence(caplog: pytest.LogCaptureFixture) -> None:
+    Path("rows.csv").write_text(LABELLED)
+    Path("plain.csv").write_text("".join(f"{line.rpartition(',')[0]}\n" for line in LABELLED.splitlines()))
+    job = "run", ASIA, "rows.csv", "-o", "out", "--no-prefect", "--targets", "lung"
+    hidden = junctor_cli(*job, "--hide-targets", "--keep", "lung")
+    assert hidden.exit_code == 0, hidden.output
+    junctor_cli("run", ASIA, "plain.csv", "-o", "plain", "--no-prefect", "--targets", "lung")
+    found, plain = parquet.read_table("out/posteriors"), parquet.read_table("plain/posteriors")
+    assert found.column_names == ["case_id", "lung_", *plain.column_names[1:]]
+    assert found["lung_"].to_pylist() == ["yes", "no", "", "a label of others"]
+    assert found.drop_columns("lung_").equals(plain.replace_schema_metadata(found.schema.metadata))
+    assert not caplog.messages
+    # The same output is for one of both; a mapping says it as well.
+    fails(junctor_cli(*job, "--keep", "smoke"), 6)
+    Path("map.toml").write_text("hide_targets = true\n")
+    junctor_cli(*job[:3], "-o", "mapped", *job[5:], "--mapping", "map.toml")
+    assert parquet.read_table("mapped/posteriors").equals(plain)
+    assert json.loads(Path("mapped/run.json").read_text())["hide_targets"] is True
+    fails(junctor_cli(*job[:6], "--overwrite", "--hide-targets"), 3, "none is named", "--targets")
+    fails(junctor_cli(*job[:3], "-o", "m", "--no-prefect", "--mapping", "map.toml"), 3, "map.toml", "none is named")
+
+
+def test_hidden_targets_of_other_commands() -> None:
+    Path("rows.csv").write_text(LABELLED)
+    assert junctor_cli("validate", ASIA, "rows.csv").exit_code == 3
+    asked = "rows.csv", "--targets", "lung", "--hide-targets"
+    assert junctor_cli("validate", ASIA, *asked).exit_code == 0
+    fails(junctor_cli("validate", ASIA, "rows.csv", "--targets", "lungs"), 3, "unknown target 'lungs'")
+    planned = json.loads(junctor_cli("inspect", ASIA, *asked, "--json").stdout)
+    Path("plain.csv").write_text("".join(f"{line.rpartition(',')[0]}\n" for line in LABELLED.splitlines()))
+    plain = json.loads(junctor_cli("inspect", ASIA, "plain.csv", "--targets", "lung", "--json").stdout)
+    assert planned["evidence"]["patterns"] == plain["evidence"]["patterns"]
+    result = junctor_cli("joint", ASIA, "smoke,lung", "--given", "smoke=yes")
+    assert "warning: variable smoke is observed: joint posteriors with it repeat the input" in result.stderr
+    # UAI evidence has numbers in place of names: lung is variable 3.
+    Path("rows.evid").write_text("2\n2 1 0 3 1\n1 3 7\n")
+    seen = junctor_cli("run", ASIA, "rows.evid", "-o", "evid", "--no-prefect", "--targets", "lung", "--hide-targets")
+    assert seen.exit_code == 0, seen.output
+    lungs = [row[0] for row in parquet.read_table("evid/posteriors")["lung"].to_pylist()]
+    assert lungs == pytest.approx([0.1, 0.055])
+
+
+def test_increments_hide_targets_as_the_first_one() -> None:
+    Path("in").mkdir()
+    Path("in/a.csv").write_text(LABELLED)
+    job = "run", ASIA, "in", "-o", "out", "--no-prefect", "--incremental", "--targets", "lung"
+    assert junctor_cli(*job, "--hide-targets").exit_code == 0
+    Path("in/b.csv").write_text(LABELLED)
+    fails(junctor_cli(*job), 6)
+    assert junctor_cli(*job, "--hide-targets").exit_code == 0
+    assert json.loads(Path("out/manifest.json").read_text())["statuses"]["ok"] == 8
+
+
 def test_all_rows_invalid_is_no_success() -> None:
     Path("bad.csv").write_text("smoke\nmaybe\nperhaps\n")
     result = junctor_cli("run", ASIA, "bad.csv", "-o", "out", "--no-prefect", "--json")
     assert result.exit_code == 4
     assert json.loads(result.stdout)["statuses"]["invalid"] == 2
     assert result.stderr.strip().splitlines()[-1] == (
-        "error: all 2 rows are invalid: the column `reason` of the answers says why"
+        "error: all 2 rows are invalid: column 'smoke': unknown state 'maybe'; states are yes, no "
+        "(2 rows like that, first row 1)"
     )
+    (reason,) = json.loads(result.stdout)["reasons"]
+    assert (reason["status"], reason["rows"], reason["examples"][0]["row"]) == ("invalid", 2, 1)
     # The end of an array job tells the same.
     share = "run", ASIA, "bad.csv", "-o", "shares", "--part", "1/1"
     assert junctor_cli(*share).exit_code == 0
     result = junctor_cli("finalise", "shares")
     assert result.exit_code == 4
     assert "2 invalid" in result.stdout
+    assert "all 2 rows are invalid: column 'smoke': unknown state 'maybe'" in result.stderr
     # No rows at all are no failure.
     Path("none.csv").write_text("smoke\n")
     assert junctor_cli("run", ASIA, "none.csv", "-o", "none", "--no-prefect").exit_code == 0

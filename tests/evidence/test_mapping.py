@@ -290,6 +290,7 @@ def test_all_formats_are_mapped(tmp_path: Path, threads: int) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"column": {}}, r"map: column: found an unknown key, did you mean 'columns'\?, expected ignore, columns, var"),
+    ({"hide_targets": 1}, "map: hide_targets: found 1, expected true or false"),
     ({"columns": {"a": "smoek"}}, r"columns.a: found 'smoek', did you mean 'smoke'\?, expected a variable"),
     ({"columns": {"a": 1}}, "columns.a: found 1, expected the name"),
     ({"columns": ["a"]}, r"columns: found \['a'\], expected a table"),

@@ -115,7 +115,7 @@ def joint(
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
     from junctor.cli.run import names_in
-    from junctor.cliques.joint import JointQuestions
+    from junctor.cliques.joint import JointQuestions, observed_question
     from junctor.formats import read_network
 
     evidence = _evidence(given or [])
@@ -123,6 +123,8 @@ def joint(
     wanted = [list(names_in(question)) for question in questions]
     options = cli.compute_options(memory, device="cpu", time_limit=time_limit)
     asked = JointQuestions(model, wanted, evidence, precision, options)
+    for name in asked.observed:
+        typer.echo(f"warning: {observed_question(name)}", err=True)
     answers = asked.answer(architecture)
     tables = [
         (names, _rows(model.variables, names, posterior))

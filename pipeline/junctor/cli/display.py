@@ -7,8 +7,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,7 +19,7 @@ from junctor.cli.deployed import deployed
 from junctor.cli.lines import LineFormatter, is_json, say
 from junctor.model.errors import counted
 from junctor.planning.budget import format_bytes
-from junctor.runs.storage import FORMAT_VERSION, Directory
+from junctor.runs.storage import FORMAT_VERSION, Directory, RunSpec
 from junctor.runtime.progress import Count, Progress, Silence
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from rich.progress import Task, TaskID
     from rich.text import Text
 
+    from junctor.runs.partition import Part
     from junctor.runs.run import Manifest
+    from junctor.runs.statistics import Reason
+
+logger = logging.getLogger("junctor")
 
 # Seconds between two lines of progress where there is no terminal.
 LINE_SECONDS = 5.0
@@ -36,6 +41,8 @@ WIDE = 64
 FAR_TOO_LONG = 1e9
 # Inputs of an increment that are named one by one.
 MOST_LINES = 20
+# Letters of a reason.
+MOST_LETTERS = 300
 
 
 @contextmanager
@@ -97,18 +104,74 @@ def show_what_is_done(directory: Directory[Any], work: Callable[[], Manifest], a
         # The answers are whole, and what was done is of interest now more than ever.
         show_manifest(directory, read_manifest(directory), as_json)
         raise
-    show_manifest(directory, manifest, as_json)
+    reasons = show_manifest(directory, manifest, as_json)
     if 0 < manifest.rows == manifest.statuses["invalid"]:
-        raise all_invalid(manifest.rows)
+        raise all_invalid(manifest.rows, "; ".join(reasons) or None)
 
 
-def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> None:
-    """Print what a finished run did: for programs, or for people."""
+def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> list[str]:
+    """Print what a finished run did: for programs, or for people; return the most frequent reasons of invalid rows."""
+    from junctor.runs.outcome import most_frequent
+    from junctor.runs.statistics import observed_lines
+
+    reasons = most_frequent(directory, _parts_of_call(manifest))
+    told = [_line_of(kind, reason) for kind, reason in reasons if reason.status == "invalid"]
     # On stdout, unlike progress: a program may read it.
     if as_json:
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **manifest.to_record()}
+        record["reasons"] = [{"kind": kind, **asdict(reason)} for kind, reason in reasons]
         typer.echo(json.dumps(record, indent=2))
-        return
+    else:
+        _show(directory, manifest)
+        for kind, reason in reasons:
+            # Reasons of impossible rows begin with that word.
+            typer.echo(f"  {reason.status}: {_line_of(kind, reason).removeprefix(f'{reason.status}: ')}")
+    rows = sum(part.rows for part in _parts_of_call(manifest))
+    invalid = sum(part.statuses["invalid"] for part in _parts_of_call(manifest))
+    if told and invalid > rows / 2:
+        advice = _next_move(directory, [reason for _, reason in reasons if reason.status == "invalid"])
+        logger.warning("%s of %s are invalid: %s", f"{invalid:,}", counted(rows, "row"), advice)
+    observed = observed_lines(manifest.observed_targets, manifest.statuses)
+    for line in observed:
+        logger.warning("%s", line)
+    if observed:
+        logger.warning("--hide-targets takes targets as unobserved")
+    return told
+
+
+def _parts_of_call(manifest: Manifest) -> tuple[Part, ...]:
+    """Return the parts that a call is about: of an increment its own."""
+    if not manifest.increments:
+        return manifest.parts
+    answered = (each for each in manifest.inputs if each.increment == manifest.increment)
+    files = {file for each in answered for file in each.parts}
+    return tuple(part for part in manifest.parts if part.file in files)
+
+
+def _line_of(kind: str, reason: Reason) -> str:
+    """Return a reason with its rows: that of the first one stands for all of its kind."""
+    text = " ".join((reason.text or kind).split())
+    text = text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
+    alike = "" if reason.text in ("", kind) or reason.rows == 1 else " like that"
+    return f"{text} ({counted(reason.rows, 'row')}{alike}, first {reason.examples[0]})"
+
+
+def _next_move(directory: Directory[Any], reasons: Sequence[Reason]) -> str:
+    """Return what to do about invalid rows, by the most frequent reasons."""
+    if not isinstance(directory.read_spec(), RunSpec):
+        return "look at the symbols that the model knows, and at the column of the sequences"
+    if not any("unknown state" in (reason.text or "unknown state") for reason in reasons):
+        return "correct what the reasons name, or leave the column out with `--ignore-extra` or a mapping file"
+    if directory.read_spec().mapping_digest is not None:
+        return "say in the mapping file (`[variables.NAME]`, `states` or `missing`) what these cells mean"
+    return (
+        "`junctor map NETWORK EVIDENCE` proposes a file for `--mapping` that says what these cells mean; "
+        "`--missing TEXT` takes a text as no observation"
+    )
+
+
+def _show(directory: Directory[Any], manifest: Manifest) -> None:
+    """Print what a finished run did, for people."""
     if manifest.increments:
         _show_increment(manifest)
     else:

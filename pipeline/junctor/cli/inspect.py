@@ -45,6 +45,7 @@ def inspect(
         typer.Argument(metavar="[EVIDENCE]", help=f"Evidence, whose first {SAMPLE_ROWS:,} rows are planned too."),
     ] = None,
     targets: cli.Targets = None,
+    hide_targets: cli.HideTargets = False,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     answers: cli.AnswersOption = "posteriors",
     top: cli.Top = None,
@@ -82,6 +83,7 @@ def inspect(
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.evidence.mapping import hiding, read_mapping
     from junctor.evidence.read import first_rows
     from junctor.formats import read_network
     from junctor.model.query import Query, Sampling
@@ -91,7 +93,7 @@ def inspect(
     options = cli.compute_options(memory, None, device, device_memory, spill, disk, time_limit=time_limit)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
-    scores = answers, top, tuple(probability or ())
+    scores = answers, top, tuple(probability or ()), hide_targets
     asked = Query(query, split_names(targets), precision, "exact", Sampling(), *scores)
     engine = Engine(model, asked, options)
     if workers is not None and workers > 1:
@@ -119,7 +121,7 @@ def inspect(
             missing=missing or (),
             format=evidence_format,
             separator=separator,
-            mapping=mapping,
+            mapping=hiding(read_mapping(mapping, model), model, asked),
         )
         record["evidence"] = _work(engine, first, stored)
     if plot is not None:

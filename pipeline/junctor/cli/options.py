@@ -110,6 +110,14 @@ Targets = Annotated[
         rich_help_panel=QUESTION,
     ),
 ]
+HideTargets = Annotated[
+    bool,
+    typer.Option(
+        "--hide-targets",
+        help="Take the variables named in --targets and --probability as unobserved, whatever EVIDENCE says of them.",
+        rich_help_panel=QUESTION,
+    ),
+]
 AnswersOption = Annotated[
     AnswerKind,
     typer.Option(

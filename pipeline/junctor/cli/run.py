@@ -35,6 +35,7 @@ def run(
         ),
     ],
     targets: cli.Targets = None,
+    hide_targets: cli.HideTargets = False,
     query: Annotated[
         QueryKind, typer.Option(help="Posterior marginals or most probable explanations.", rich_help_panel=cli.QUESTION)
     ] = "posteriors",
@@ -115,11 +116,12 @@ def run(
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
     cli.refuse_empty(output)
     _refuse_misplaced(incremental, tuple(backfill or ()), drop_removed, csv)
+    shown = answers, top, tuple(probability or ()), hide_targets
     job = Job(
         network=network,
         evidence=evidence,
         output=output,
-        query=Query(query, split_names(targets), precision, method, sampling, answers, top, tuple(probability or ())),
+        query=Query(query, split_names(targets), precision, method, sampling, *shown),
         partition_rows=partition_rows,
         case_id=case_id,
         ignore_extra=ignore_extra,

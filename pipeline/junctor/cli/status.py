@@ -42,6 +42,7 @@ def _show(found: RunStatus, everything: bool) -> None:
     from junctor.cli.display import show_statuses
     from junctor.model.errors import counted
     from junctor.planning.budget import format_bytes
+    from junctor.runs.statistics import observed_lines
 
     spec = found.spec
     name = "scores" if spec.get("answers") == "scores" else spec.get("query")
@@ -54,6 +55,8 @@ def _show(found: RunStatus, everything: bool) -> None:
         return
     typer.echo(f"{found.state}, {found.finished_at}, {found.seconds:.1f} s")
     typer.echo(f"{counted(found.rows, 'row')}: {show_statuses(found.statuses)}; {counted(found.parts, 'part')}, {size}")
+    for line in observed_lines(found.observed_targets, found.statuses):
+        typer.echo(line)
     if found.increments:
         _table("increments", _INCREMENT, [_increment(each) for each in found.increments], everything)
         _table("partitions", _PARTITION, [_partition(each) for each in found.partitions], everything)

@@ -24,6 +24,8 @@ CHUNK = 65_536
 def validate(
     network: cli.NetworkFile,
     evidence: Annotated[str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence to check against it.")] = None,
+    targets: cli.Targets = None,
+    hide_targets: cli.HideTargets = False,
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
@@ -37,12 +39,19 @@ def validate(
     json: cli.AsJson = False,
 ) -> None:
     """Check NETWORK, and every row of EVIDENCE against it; exit code 3 where something is wrong."""
+    from junctor.cli.run import split_names
+    from junctor.evidence.mapping import hiding, read_mapping
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
+    from junctor.model.query import Query, named_variables
 
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     report: dict[str, Any] = {"network": network_facts(model)}
+    # Unknown targets are told, with evidence and without.
+    asked = Query(targets=split_names(targets), hide_targets=hide_targets)
+    names = named_variables(model, asked)
     if evidence is not None:
+        meant = read_mapping(mapping, model)
         source = open_evidence(
             evidence,
             model,
@@ -52,7 +61,8 @@ def validate(
             missing=missing or (),
             format=evidence_format,
             separator=separator,
-            mapping=mapping,
+            # A mapping that hides targets is as good as another where none are named.
+            mapping=hiding(meant, model, asked) if names or hide_targets else meant,
         )
         report["evidence"] = _evidence_facts(source)
     if json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,7 +104,14 @@ def joint_posteriors(
         network = read_network(network)
     options = compute_options(memory, device="cpu", time_limit=time_limit)
     asked = JointQuestions(network, questions, {} if given is None else given, precision, options)
+    for name in asked.observed:
+        warnings.warn(observed_question(name), stacklevel=2)
     return asked.answer(architecture)
+
+
+def observed_question(name: str) -> str:
+    """Return the warning of questions about an observed variable."""
+    return f"variable {name} is observed: joint posteriors with it repeat the input"
 
 
 class JointQuestions:
@@ -146,6 +154,12 @@ class JointQuestions:
         """Answer as `joint_posteriors` does."""
         chosen = self.forecast().chosen if architecture == "auto" else architecture
         return self.by_messages() if chosen == "messages" else self.from_tables()
+
+    @property
+    def observed(self) -> list[str]:
+        """The variables of questions of which the case observes the state."""
+        hard = {v for v, values in self._likelihoods.items() if np.count_nonzero(values) == 1}
+        return [self.network.variables[v].name for v in dict.fromkeys(chain(*self._questions)) if v in hard]
 
     def by_messages(self) -> JointPosteriors:
         """Answer by messages, all questions as one batch."""

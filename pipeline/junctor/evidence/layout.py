@@ -20,6 +20,7 @@ from junctor.evidence.plain_cells import CASE_ID
 from junctor.evidence.states import StateCells
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Network
+from junctor.model.query import hidden_name
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +109,8 @@ def read_layout(
     read whose names look like another separator.
     """
     place = Place(file) if file else None
-    names, indices = schema.names, _indices(schema)
-    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, names, partition, mapping, indices)
+    own, indices = schema.names, _indices(schema)
+    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, own, partition, mapping, indices)
     # First: a misspelt name is not to be told as an unknown column.
     kept = tuple(reader.position_of(name) for name in keep)
     # Checks of whole tables come after the roles of all columns: files list them in any order.
@@ -120,8 +121,10 @@ def read_layout(
     reader.refuse_missing_ids()
     # A column that is found shows that the separator is the right one.
     if ignore_extra and not columns and not kept:
-        reader.refuse_separator(names[: len(names) - partition])
-    fields = [schema.field(at).with_name(name).with_nullable(True) for name, at in zip(keep, kept, strict=True)]
+        reader.refuse_separator(own[: len(own) - partition])
+    hidden = frozenset() if mapping is None else mapping.hidden
+    names = [hidden_name(name) if network.index.get(name) in hidden else name for name in keep]
+    fields = [schema.field(at).with_name(name).with_nullable(True) for name, at in zip(names, kept, strict=True)]
     return ColumnLayout(columns, _case_id_type(ids[0], reader) if ids else pa.int64(), kept, pa.schema(fields))
 
 
@@ -166,7 +169,8 @@ class _LayoutReader:
             name = self._name(read)
             column = self._column(position, name, kind) or self._entry(position, read, kind)
             if column is not None:
-                yield column
+                if self.mapping is None or column.variable not in self.mapping.hidden:
+                    yield column
             # Some writers have the columns of folders in the files as well.
             elif not self.ignore_extra and not (self.keep | self.indices) & {raw, name} and name not in self._folders:
                 self._refuse_unknown(position, name)

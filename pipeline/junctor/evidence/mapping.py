@@ -25,9 +25,11 @@ from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.states import ANY_NUMBER, UNKNOWN, Cell, StateCells, Value, comma_hint, value_of, with_point
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Network, Variable
+from junctor.model.query import Query, named_variables
 from junctor.runtime.remote import RemotePath, location
 
 # ignore = ["comment"]
+# hide_targets = true
 # [columns]
 # "Smoker?" = "smoke"
 # [variables.smoke]
@@ -39,7 +41,7 @@ from junctor.runtime.remote import RemotePath, location
 # labels = ["child", "adult", "old"]
 # outside_is_missing = true
 _CASE_ID = "case_id"
-_TOP = ("ignore", "columns", "variables")
+_TOP = ("ignore", "columns", "variables", "hide_targets")
 _KEYS = (
     *("states", "missing", "factor", "offset", "edges", "labels"),
     *("outside", "outside_is_missing", "other", "other_is_missing"),
@@ -100,8 +102,10 @@ class EvidenceMapping:
     columns: name of a column -> name that it is read under: of a variable, `variable=state` or `case_id`.
     ignored: names of columns that are left out.
     variables: index of a variable -> how its cells are meant.
-    digest: SHA-256 of the content; comments, order and layout of the file do not change it.
+    digest: SHA-256 of the content; comments, order and layout of the file do not change it; empty without a file.
     place: of the file, for errors.
+    hides_targets: whether the variables that a question names count as unobserved.
+    hidden: these variables; their columns are no evidence.
     """
 
     columns: Mapping[str, str]
@@ -109,6 +113,8 @@ class EvidenceMapping:
     variables: Mapping[int, VariableMapping]
     digest: str
     place: Place
+    hides_targets: bool = False
+    hidden: frozenset[int] = frozenset()
 
     def name_of(self, column: str) -> str | None:
         """Return the name under which a column is read, None if it is left out."""
@@ -231,6 +237,26 @@ def read_mapping(source: MappingSource | None, network: Network) -> EvidenceMapp
     return _Reader(network, place).read(content)
 
 
+def hiding(mapping: EvidenceMapping | None, network: Network, query: Query) -> EvidenceMapping | None:
+    """Return a mapping by which the variables that a query names are not read, where query or mapping says so.
+
+    mapping: None for the names of the network.
+    Raises EvidenceError where the query names none.
+    """
+    if not query.hide_targets and (mapping is None or not mapping.hides_targets):
+        return mapping
+    names = named_variables(network, query)
+    if not names:
+        raise EvidenceError(
+            "targets are to be hidden, but none is named, and without the evidence of all variables there is none: "
+            "name them with --targets",
+            mapping.place if mapping is not None and mapping.hides_targets else None,
+        )
+    if mapping is None:
+        mapping = EvidenceMapping({}, frozenset(), {}, "", Place("evidence"))
+    return replace(mapping, hidden=frozenset(network.index[name] for name in names))
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Checks the content of a mapping; every error names the file and the key."""
@@ -253,9 +279,13 @@ class _Reader:
                 self.fail(key, f"found {name!r}{nearest(name, self.network.index)}", "a variable of the network")
             at = self.network.index[name]
             variables[at] = self.variable(key, self.network.variables[at], self.table(key, entry))
+        hides = content.get("hide_targets", False)
+        if not isinstance(hides, bool):
+            self.fail("hide_targets", f"found {hides!r}", "true or false")
         # Only now, of what is known to be of these types.
         told = json.dumps(content, sort_keys=True, default=_plain)
-        return EvidenceMapping(columns, ignored, variables, hashlib.sha256(told.encode()).hexdigest(), self.place)
+        digest = hashlib.sha256(told.encode()).hexdigest()
+        return EvidenceMapping(columns, ignored, variables, digest, self.place, hides)
 
     def variable(self, key: str, variable: Variable, entry: Mapping[str, Any]) -> VariableMapping:
         self.known_keys(f"{key}.", entry, _KEYS)

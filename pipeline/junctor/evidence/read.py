@@ -498,9 +498,10 @@ def _open_evid(
     if path.is_dir() or case_id is not None or keep:
         missing = "folders, only files" if path.is_dir() else "columns, so none for the case ids and none to keep"
         raise EvidenceError(f"UAI evidence has no {missing}", Place(str(path)))
-    if mapping is not None:
+    # Without a digest it hides targets alone.
+    if mapping is not None and mapping.digest:
         raise EvidenceError("UAI evidence has no columns, so none to map: leave out the mapping", Place(str(path)))
-    return EvidSource.read(path, network, strict)
+    return EvidSource.read(path, network, strict, frozenset() if mapping is None else mapping.hidden)
 
 
 def names_of_columns(network: Network, mapping: EvidenceMapping | None) -> frozenset[str]:

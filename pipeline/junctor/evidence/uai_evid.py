@@ -44,6 +44,12 @@ class _Cases:
         """Return the case of each observation."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
+    def without(self, hidden: frozenset[int]) -> _Cases:
+        """Return the cases without the observations of some variables; what is left is not at its token."""
+        kept = ~np.isin(self.variables, list(hidden))
+        starts = np.append(0, np.cumsum(kept))[self.starts]
+        return _Cases(starts, self.variables[kept], self.states[kept], self.tokens)
+
     def token_of(self, observation: int) -> int:
         """Return the position in the file, counted in numbers, of the variable of an observation."""
         case = int(np.searchsorted(self.starts, observation, side="right")) - 1
@@ -61,8 +67,8 @@ class EvidSource:
     kept_schema: pa.Schema = NO_COLUMNS
 
     @classmethod
-    def read(cls, path: AnyPath, network: Network, strict: bool) -> EvidSource:
-        """Read a file; raises EvidenceError with line and column."""
+    def read(cls, path: AnyPath, network: Network, strict: bool, hidden: frozenset[int] = frozenset()) -> EvidSource:
+        """Read a file, without what it says of `hidden` variables; raises EvidenceError with line and column."""
         with open_bytes(path) as file:
             text = _Text(read_whole(file).removeprefix(b"\xef\xbb\xbf"), str(path))
         numbers = text.numbers()
@@ -73,6 +79,8 @@ class EvidSource:
                 f"found variable {cases.variables[outside[0]]}, expected 0 to {len(network.public) - 1}",
                 cases.token_of(int(outside[0])),
             )
+        if hidden:
+            cases = cases.without(hidden)
         invalid = dict(_invalid_cases(cases, network))
         if strict and invalid:
             row = min(invalid)

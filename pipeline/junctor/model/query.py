@@ -75,6 +75,7 @@ class Query:
     answers: of posteriors all numbers (`posteriors`), or most probable state, its probability and entropy (`scores`).
     top: scores have lists of so many states, the most probable first; None for one state and no list.
     probabilities: `variable=state`, whose posterior probabilities are columns of their own in scores.
+    hide_targets: whether the variables that are named in targets and probabilities count as unobserved.
     """
 
     kind: QueryKind = "posteriors"
@@ -85,6 +86,7 @@ class Query:
     answers: AnswerKind = "posteriors"
     top: int | None = None
     probabilities: tuple[str, ...] = ()
+    hide_targets: bool = False
 
     def __post_init__(self) -> None:
         one_of("query", self.kind, QueryKind)
@@ -184,6 +186,33 @@ def answered_names(network: Network, query: Query) -> tuple[str, ...]:
     if not query.probabilities:
         return names
     return tuple(dict.fromkeys([*names, *(name for name, _ in chosen_states(network, query))]))
+
+
+def named_variables(network: Network, query: Query) -> tuple[str, ...]:
+    """Return the variables that are named in targets and probabilities, none where all are answered unasked.
+
+    Raises EvidenceError for unknown ones.
+    """
+    names = () if query.targets is None else target_names(network, query)
+    return tuple(dict.fromkeys([*names, *(name for name, _ in chosen_states(network, query))]))
+
+
+def hidden_name(name: str) -> str:
+    """Return the name that the kept column of a hidden variable has beside the answers to the variable."""
+    return f"{name}_"
+
+
+def observed_words(name: str, observed: int, rows: int) -> str:
+    """Say that the answers to a target repeat the input.
+
+    name: of the target.
+    observed: rows that observe it.
+    rows: all of them but invalid ones.
+    """
+    if observed < rows:
+        return f"target {name} is observed in {observed:,} of {rows:,} rows: there its answers repeat the input"
+    which = "the only row" if rows == 1 else f"all {rows:,} rows"
+    return f"target {name} is observed in {which}: its answers repeat the input"
 
 
 def as_posteriors(network: Network, query: Query) -> Query:

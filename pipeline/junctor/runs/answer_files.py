@@ -16,7 +16,7 @@ import pyarrow as pa
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import AnswerFiles, Compression
-from junctor.model.query import Query
+from junctor.model.query import Query, hidden_name, named_variables
 from junctor.runs.results import (
     METADATA_KEY,
     facts_of,
@@ -186,13 +186,20 @@ def column_names(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def refuse_taken_names(network: Network, query: Query, files: AnswerFiles) -> None:
-    """Raise EvidenceError for a kept column with the name of a column of answers."""
+    """Raise EvidenceError for a kept column with the name of a column of answers; a hidden one gets another name."""
     if not files.keep:
         return
     schema = schema_of(network, query)
     names = column_names(schema) if files.layout == "columns" else {}
     taken = set(schema_in_columns(schema, names).names)
+    hidden = named_variables(network, query) if query.hide_targets else ()
     for name in files.keep:
+        if name in hidden:
+            if hidden_name(name) in taken or hidden_name(name) in files.keep:
+                raise EvidenceError(
+                    f"cannot keep column {name!r} as {hidden_name(name)!r}, since there is another column of that name"
+                )
+            continue
         if name in taken and name in network.index:
             raise EvidenceError(
                 f"cannot keep column {name!r}: the answers have a column of that name for the target {name!r}; name "

@@ -173,7 +173,7 @@ def open_inputs(
     kept_types, case_id_type: of columns that are carried through, as of `open_evidence`.
     Raises EvidenceError, also for kept columns of types that the answers cannot have.
     """
-    from junctor.evidence.mapping import read_mapping
+    from junctor.evidence.mapping import hiding, read_mapping
     from junctor.evidence.read import open_evidence
     from junctor.runs.answer_files import refuse_other_types
 
@@ -191,7 +191,7 @@ def open_inputs(
         format=format,
         separator=spec.separator,
         folder=folder,
-        mapping=read,
+        mapping=hiding(read, network, spec.as_query()),
         kept_types=kept_types or {},
         case_id_type=case_id_type,
     )

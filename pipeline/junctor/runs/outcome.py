@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from junctor.model.errors import RunError
 from junctor.runs.drift import Drift, Vector, drifts, marginals
 from junctor.runs.partition import Part, StageTimings, network_for
-from junctor.runs.statistics import Statistics, complete, merged, statistics_of
+from junctor.runs.statistics import Reason, Statistics, complete, merged, statistics_of
 from junctor.runs.storage import STATISTICS, AnySpec, Directory, RunDirectory, run_digest
 from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
 from junctor.runtime.files import read_json, refused
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
+
+# Reasons of a status that are told at the end of a run.
+TOLD = 3
 
 
 class FinishedRun(Protocol):
@@ -49,6 +52,10 @@ class FinishedRun(Protocol):
     @property
     def stages(self) -> StageTimings:
         """Seconds of its stages."""
+
+    @property
+    def observed_targets(self) -> dict[str, int]:
+        """Valid rows that observe variables that the query names."""
 
     @property
     def finished_at(self) -> str:
@@ -129,6 +136,28 @@ def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
     if isinstance(directory, RunDirectory):
         network = network_for(directory.network, directory.read_spec().network_digest)
     return Outcome(directory, manifest, statistics, sum(found is not None for found in parts), network)
+
+
+def most_frequent(directory: Directory[Any], parts: Sequence[Part]) -> list[tuple[str, Reason]]:
+    """Return the kinds of reasons of most rows without an answer, at most `TOLD` of each status.
+
+    directory: of a finished run.
+    parts: whose rows are meant; those whose statistics are gone, or of an earlier version, tell none.
+    """
+    # Of most parts the manifest says all.
+    reasons = statistics_in(directory, [part for part in parts if part.rows > part.statuses["ok"]]).reasons
+    ranked = sorted(reasons.items(), key=lambda item: (-item[1].rows, item[0]))
+    told: list[tuple[str, Reason]] = []
+    for status in dict.fromkeys(reason.status for _, reason in ranked):
+        told += [each for each in ranked if each[1].status == status != "ok"][:TOLD]
+    return told
+
+
+def statistics_in(directory: Directory[Any], parts: Sequence[Part]) -> Statistics:
+    """Return the merged statistics of those of some parts that have any."""
+    run = run_digest(directory.read_spec())
+    found = (_statistics(directory, run, part) for part in parts)
+    return merged(each for each in found if each is not None)
 
 
 def _statistics(directory: Directory[Any], run: str, part: Part) -> Statistics | None:

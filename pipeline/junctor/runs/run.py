@@ -19,6 +19,7 @@ from junctor.cost.constants import CPU, GPU
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.query import named_variables
 from junctor.planning.budget import format_bytes
 from junctor.runs.increments import (
     EvidenceColumns,
@@ -36,12 +37,14 @@ from junctor.runs.partition import (
     Part,
     PartitionTask,
     StageTimings,
+    network_for,
     propagate_here,
     propagate_over,
     propagate_partition,
     read_part,
 )
-from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
+from junctor.runs.statistics import observed_in
+from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, RunSpec, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import (
     Resources,
@@ -121,6 +124,7 @@ class Manifest:
     increments: in their order.
     columns: of the inputs.
     root: folder in which the paths of inputs begin, or its URL; earlier versions told none.
+    observed_targets: variables that the query names -> valid rows that observe them, without those of no rows.
     """
 
     spec: AnySpec
@@ -138,12 +142,15 @@ class Manifest:
     increments: tuple[Increment, ...] = ()
     columns: EvidenceColumns | None = None
     root: str | None = None
+    observed_targets: dict[str, int] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
         parts = [part.to_record() for part in self.parts]
         record = {**asdict(replace(self, parts=())), "spec": spec_record(self.spec), "parts": parts}
-        return record if self.increments else {name: record[name] for name in record if name not in _OF_INCREMENTS}
+        left_out: tuple[str, ...] = () if self.increments else _OF_INCREMENTS
+        left_out += () if self.observed_targets else ("observed_targets",)
+        return {name: record[name] for name in record if name not in left_out}
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -600,6 +607,7 @@ def _written_increment(
         increments=(*(before.increments if before else ()), increment),
         columns=pending.columns,
         root=pending.root,
+        observed_targets=observed_targets(directory, spec, parts),
     )
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
@@ -620,10 +628,28 @@ def write_manifest(
     done = work.reused, round(seconds, 3), work.stages, _now()
     peaks = peak_memory(), work.worker_bytes
     manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
+    manifest = replace(manifest, observed_targets=observed_targets(directory, spec, parts))
     check(manifest)
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
+
+
+def observed_targets(directory: Directory[Any], spec: AnySpec, parts: Sequence[Part]) -> dict[str, int]:
+    """Return the variables that a query names -> valid rows that observe them, without those of no rows.
+
+    directory: of the run.
+    spec: of it.
+    parts: whose rows are meant; those without statistics tell none.
+    """
+    if not isinstance(spec, RunSpec) or (spec.targets is None and not spec.probabilities):
+        return {}
+    from junctor.runs.outcome import statistics_in
+
+    names = named_variables(network_for(directory.network, spec.network_digest), spec.as_query())
+    columns = statistics_in(directory, parts).columns
+    observed = {name: sum(columns[name].states) for name in names if name in columns}
+    return {name: rows for name, rows in observed.items() if rows}
 
 
 def _parts_of(directory: Directory[Any], spec: AnySpec, work: RunStats) -> tuple[Part, ...]:
@@ -702,4 +728,5 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
         increments=tuple(Increment.of(each) for each in record.get("increments", ())),
         columns=EvidenceColumns.of(record.get("columns")),
         root=typed(str | None, record.get("root"), "root"),
+        observed_targets=observed_in(record),
     )

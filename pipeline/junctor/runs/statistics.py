@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, SampledAnswers, Scores
-from junctor.model.errors import RunError
+from junctor.model.errors import RunError, counted
+from junctor.model.query import observed_words
 from junctor.runtime.records import typed
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ BINS = 20
 MOST_TARGETS, MOST_STATES, COUNTED_ROWS, SIDE_BY_SIDE = 32, 64, 4096, 64
 # Different reasons of a partition that are told apart, and rows that each of them has as examples.
 MOST_REASONS, EXAMPLES = 1000, 3
+# Observed targets that are told one by one.
+MOST_OBSERVED = 5
 # Rows of least log P(e).
 LOWEST = 10
 # Columns of up to so many states are counted all at once, by comparing their cells with each state; cells at a time,
@@ -72,14 +75,20 @@ class RowKey:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Rows with a reason of one kind: their status, number and the first of them."""
+    """Rows with a reason of one kind: their status, number, the first of them, and the whole reason of the first one.
+
+    Earlier versions kept no whole reason.
+    """
 
     status: str
     rows: int
     examples: tuple[RowKey, ...]
+    text: str = ""
 
     def __add__(self, other: Reason) -> Reason:
-        return Reason(self.status, self.rows + other.rows, _first(self.examples, other.examples))
+        examples = _first(self.examples, other.examples)
+        text = self.text if examples[:1] == self.examples[:1] else other.text
+        return Reason(self.status, self.rows + other.rows, examples, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +267,7 @@ class Statistics:
             "rows": self.rows,
             "statuses": self.statuses,
             "reasons": [
-                [text, reason.status, reason.rows, [[each.row, each.key] for each in reason.examples]]
+                [text, reason.status, reason.rows, [[each.row, each.key] for each in reason.examples], reason.text]
                 for text, reason in self.reasons.items()
             ],
             "other_reasons": self.other_reasons,
@@ -293,8 +302,8 @@ def statistics_of(record: Mapping[str, Any]) -> Statistics:
                 record["rows"],
                 record["statuses"],
                 {
-                    text: Reason(status, rows, tuple(RowKey(*each) for each in examples))
-                    for text, status, rows, examples in record["reasons"]
+                    text: Reason(status, rows, tuple(RowKey(*each) for each in examples), *whole)
+                    for text, status, rows, examples, *whole in record["reasons"]
                 },
                 record["other_reasons"],
                 {name: Cells(tuple(cells[:-2]), *cells[-2:]) for name, cells in record["columns"].items()},
@@ -317,6 +326,25 @@ def statistics_of(record: Mapping[str, Any]) -> Statistics:
         return found
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"not the statistics of a part ({error})") from error
+
+
+def observed_lines(observed: Mapping[str, int], statuses: Mapping[str, int]) -> list[str]:
+    """Return a line for each target that rows observe, of the first ones.
+
+    observed: rows of each, of a manifest.
+    statuses: rows of each status.
+    """
+    rows = sum(statuses.values()) - statuses.get("invalid", 0)
+    lines = [observed_words(name, count, rows) for name, count in observed.items()]
+    if len(lines) > MOST_OBSERVED:
+        lines[MOST_OBSERVED:] = [f"{counted(len(lines) - MOST_OBSERVED, 'more target')} observed in rows, too"]
+    return lines
+
+
+def observed_in(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the observed targets of the record of a manifest, none of one without; raises TypeError for others."""
+    found: dict[str, int] = typed(dict[str, int], record.get("observed_targets", {}), "observed_targets")
+    return found
 
 
 def merged(parts: Iterable[Statistics]) -> Statistics:
@@ -488,10 +516,11 @@ def count_reasons(
             kinds[which] = kind_of_reason(reasons[row], which[0])
         rows.setdefault((which[0], kinds[which]), []).append(row)
     order = sorted(rows, key=lambda kind: (-len(rows[kind]), kind))
-    found = {
-        text: Reason(names[number], len(rows[number, text]), tuple(keys[row] for row in rows[number, text][:EXAMPLES]))
-        for number, text in reversed(order[:MOST_REASONS])
-    }
+    found = {}
+    for kind in reversed(order[:MOST_REASONS]):
+        examples = rows[kind][:EXAMPLES]
+        keyed = tuple(keys[row] for row in examples)
+        found[kind[1]] = Reason(names[kind[0]], len(rows[kind]), keyed, reasons[examples[0]])
     return dict(reversed(found.items())), len(reasons) - sum(reason.rows for reason in found.values())
 
 

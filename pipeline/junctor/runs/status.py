@@ -6,13 +6,14 @@ Main function: `read_status`, called by the command line for runs of all kinds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
 from junctor.runs.partition import Part
+from junctor.runs.statistics import observed_in
 from junctor.runs.storage import INPUTS, KINDS, parts_in, read_spec_record
 from junctor.runtime.files import read_json
 from junctor.runtime.records import told, typed
@@ -61,6 +62,7 @@ class RunStatus:
     seconds: float | None = None
     inputs: tuple[Input, ...] = ()
     increments: tuple[Increment, ...] = ()
+    observed_targets: dict[str, int] = field(default_factory=dict)
 
     @property
     def partitions(self) -> list[PartitionStatus]:
@@ -119,6 +121,7 @@ def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) 
         seconds=typed(float, manifest["seconds"], "seconds"),
         inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
         increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
+        observed_targets=observed_in(manifest),
     )
 
 

@@ -103,6 +103,7 @@ class RunSpec:
     mapping_digest: str | None = field(default=None, metadata=OPTIONAL)
     missing: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     separator: str | None = field(default=None, metadata=OPTIONAL)
+    hide_targets: bool = field(default=False, metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -115,11 +116,11 @@ class RunSpec:
 
     def as_query(self) -> Query:
         """Return the query of the run."""
-        scores = self.answers, self.top, self.probabilities
+        shown = self.answers, self.top, self.probabilities, self.hide_targets
         if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
-            return Query(self.query, self.targets, self.precision, "exact", Sampling(), *scores)
+            return Query(self.query, self.targets, self.precision, "exact", Sampling(), *shown)
         sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
-        return Query(self.query, self.targets, self.precision, self.method, sampling, *scores)
+        return Query(self.query, self.targets, self.precision, self.method, sampling, *shown)
 
 
 @dataclass(frozen=True, slots=True)

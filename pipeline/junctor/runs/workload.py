@@ -420,10 +420,11 @@ class Job(Workload):
         )
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
+        query = self._asked(network)
         if self.keep:
             from junctor.runs.answer_files import refuse_taken_names
 
-            refuse_taken_names(network, self.query, files)
+            refuse_taken_names(network, query, files)
         if self.query.method == "sampling":
             from junctor.sampling.tables import refuse
 
@@ -459,7 +460,15 @@ class Job(Workload):
                 are_broken = False
         return list(network.index) if are_broken else list(names)
 
+    def _asked(self, network: Network) -> Query:
+        """Return the query, which hides targets where the mapping says so; raises EvidenceError where none is named."""
+        from junctor.evidence.mapping import hiding, read_mapping
+
+        hidden = hiding(read_mapping(self.mapping, network), network, self.query)
+        return replace(self.query, hide_targets=hidden is not None and bool(hidden.hidden))
+
     def _columns_of(self, evidence: str | AnyPath, network: Network, folder: AnyPath | None = None) -> list[str]:
+        from junctor.evidence.mapping import hiding, read_mapping
         from junctor.evidence.read import open_evidence
 
         source = open_evidence(
@@ -468,7 +477,7 @@ class Job(Workload):
             case_id=self.case_id,
             ignore_extra=self.ignore_extra,
             keep=self.keep,
-            mapping=self.mapping,
+            mapping=hiding(read_mapping(self.mapping, network), network, self.query),
             format=self.evidence_format,
             separator=self.separator,
             folder=folder,
@@ -511,6 +520,7 @@ class Job(Workload):
             # In one spelling: the order and the case of what was given change no row.
             missing=tuple(sorted(missing_texts(self.missing) - MISSING_TEXTS)),
             separator=checked_separator(self.separator),
+            hide_targets=self._asked(model).hide_targets,
         )
 
     def keep_model(self, model: Network) -> None:

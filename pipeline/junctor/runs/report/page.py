@@ -33,7 +33,7 @@ from junctor.runs.report.words import (
     title_of,
     write,
 )
-from junctor.runs.statistics import BINS, COUNTED_ROWS, MOST_TARGETS, Reason, RowKey
+from junctor.runs.statistics import BINS, COUNTED_ROWS, MOST_TARGETS, Reason, RowKey, observed_lines
 from junctor.runs.thresholds import Verdict
 from junctor.runtime.remote import AnyPath
 
@@ -111,6 +111,11 @@ class Page:
     def missing(self) -> str:
         """What an earlier version has not counted."""
         return missing_statistics(self._outcome)
+
+    @property
+    def observed(self) -> list[str]:
+        """Which targets repeat the input."""
+        return observed_lines(self._outcome.manifest.observed_targets, self._counts.statuses)
 
     # Rows.
 
