@@ -316,6 +316,8 @@ def test_stages_count_by_the_weights_of_the_stage_before() -> None:
     assert worth(good) == 1.0
     assert worth(poor) == pytest.approx(0.01)
     # What a stage says of itself changes nothing: the first does not count, the third counts as the poor one says.
+    # The largest weight is that of all stages.
+    assert weighted([poor, good, good])[0].largest == 100.0
     both, even = weighted([good, poor, good])
     assert both.total.tolist() == pytest.approx([101.0, 1e4 + 0.01])
     assert both.drawn == pytest.approx(101.0)

@@ -19,6 +19,8 @@ FIRST_SAMPLES = 1 << 14
 MOST_SAMPLES = 1 << 27
 # Samples without any hit after which a row ends: evidence so unlikely is out of reach.
 MISSED_SAMPLES = 1 << 20
+# Exponents beyond leave the doubles.
+MOST_LOG = 700.0
 # Samples of the largest weight, still to come, that errors allow for: the rule of three (Hanley and Lippman-Hand 1983),
 # by which a rate whose events have not been seen in n trials is below 3 / n.
 UNSEEN = 3.0
@@ -126,9 +128,11 @@ def weighted(stages: Sequence[Sums]) -> tuple[Sums, float]:
             squares += share * share * stage.drawn
             sums = stage.slots * factors, stage.total * factors, stage.drawn * share
             scaled.append(Sums(top, *sums, stage.hits, stage.largest * scale))
-    # P(e) is the mean weight, so numbers of samples are scaled as their weights are.
+    # P(e) is the mean weight, so numbers of samples are scaled as their weights are. The largest weight is that of all
+    # stages: what one of them has seen is there, however little it counts.
     together = reduce(add, scaled)
-    return together, together.drawn * together.drawn / squares
+    largest = max(stage.largest * math.exp(min(stage.shift - together.shift, MOST_LOG)) for stage in stages)
+    return together._replace(largest=largest), together.drawn * together.drawn / squares
 
 
 def worth(stage: Sums) -> float:
