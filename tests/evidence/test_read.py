@@ -26,11 +26,14 @@ from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, sm
 from helpers.files import ASIA
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from junctor.evidence import columnar
+from junctor.evidence import read as reading
 from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.columnar import ParquetTable
 from junctor.evidence.delimited import DelimitedTable
 from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate
 from junctor.evidence.files import input_files
-from junctor.evidence.read import digest_of, open_evidence
+from junctor.evidence.read import digest_of, open_evidence, rows_of_part
 from junctor.model.errors import EvidenceError
 
 NETWORK = small_network()
@@ -781,3 +784,75 @@ def test_files_without_evidence_are_told_once(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "b.csv").write_text("smoke;grade,x\nyes;low,1\n")
     with pytest.raises(EvidenceError, match=r"b.csv: found columns such as 'smoke;grade': is another separator"):
         open_evidence(tmp_path / "b.csv", NETWORK, ignore_extra=True)
+
+
+def write_words(path: Path, rows: int, length: int, **options: Any) -> list[str]:
+    """Write a file of text columns of 10 words, each of which stands there once, and return the words."""
+    words = [f"{n} " + "x" * (length - 2) for n in range(10)]
+    ids = pa.DictionaryArray.from_arrays(pa.array(np.arange(rows) % 10, pa.int32()), pa.array(words))
+    states = pa.DictionaryArray.from_arrays(pa.array(np.arange(rows) % 2, pa.int8()), pa.array(["no", "yes"]))
+    table = pa.table({"case_id": ids, NETWORK.variables[0].name: states})
+    pq.write_table(table, path, store_schema=False, **options)
+    return words
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"row_group_size": 700}, {"use_dictionary": False}, {"write_statistics": False, "version": "1.0"}]
+)
+def test_long_texts_that_repeat_are_written_out_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(columnar, "_TEXT_BYTES", 2**18)
+    monkeypatch.setattr(columnar, "_BATCH_BYTES", 2**18)
+    words = write_words(tmp_path / "t.parquet", 2000, 3000, **options)
+    table = ParquetTable(tmp_path / "t.parquet")
+    batches = list(table.batches([1, 0], plain=[0]))
+    assert [batch.schema.field(1).type for batch in batches] == [pa.string()] * len(batches)
+    assert max(batch.column(1).nbytes for batch in batches) < 2**18 + 4000
+    assert [cell for batch in batches for cell in batch.column(1).to_pylist()] == words * 200
+    assert [cell for batch in batches for cell in batch.column(0).to_pylist()] == ["no", "yes"] * 1000
+    (part,) = read(tmp_path / "t.parquet", 5000)
+    assert part.case_ids.to_pylist() == words * 200
+    assert part.bytes > 6_000_000
+
+
+def test_nulls_among_long_texts(tmp_path: Path) -> None:
+    cells = [None, "x" * 5000, None, "y" * 5000] * 3
+    pq.write_table(pa.table({"case_id": cells, NETWORK.variables[0].name: ["no"] * 12}), tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet")[0].case_ids.to_pylist() == cells
+
+
+def test_a_small_file_of_far_longer_texts_is_refused(tmp_path: Path) -> None:
+    # Some 300 KB that would become 4 GB.
+    write_words(tmp_path / "t.parquet", 4000, 2**20)
+    assert (tmp_path / "t.parquet").stat().st_size < 2**20
+    with pytest.raises(
+        EvidenceError, match=r"t\.parquet: column 'case_id' would become 4,19\d,\d{3},\d{3} bytes, allowed"
+    ):
+        read(tmp_path / "t.parquet")
+    # Words of evidence stay words.
+    network = small_network({"case_id": ["a", "b"]})
+    (part,) = open_evidence(
+        tmp_path / "t.parquet", network, ignore_extra=True, case_id=NETWORK.variables[0].name
+    ).partitions(5000)
+    assert len(part.batch.invalid) == 4000
+
+
+def test_a_part_has_fewer_rows_of_long_texts(tmp_path: Path) -> None:
+    write_words(tmp_path / "t.parquet", 1000, 5000)
+    assert rows_of_part(tmp_path / "t.parquet", 2**19, {"case_id"}) == 2**15
+    assert rows_of_part(tmp_path / "t.parquet", 2**14, {"case_id"}) == 2**14
+    assert rows_of_part(tmp_path / "t.parquet", 2**19, {NETWORK.variables[0].name}) == 2**19
+    (tmp_path / "t.csv").write_text("case_id\n")
+    assert rows_of_part(tmp_path / "t.csv", 2**19, {"case_id"}) == 2**19
+
+
+def test_case_ids_that_are_too_much_for_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_CARRIED", 10_000)
+    rows = "".join(f"{n:0500},no\n" for n in range(40))
+    text = f"case_id,{NETWORK.variables[0].name}\n{rows}"
+    with pytest.raises(
+        EvidenceError, match=r"case ids and columns to keep of one part take 20,\d{3} bytes and more, .*rows 5\)"
+    ):
+        read_text(tmp_path, text, rows=100)
+    assert [part.batch.rows for part in read_text(tmp_path, text, rows=5)] == [5] * 8

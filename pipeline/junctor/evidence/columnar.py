@@ -5,15 +5,17 @@ Main classes: ParquetTable and ArrowTable, opened by `junctor.evidence.read`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 
 from junctor.evidence.columns import is_text
-from junctor.model.errors import Place
-from junctor.runtime.arrow import parquet_batches, plain_words_schema, with_plain_words
+from junctor.model.errors import EvidenceError, Place
+from junctor.runtime.arrow import numbers_of, parquet_batches, plain_words_schema, with_plain_words
 from junctor.runtime.footers import Chunk, chunks_of
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
@@ -21,6 +23,11 @@ from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 _BATCH_ROWS, _BATCH_CELLS = 2**16, 2**24
 # Bytes read ahead of each column.
 _BUFFER_BYTES = 2**20
+# Bytes of a batch as it is read, and with long texts written out; of such texts in a part of the table, and in all of
+# it: as many, and a thousand times the size of the file.
+_BATCH_BYTES, _TEXT_BYTES, _PART_BYTES, _SPARE_BYTES, _MAX_EXPANSION = 2**28, 2**26, 2**28, 3 * 2**30, 1000
+# Texts that are as long as that in the mean are not written out before the batch is cut.
+_LONG_TEXT = 1024
 
 
 def _rows_of_batch(columns: int) -> int:
@@ -68,24 +75,72 @@ class ParquetTable(BinaryTable):
         groups: row groups that are read, None for all.
         """
         names = [self.schema.names[position] for position in positions]
-        alike = [self.schema.names[position] for position in positions if position not in plain]
-        rows = _rows_of_batch(len(names))
-        some = None if groups is None else list(groups)
-        with self._with_dictionaries([name for name in alike if is_text(self.schema.field(name).type)], some) as file:
-            for batch in parquet_batches(file, rows, some, names, use_threads=threads > 1):
+        alike = {self.schema.names[position] for position in positions if position not in plain}
+        some = list(range(len(self._chunks)) if groups is None else groups)
+        read = [self._chunks_of(group, names) for group in some]
+        self._refuse_bomb(read, alike)
+        # Long texts that are told by words: written out, a batch of them may be of any size.
+        long = {name for chunks in read for name, chunk in chunks if name not in alike and _is_long(chunk)}
+        # Arrow makes no dictionaries of differences.
+        others = {name for chunks in read for name, chunk in chunks if chunk.has_differences}
+        words = [name for name in names if name in alike | long and is_text(self.schema.field(name).type)]
+        words = [name for name in words if name not in others]
+        rows = min([_rows_of_batch(len(names)), *map(self._rows_of_batch, some, read, [{*words}] * len(read))])
+        cut = [at for at, name in enumerate(names) if name in long and name in words]
+        with self._open(words) as file:
+            for batch in parquet_batches(file, rows, None if groups is None else some, names, use_threads=threads > 1):
                 # Selected again: a name with a dot may have matched nested columns as well.
                 # Damaged files may decode to offsets out of range, which later crash the process.
                 picked = batch.select(names)
                 picked.validate(full=True)
-                yield picked
+                yield from _written_out(picked, cut) if cut else (picked,)
 
-    @contextmanager
-    def _with_dictionaries(self, names: list[str], groups: list[int] | None) -> Iterator[pa.parquet.ParquetFile]:
-        """Open the file with dictionaries of the columns in `names`, but for those that Arrow makes none of."""
-        some = range(len(self._chunks)) if groups is None else groups
-        others = {chunk.column for group in some for chunk in self._chunks[group] if chunk.has_differences}
-        with self._open([name for name in names if name not in others]) as file:
-            yield file
+    def rows_of_part(self, rows: int, names: Collection[str]) -> int:
+        """Return how many of `rows` rows a part may have, a power of two, where texts are long.
+
+        names: of columns that are carried through.
+        """
+        chunks = [chunk for group in self._chunks for chunk in group if chunk.column in names]
+        width = max((chunk.bytes // max(1, chunk.values) for chunk in chunks), default=0)
+        return rows if width * rows <= _PART_BYTES else 1 << max(0, (_PART_BYTES // width).bit_length() - 1)
+
+    def _chunks_of(self, group: int, names: Sequence[str]) -> list[tuple[str, Chunk]]:
+        """Return the column chunks of some columns, with the names of these."""
+        wanted, found = {*names}, []
+        for chunk in self._chunks[group]:
+            # Of a list the path goes on: `name.list.element`, in older files `name.bag.array`.
+            name = chunk.column if chunk.column in wanted else chunk.column.rsplit(".", 2)[0]
+            if name in wanted:
+                found.append((name, chunk))
+        return found
+
+    def _refuse_bomb(self, groups: Sequence[Sequence[tuple[str, Chunk]]], alike: Collection[str]) -> None:
+        """Raise EvidenceError for a small file whose texts and lists are far more bytes: what repeats is almost free.
+
+        groups: column chunks that are read.
+        alike: names of columns whose texts stay words.
+        """
+        decoded = Counter[str]()
+        for name, chunk in (pair for chunks in groups for pair in chunks):
+            is_cell = chunk.column == name
+            if not (is_cell and (name in alike or not is_text(self.schema.field(name).type))):
+                decoded[name] += chunk.bytes
+        allowed = _SPARE_BYTES + _MAX_EXPANSION * self.path.stat().st_size
+        for name, size in decoded.most_common(1):
+            if size > allowed:
+                raise EvidenceError(
+                    f"column {name!r} would become {size:,} bytes, allowed are {allowed:,} for a file of this size: "
+                    "leave the column out, or write shorter texts",
+                    Place(str(self.path)),
+                )
+
+    def _rows_of_batch(self, group: int, chunks: Sequence[tuple[str, Chunk]], words: Collection[str]) -> int:
+        """Return the rows of a row group whose texts and lists are of the bytes of a batch.
+
+        words: names of columns whose texts come as words.
+        """
+        size = sum(8 * chunk.values if name in words else chunk.bytes for name, chunk in chunks)
+        return max(1, _BATCH_BYTES * max(1, self.groups[group]) // max(1, size)) if size > _BATCH_BYTES else _BATCH_ROWS
 
     def _open(self, dictionaries: list[str]) -> pa.parquet.ParquetFile:
         import pyarrow.parquet as pq
@@ -94,6 +149,26 @@ class ParquetTable(BinaryTable):
         return pq.ParquetFile(
             parquet_source(self.path), read_dictionary=dictionaries or None, buffer_size=_BUFFER_BYTES, pre_buffer=False
         )
+
+
+def _is_long(chunk: Chunk) -> bool:
+    """Return True for words that may become much longer than they are stored."""
+    return chunk.has_words and (chunk.text is None or chunk.text > _LONG_TEXT * chunk.values)
+
+
+def _written_out(batch: pa.RecordBatch, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in pieces of bounded bytes, with the texts of some columns in place of their words."""
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for at in columns:
+        words = batch.column(at)
+        lengths = np.array([*map(len, words.dictionary.cast(pa.large_binary()).to_pylist()), 0], np.int64)
+        sizes += lengths[numbers_of(words.indices, len(lengths) - 1)]
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // _TEXT_BYTES, append=-1)) + 1
+    for start, end in pairwise([0, *ends.tolist()]):
+        piece = batch.slice(start, end - start)
+        for at in columns:
+            piece = piece.set_column(at, piece.schema.names[at], piece.column(at).dictionary_decode())
+        yield piece
 
 
 class ArrowTable(BinaryTable):

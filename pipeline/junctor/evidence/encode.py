@@ -44,9 +44,13 @@ class EncodedPartition:
 
     @property
     def bytes(self) -> int:
-        """Of it in memory, about: states take four bytes each, case ids some more."""
-        kept = 0 if self.kept is None else self.kept.nbytes
-        return 4 * self.batch.rows * (2 + len(self.batch.states)) + int(kept)
+        """Of it in memory, about: states take four bytes each."""
+        return 4 * self.batch.rows * len(self.batch.states) + self.carried
+
+    @property
+    def carried(self) -> int:
+        """Bytes of the case ids, and of the columns that are carried through."""
+        return int(self.case_ids.nbytes) + (0 if self.kept is None else int(self.kept.nbytes))
 
     def rows(self, start: int, rows: int) -> EncodedPartition:
         """Return `rows` rows from `start` on; shares the memory."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -42,6 +43,8 @@ from junctor.runtime.threads import ahead
 
 # Bytes of blocks that wait to be encoded.
 _AHEAD = 2**28
+# Bytes of case ids and kept columns of a partition; those of text have at most twice as many in Arrow.
+MOST_CARRIED = 2**30
 NO_TYPES: Mapping[str, pa.DataType] = MappingProxyType({})
 # Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
 # share of all.
@@ -182,6 +185,26 @@ def first_rows(
     return concatenate(found, pa.null(), 0).batch
 
 
+def rows_of_part(
+    path: str | os.PathLike[str] | RemotePath, rows: int, names: Collection[str], format: str | None = None
+) -> int:
+    """Return how many of `rows` rows a part of evidence may have: fewer where a file of a disk tells of long texts.
+
+    path, format: as of `open_evidence`.
+    names: of columns that are carried through.
+    """
+    file = spooled(path)
+    # A folder would be listed once more, of an object there would be more requests.
+    if not isinstance(file, Path) or not file.is_file():
+        return rows
+    with explained(file):
+        if (format or format_of(file)) != "parquet":
+            return rows
+        from junctor.evidence.columnar import ParquetTable
+
+        return ParquetTable(file).rows_of_part(rows, names)
+
+
 def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
     """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read."""
     files = input_files(spooled(path))
@@ -303,6 +326,7 @@ class TableSource:
                 take = min(rows - held_rows, piece.batch.rows - start)
                 held.append(piece.rows(start, take))
                 held_rows, start = held_rows + take, start + take
+                self._refuse_bytes(held, rows)
                 if held_rows == rows:
                     yield self._joined(held, first_row)
                     first_row, held_rows, held = first_row + rows, 0, []
@@ -310,6 +334,16 @@ class TableSource:
             yield self._joined(held, first_row)
         if self._within is not None and first_row + held_rows != self._within.stop:
             raise EvidenceError("it has changed while it was read", Place(str(self._files[-1][0].path)))
+
+    def _refuse_bytes(self, held: Sequence[EncodedPartition], rows: int) -> None:
+        """Raise EvidenceError where case ids and kept columns of a partition of `rows` rows take too many bytes."""
+        if (carried := sum(piece.carried for piece in held)) > MOST_CARRIED:
+            fewer = max(1, sum(piece.batch.rows for piece in held) // 8)
+            raise EvidenceError(
+                f"case ids and columns to keep of one part take {carried:,} bytes and more, allowed are "
+                f"{MOST_CARRIED:,}: fewer rows a part, now {rows:,} (--partition-rows {fewer})",
+                Place(str(self._files[-1][0].path)),
+            )
 
     def names_of(self, rows: Sequence[int]) -> list[str]:
         """Return what people find some rows by; see `EvidenceSource`."""

@@ -274,7 +274,7 @@ class SequenceSource:
         for table in self.tables:
             first_of_file = first_row
             with explained(table.path):
-                for batch in table.batches(read):
+                for batch in table.batches(read, () if at is None else (at,)):
                     labels = None if self.positions.labels is None else batch.column(len(read) - 1)
                     columns = batch.columns[:lists]
                     encoded = self.encoder.encode(columns, Place(str(table.path)), labels, self.steps)

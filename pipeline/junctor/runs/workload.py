@@ -490,7 +490,6 @@ class Job(Workload):
         from junctor.evidence.mapping import read_mapping
         from junctor.evidence.read import digest_of
         from junctor.evidence.states import MISSING_TEXTS, missing_texts
-        from junctor.runs.results import default_partition_rows
 
         mapping = read_mapping(self.mapping, model)
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
@@ -501,7 +500,7 @@ class Job(Workload):
             query=self.query.kind,
             targets=self.query.targets,
             precision=self.query.precision,
-            partition_rows=self.partition_rows or default_partition_rows(model, self.query, self.part_bytes),
+            partition_rows=self.partition_rows or self._partition_rows(model),
             case_id=self.case_id,
             ignore_extra=self.ignore_extra,
             strict=self.strict,
@@ -522,6 +521,18 @@ class Job(Workload):
             separator=checked_separator(self.separator),
             hide_targets=self._asked(model).hide_targets,
         )
+
+    def _partition_rows(self, model: Network) -> int:
+        """Return the default rows of a part: by the width of the answers, and of long case ids and kept columns."""
+        from junctor.evidence.read import rows_of_part
+        from junctor.runs.results import default_partition_rows
+
+        rows = default_partition_rows(model, self.query, self.part_bytes)
+        # Of evidence that grows the files of later increments are not known.
+        if self.incremental:
+            return rows
+        names = {"case_id" if self.case_id is None else self.case_id, *self.keep}
+        return rows_of_part(self.evidence, rows, names, self.evidence_format)
 
     def keep_model(self, model: Network) -> None:
         """Write the network to the run directory, and the measurements of this machine's devices."""
