@@ -239,7 +239,7 @@ def _ask_records(folder: Path) -> None:
     out = str(folder / "out")
     asked = [partial(_junctor, "status", out), partial(_junctor, "verify", out), partial(outcome, out)]
     # Increments have no end of their own.
-    if not (folder / "in").exists():
+    if not (folder / "inputs").exists():
         asked.append(partial(_junctor, "finalise", out))
     _all_of([*asked, partial(read_answers, out)])
 
@@ -262,10 +262,13 @@ def _make_increments(folder: Path) -> None:
         (folder / "in" / f"date=2026-11-{day}").mkdir(parents=True)
         _write_evidence(folder / "in" / f"date=2026-11-{day}", "t.parquet")
         _run_increment(folder)
+    # Copies are other folders, which a run takes for its own where that is gone.
+    (folder / "in").rename(folder / "inputs")
 
 
 def _run_increment(folder: Path) -> None:
-    paths = (str(folder / name) for name in ("net.bif", "in", "out"))
+    inputs = "in" if (folder / "in").exists() else "inputs"
+    paths = (str(folder / name) for name in ("net.bif", inputs, "out"))
     run(Job(*paths, partition_rows=16, incremental=True, ignore_extra=True), HERE)
 
 
