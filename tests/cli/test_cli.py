@@ -21,6 +21,7 @@ from helpers.files import ASIA
 from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.cli import prefect_server
 from junctor.cli.display import duration
+from junctor.engine import forecast
 from junctor.generate import evidence_batches, grid, random_network
 from junctor.model.errors import InputError
 from pyarrow import parquet
@@ -481,13 +482,22 @@ def test_a_configured_prefect_server_is_seen(tmp_path: Path, monkeypatch: pytest
     assert prefect_server.is_configured()
 
 
+def test_inspect_shows_the_network_before_it_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planning(_: Any) -> None:
+        raise InputError("no plan yet")
+
+    monkeypatch.setattr(forecast, "tree_of", planning)
+    assert "variables   8, 16 states" in junctor_cli("inspect", ASIA).stdout
+    assert not junctor_cli("inspect", ASIA, "--json").stdout
+
+
 def test_rows_that_take_too_long_are_refused() -> None:
     assert run("--time-limit", "none").exit_code == 0
     wrong = run("--time-limit", "soon")
     assert (wrong.exit_code, "found the time 'soon'" in wrong.stderr) == (2, True)
     junctor.write_network(complete(*[2] * 40), "wide.uai")
     Path("none.evid").write_text("0\n")
-    limit = ("--time-limit", "1s", "--device", "cpu", "--targets", "x0")
+    limit = ("--time-limit", "1s", "--device", "cpu", "--targets", "0")
     refused = junctor_cli("run", "wide.uai", "none.evid", "-o", "wide", "--no-prefect", "--workers", "0", *limit)
     fails(refused, 5, "a row is forecast to take", "allowed are 1 s (--time-limit)", "fewer targets")
     record = json.loads(junctor_cli("inspect", "wide.uai", "--json", *limit).stdout)["no_evidence"]

@@ -322,3 +322,26 @@ def test_a_second_comes_within_a_tenth_of_the_published_sizes(shared: Path, name
 def test_ten_seconds_reach_the_published_sizes(shared: Path, name: str) -> None:
     problem, start = published(shared, name)
     assert searched(problem, start, 10 * SECOND)[1] <= PUBLISHED[name]
+
+
+def test_a_search_that_seldom_helps_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def search(*arguments: Any) -> tuple[tuple[int, ...], float]:
+        steps.append(arguments[4])
+        return arguments[3].variables, arguments[3].entries
+
+    monkeypatch.setattr(elimination, "_search", search)
+    for states in (6, 8):
+        graph, members, _ = as_sets(grid(12))
+        good_orders(graph, members, [states] * len(graph), rows=1)
+    assert steps == [elimination.MOST_STEPS, elimination.FEW_STEPS]
+
+
+def test_orders_of_a_criterion_are_found_once() -> None:
+    greedy = GreedyElimination(*as_sets(grid(6)))
+    abandoned = greedy.by("min-fill", 10.0)
+    whole = greedy.by("min-fill")
+    assert math.isinf(abandoned.entries)
+    assert greedy.by("min-fill") is whole
+    assert greedy.by("min-fill", whole.entries) == abandoned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from helpers import strategies
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.generate import grid
 from junctor.model.network import Network
+from junctor.planning import chunk_search
 from junctor.planning import chunks as chunks_module
 from junctor.planning.chunk_search import (
     ChunkPrices,
@@ -244,3 +246,31 @@ def test_what_misses_least_is_named() -> None:
         cheapest_chunks(problem, 8, lambda _: [MemorySplit(8, 1 << 30, 0)], MOVED)
     with pytest.raises(TooLongError):
         cheapest_chunks(Problem(shape_of(grid(20, 20, states=16)), NOTHING), 8, lambda _: [enough], MOVED)
+
+
+def test_plans_far_beyond_all_room_are_not_priced() -> None:
+    """To count their work takes as long as to lay them out; the one that misses least is named."""
+    problem, split = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING), MemorySplit(64, 64, 64)
+
+    def priced(_: Plan) -> float:
+        raise AssertionError("a plan was priced")
+
+    prices = replace(MOVED, least=priced, room=192)
+    with pytest.raises(TooSmallError) as refused:
+        cheapest_chunks(problem, 8, lambda _: [split], prices)
+    least = min(waiting_entries(plan) for plan, _, _ in candidates(problem, 1))
+    assert (refused.value.where, refused.value.needed, refused.value.allowed) == ("disk", 8 * least, 64)
+
+
+def test_plans_that_take_too_long_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, enough = Problem(shape_of(grid(8, 8, states=2, seed=1)), NOTHING), MemorySplit(1 << 20, 1 << 20, 0)
+    monkeypatch.setattr(chunk_search, "chunk_plan", lambda *_: pytest.fail("a plan was cut"))
+    with pytest.raises(TooLongError) as refused:
+        cheapest_chunks(problem, 8, lambda _: [enough], replace(MOVED, most=10.0))
+    assert refused.value.seconds == min(plan.operations for plan, _, _ in candidates(problem, 1))
+    # By the entries of cliques alone, before anything is laid out.
+    monkeypatch.setattr(chunk_search, "lay_out", lambda *_: pytest.fail("a plan was laid out"))
+    with pytest.raises(TooLongError) as refused:
+        cheapest_chunks(problem, 8, lambda _: [enough], replace(MOVED, most=10.0, entry=0.1))
+    assert refused.value.seconds is not None
+    assert refused.value.seconds > 10

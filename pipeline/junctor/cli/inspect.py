@@ -99,11 +99,15 @@ def inspect(
     if workers is not None and workers > 1:
         # Workers that only plan: no process is started.
         engine = engine.with_options(options, _workers_like(engine.router, workers))
+    from junctor.runtime.remote import shown
+
+    record: dict[str, Any] = {"network": network_facts(model, zeros=True), "variables": _variables(model)}
+    if not json:
+        # Before seconds of planning.
+        _print_network(shown(network), record)
     tree = tree_of(engine.router.shape)
     stored = _stored_facts(engine, tree)
-    record: dict[str, Any] = {
-        "network": network_facts(model, zeros=True),
-        "variables": _variables(model),
+    record |= {
         "tree": _tree_facts(tree, model) | {"stored": stored},
         "allowed_bytes": engine.allowed,
         "no_evidence": _work(engine, EvidenceBatch(1), stored),
@@ -132,9 +136,7 @@ def inspect(
     if json:
         typer.echo(json_module.dumps(record, indent=2))
     else:
-        from junctor.runtime.remote import shown
-
-        _print(shown(network), None if evidence is None else shown(evidence), record)
+        _print(None if evidence is None else shown(evidence), record)
 
 
 def _workers_like(router: Router, workers: int) -> WorkerPool:
@@ -244,7 +246,8 @@ def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
 
     # Routes are sorted by work; rows with trees of their own have no plan that could be compared.
     largest = next((route for route in routes if route.plan is not None and route.plan.case_operations), None)
-    if largest is None or largest.plan is None:
+    # What is refused does not run faster either, and each order takes seconds to find.
+    if largest is None or largest.plan is None or largest.refused is not None:
         return []
     plan = largest.plan
     targets = None if router.query.targets is None else router.targets
@@ -301,8 +304,8 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
     return facts
 
 
-def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
-    facts, tree = record["network"], record["tree"]
+def _print_network(network: str, record: dict[str, Any]) -> None:
+    facts = record["network"]
     typer.echo(f"{network}: {facts['kind']} network {facts['name']!r}")
     typer.echo(f"  variables   {facts['variables']:,}, {counted(facts['states'], 'state')}")
     entries = counted(facts["table_entries"], "entry", "entries")
@@ -312,6 +315,10 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
         typer.echo(
             "  largest     " + ", ".join(f"{variable['name']} {variable['table_entries']:,}" for variable in largest)
         )
+
+
+def _print(evidence: str | None, record: dict[str, Any]) -> None:
+    tree = record["tree"]
     typer.echo("junction tree of all variables")
     entries, largest_entries, separator = (
         approximate(tree[name]) for name in ("total_entries", "largest_clique_entries", "largest_separator_entries")

@@ -18,7 +18,7 @@ from junctor.runtime.cache import Cache
 
 KIND = "plan"
 # Part of the key: another way to plan, another number.
-PLANNING = 3
+PLANNING = 4
 # Plans of smaller networks are made in a few milliseconds, and there may be many of fewer rows, but not where each row
 # takes so many operations. Of networks of more variables the digest takes longer than some rows.
 LEAST_VARIABLES, LEAST_ROWS, LEAST_OPERATIONS, MOST_VARIABLES = 100, 1024, 1e8, 2000

@@ -131,6 +131,13 @@ class CpuSplits:
     def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, rows: int) -> None:
         self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
         self._costs, self._algebra = costs, algebra
+        # To count the work of a plan takes as long as to lay it out, and each is asked about several times.
+        self._known: dict[tuple[int, bool], tuple[Plan, float]] = {}
+
+    @property
+    def room(self) -> int:
+        """Bytes that tables may take anywhere."""
+        return self._limits.memory + self._limits.disk
 
     def fixed(self, plan: Plan) -> int:
         """Return what a plan takes of the memory however it is divided."""
@@ -168,8 +175,13 @@ class CpuSplits:
         return min(self._least(plan, compiled) for compiled in (True, False))
 
     def _least(self, plan: Plan, compiled: bool) -> float:
-        how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
-        return self._costs.seconds(backend_of(self._algebra, compiled), least_work(plan, how))
+        key = id(plan), compiled
+        if key not in self._known:
+            how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
+            seconds = self._costs.seconds(backend_of(self._algebra, compiled), least_work(plan, how))
+            # With the plan, whose number stays its own while it lives.
+            self._known[key] = plan, seconds
+        return self._known[key][1]
 
     def seconds(self, chunks: ChunkPlan, split: MemorySplit) -> float:
         """Return about what a case takes on one thread."""
@@ -201,6 +213,11 @@ class GpuSplits:
     def fixed(self, plan: Plan) -> int:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan) + launch_bytes(plan)
+
+    @property
+    def room(self) -> int:
+        """Bytes that tables may take anywhere."""
+        return self._limits.memory + self._limits.disk + self._whole
 
     def _slot_bytes(self, chunks: ChunkPlan) -> int:
         if chunks not in self._slot:

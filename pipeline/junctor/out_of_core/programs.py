@@ -82,7 +82,9 @@ def cut(
         return ways.splits(plan)
 
     try:
-        prices = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step, limits.seconds)
+        prices = ChunkPrices(
+            ways.least, ways.seconds, CPU.cutting_step, limits.seconds, ways.room, least_entry(limits.on_gpu)
+        )
         cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows, kept)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
@@ -92,6 +94,11 @@ def cut(
             raise too_long(error.seconds / threads, limits.seconds / threads, "a row in chunks", ADVICE) from None
         raise BudgetError(f"propagation in chunks takes years ({error}); {ADVICE}") from None
     return ways.chunking(*cheapest, kept)
+
+
+def least_entry(on_gpu: bool) -> float:
+    """Return the seconds of an entry of a clique, at the least."""
+    return GPU.task_operation if on_gpu else CPU.compiled_operation / 2
 
 
 def cut_for_gpus(

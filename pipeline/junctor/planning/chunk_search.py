@@ -38,12 +38,21 @@ class ChunkPrices:
     seconds: of a cut plan in the memory split that it was cut for.
     cutting: of a step, to cut a plan for a split and to count its work.
     most: that a plan may take.
+    room: bytes that tables may take anywhere.
+    entry: of an entry of a clique, at the least.
     """
 
     least: Callable[[Plan], float]
     seconds: Callable[[ChunkPlan, MemorySplit], float]
     cutting: float
     most: float = math.inf
+    room: float = math.inf
+    entry: float = 0.0
+
+    @property
+    def most_entries(self) -> float:
+        """Entries of all cliques together from which on no plan is laid out."""
+        return min(HOPELESS_ENTRIES, self.most / self.entry if self.entry else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +139,18 @@ def cheapest_chunks(
     missed: list[TooSmallError] = []
     late: list[float] = []
     far: list[TooSmallError] = []
+    farther: list[tuple[int, Plan]] = []
     cut_steps = 0
+
+    def within_reach(candidate: Candidate) -> bool:
+        # Before it is priced, which takes as long as to lay it out.
+        waiting = waiting_entries(candidate.plan) * itemsize
+        if waiting > FAR_MORE * pricing.room:
+            farther.append((waiting, candidate.plan))
+        return waiting <= FAR_MORE * pricing.room
+
     # The first one that fits bounds the time of all others.
-    for least, candidate in _priced(_candidates(problem, rows), pricing.least):
+    for least, candidate in _priced(_candidates(problem, rows, pricing, within_reach), pricing.least):
         if least > pricing.most:
             late.append(least)
             continue
@@ -150,9 +168,7 @@ def cheapest_chunks(
             split, tried[number] = ways[number], math.inf
             entries = _entries(split, itemsize)
             if waiting > FAR_MORE * sum(entries):
-                needed = waiting * itemsize
-                missing = TooSmallError("disk", needed, split.disk)
-                far.append(missing if split.disk else TooSmallError("memory", needed, split.memory))
+                far.append(_far(waiting * itemsize, split))
                 continue
             cut_steps += len(plan.steps)
             try:
@@ -172,8 +188,16 @@ def cheapest_chunks(
         return chunks, split
     if late and not (missed or far):
         raise TooLongError("longer than allowed", min(late))
+    if not (missed or far):
+        needed, plan = min(farther, key=lambda each: each[0])
+        raise _far(needed, splits(plan)[0])
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
+
+
+def _far(needed: int, split: MemorySplit) -> TooSmallError:
+    """Return the error for a plan whose tables that have to wait take so many bytes."""
+    return TooSmallError("disk", needed, split.disk) if split.disk else TooSmallError("memory", needed, split.memory)
 
 
 def _to_try(numbers: Sequence[int], tried: Mapping[int, float], count: int) -> Iterator[int]:
@@ -232,19 +256,27 @@ def _priced(candidates: Iterator[list[Candidate]], least: Callable[[Plan], float
 
 def candidates(problem: Problem, rows: int) -> Iterator[Candidate]:
     """Yield the plans to choose from; raises TooLongError where each would take years."""
-    return chain.from_iterable(_candidates(problem, rows))
+    prices = ChunkPrices(lambda _: 0.0, lambda *_: 0.0, 0.0)
+    return chain.from_iterable(_candidates(problem, rows, prices, lambda _: True))
 
 
-def _candidates(problem: Problem, rows: int) -> Iterator[list[Candidate]]:
-    """Yield them in lists, those last that take a search."""
+def _candidates(
+    problem: Problem, rows: int, pricing: ChunkPrices, taken: Callable[[Candidate], bool]
+) -> Iterator[list[Candidate]]:
+    """Yield those that are taken in lists, those last that need a search."""
     shape, entries = problem.shape, math.inf
     for orders in varied_orders(problem.graph(), problem.free(), shape.cardinalities, rows, problem.graph(sliced=True)):
         entries = min([entries, *(order.entries for order in orders)])
-        yield [
-            Candidate(lay_out(replace(problem, lean=lean), order), order, lean)
-            for order in orders
-            if order.entries <= HOPELESS_ENTRIES
-            for lean in (True, False)
-        ]
+        some: list[Candidate] = []
+        for order in orders:
+            for lean in (True, False) if order.entries <= pricing.most_entries else ():
+                candidate = Candidate(lay_out(replace(problem, lean=lean), order), order, lean)
+                # More messages wait in the plan that is not lean.
+                if not taken(candidate):
+                    break
+                some.append(candidate)
+        yield some
     if entries > HOPELESS_ENTRIES:
         raise TooLongError(f"{entries:.1e} entries of cliques")
+    if entries > pricing.most_entries:
+        raise TooLongError("longer than allowed", entries * pricing.entry)

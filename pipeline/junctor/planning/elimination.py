@@ -83,6 +83,9 @@ STEPS_PER_ENTRY = 0.01
 FEWEST_STEPS = 30_000_000
 # About ten seconds.
 MOST_STEPS = 3_000_000_000
+# Total table size from which on an order has to get so much better to be of use that it seldom does, and the steps of a
+# search for it: two seconds.
+FAR, FEW_STEPS = 1e14, 500_000_000
 # Part of the key of orders that are kept: another search, another number.
 SEARCH = 1
 # With more variables the bit matrix of the search would take more than 128 MiB.
@@ -130,7 +133,7 @@ def good_orders(
     meanwhile: called with the greedy order while a search runs.
     All others: as in `best_order`.
     """
-    greedy = GreedyElimination(graph, members, cardinalities)
+    greedy = _greedy(tuple(map(frozenset, graph)), frozenset(members), tuple(cardinalities))
     best = greedy.by(CRITERIA[0])
     # A graph without further variables is chordal: no triangulation has smaller cliques.
     if best.entries > HOPELESS or not greedy.left:
@@ -139,7 +142,7 @@ def good_orders(
         order = greedy.by(criterion, best.entries * WORTH_ENDING)
         best = min(best, order, key=lambda order: order.entries)
     # By the best of them: the first may be many times larger, and so would be the search.
-    steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * best.entries))
+    steps = min(MOST_STEPS if best.entries <= FAR else FEW_STEPS, int(STEPS_PER_ENTRY * rows * best.entries))
     if steps < FEWEST_STEPS or len(graph) > MOST_SEARCHED:
         return [best]
     search = _searched(tuple(map(frozenset, graph)), frozenset(members), tuple(cardinalities), best, steps, seed)
@@ -164,8 +167,11 @@ def varied_orders(
     whole: the graph with what is observed as well, whose levels are more regular: a grid's are its diagonals.
     All others: as in `best_order`.
     """
+    greedy, sizes = (
+        _greedy(tuple(map(frozenset, graph)), frozenset(members), tuple(cardinalities)),
+        Sizes(cardinalities),
+    )
     good = _apart(partial(good_orders, graph, members, cardinalities, rows))
-    greedy, sizes = GreedyElimination(graph, members, cardinalities), Sizes(cardinalities)
     sweeps = (_sweep(graph, members), tuple(v for v in _sweep(whole, range(len(whole))) if v in members))
     orders = [min((order_of(graph, each, sizes, "sweep") for each in sweeps), key=lambda order: order.entries)]
     orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
@@ -235,6 +241,14 @@ def keep_orders_in(store: OrderStore | None) -> None:
     """Look for the results of long searches in `store`, and keep them there, from now on in this process."""
     global _store
     _store = store
+
+
+# Forecast and plan of the same query, and chunks after them, eliminate once.
+@lru_cache(maxsize=4)
+def _greedy(
+    graph: tuple[frozenset[int], ...], members: frozenset[int], cardinalities: tuple[int, ...]
+) -> GreedyElimination:
+    return GreedyElimination(graph, members, cardinalities)
 
 
 # Forecast and plan of the same query search once.
@@ -339,6 +353,7 @@ class GreedyElimination:
         self.left = list(around)
         self._around = around
         self._cardinalities = cardinalities
+        self._found: dict[str, EliminationOrder] = {}
 
     def by(self, criterion: str, give_up_at: float = math.inf) -> EliminationOrder:
         """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
@@ -346,6 +361,14 @@ class GreedyElimination:
         criterion: one of CRITERIA.
         give_up_at: total table size at which the order is abandoned, with infinite entries.
         """
+        found = self._found.get(criterion)
+        if found is None:
+            found = self._by(criterion, give_up_at)
+            if math.isfinite(found.entries):
+                self._found[criterion] = found
+        return found if found.entries < give_up_at else EliminationOrder((), (), math.inf, criterion)
+
+    def _by(self, criterion: str, give_up_at: float) -> EliminationOrder:
         left = self.left
         if len(left) > LARGE_CORE:
             order = self._compiled(criterion)
