@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import typer
 from helpers import oracle
+from helpers.engine_cases import complete
 from helpers.files import ASIA
 from helpers.strategies import networks
 from hypothesis import given
@@ -262,3 +263,24 @@ def test_questions_on_the_command_line() -> None:
     record = json.loads(CliRunner().invoke(app_for(), ["joint", ASIA, "bronc", "--json"]).stdout)
     assert record["architecture"] == "messages"
     assert sum(each["probability"] for each in record["questions"][0]["posterior"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("architecture", ["messages", "stored"])
+def test_a_question_has_as_many_variables_as_an_array_has_axes(architecture: Architecture) -> None:
+    network = complete(2, 3, *[1] * 63)
+    names = [variable.name for variable in network.variables]
+    found = joint_posteriors(network, [names[:64]], architecture=architecture)
+    expected = joint_posteriors(complete(2, 3), [names[:2]])
+    np.testing.assert_allclose(found.posteriors[0].reshape(2, 3), expected.posteriors[0], rtol=1e-12)
+    with pytest.raises(EvidenceError, match="found a question about 65 variables, expected 64 at most"):
+        joint_posteriors(network, [names], architecture=architecture)
+
+
+def test_both_ways_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = complete(*[2] * 31)
+    with pytest.raises(BudgetError, match=r"a row is forecast to take .*, allowed are 1 s \(--time-limit\)"):
+        joint_posteriors(network, [["x0", "x1"]], architecture="messages", time_limit="1s")
+    monkeypatch.setattr("junctor.cliques.tree.stored_forecast", lambda *_: StoredForecast(2.0, 3.0))
+    with pytest.raises(BudgetError, match="the calibration is forecast to take 5 s, allowed are 4 s"):
+        joint_posteriors(ASIA, [["smoke", "lung"]], architecture="stored", time_limit=4)
+    assert joint_posteriors(ASIA, [["smoke", "lung"]], architecture="stored").architecture == "stored"

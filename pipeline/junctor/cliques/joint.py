@@ -41,6 +41,8 @@ from junctor.runtime.machine import compute_options
 
 # Plans with at most so many entry operations are bound to their numbers for a forecast, which takes up to a second.
 BOUND_OPERATIONS = 10**9
+# Axes of an array.
+MOST_AXES = 64
 # All cores of it: questions are no work for a GPU.
 CPU = ComputeOptions(device="cpu")
 Floats = npt.NDArray[np.float64]
@@ -141,6 +143,9 @@ class JointQuestions:
         if not self._questions:
             raise EvidenceError("found no question, expected at least one")
         for question in self._questions:
+            if len(question) > MOST_AXES:
+                found = f"a question about {len(question)} variables"
+                raise EvidenceError(f"found {found}, expected {MOST_AXES} at most: an array has no more axes")
             if len(set(question)) < max(1, len(question)):
                 names = [network.variables[v].name for v in question]
                 raise EvidenceError(f"found {names}, expected different variables")
