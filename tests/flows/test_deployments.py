@@ -136,9 +136,11 @@ def test_a_run_that_is_due_when_the_one_before_has_ended_is_not_skipped(server: 
         process.suspend()
         due = datetime.now(UTC) + timedelta(seconds=20)
         second = server.begin_at("due", due)
-        time.sleep(14.0)
-        process.resume()
-        assert server.ended(first)["state"]["type"] == "COMPLETED"
+        time.sleep(12.0)
+        assert server.run(second)["state"]["type"] == "SCHEDULED"
+        # The quickest end.
+        process.kill()
+        server.until(lambda: server.run(first)["state"]["type"] == "CRASHED")
         assert datetime.now(UTC) < due
         assert server.ended(second)["state"]["type"] == "COMPLETED"
         begun = [each["timestamp"] for each in states_of(server, second) if each["type"] != "SCHEDULED"]
