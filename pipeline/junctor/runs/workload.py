@@ -683,7 +683,9 @@ class _PlannedRun:
         except BudgetError:
             return RunEstimate(spreads=pool.workers > 1)
         spreads = count < pool.workers and estimate.is_mostly_in_chunks
-        return RunEstimate(spreads=spreads and self._pays(engine, WorkerPool(pool.workers, pool.memory)))
+        spreads = spreads and self._pays(engine, WorkerPool(pool.workers, pool.memory))
+        # Parts are whole for whoever answers them; rows that all workers share have seconds of their own.
+        return RunEstimate(seconds=0.0 if spreads else estimate.seconds, spreads=spreads)
 
     def _on_gpus(self, engine: Engine, gpus: GpuGroup) -> RunEstimate:
         """Return whether rows out of core go to workers one by one, not with their partitions.
