@@ -22,6 +22,7 @@ from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.cli import prefect_server
 from junctor.cli.display import duration
 from junctor.engine import forecast
+from junctor.evidence.delimited import DelimitedTable
 from junctor.generate import evidence_batches, grid, random_network
 from junctor.model.errors import InputError
 from pyarrow import parquet
@@ -307,6 +308,28 @@ def test_inspect() -> None:
     assert "too much, it will be refused" in text
     assert "evidence.csv: 3 rows, " in text
     assert inspected(ASIA, "--query", "mpe")["no_evidence"]["patterns"] == 1
+
+
+def test_inspect_forecasts_all_of_a_large_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("junctor.cli.inspect.SAMPLE_ROWS", 100)
+    monkeypatch.setattr(DelimitedTable, "_bytes_at_once", lambda self: 500)
+    Path("large.csv").write_text("smoke,xray\n" + "yes,\nno,yes\n" * 2_000)
+    work = inspected(ASIA, "large.csv", "--device", "cpu")["evidence"]
+    assert work["rows"] == pytest.approx(4_000, rel=0.05)
+    assert (work["sampled_rows"], work["rows_counted"]) == (100, False)
+    seconds = work["seconds_of"]
+    assert work["seconds"] == pytest.approx(sum(seconds.values()))
+    # Of all rows, not of the sample.
+    Path("small.csv").write_text("smoke,xray\n" + "yes,\nno,yes\n" * 40)
+    few = inspected(ASIA, "small.csv", "--device", "cpu")["evidence"]
+    assert few["rows"] == few["sampled_rows"] == 80
+    assert seconds["reading"] == pytest.approx(few["seconds_of"]["reading"] * work["rows"] / 80)
+    assert work["operations"] > 20 * few["operations"]
+    assert work["process_bytes"] > work["planned_bytes"] > 0
+    text = junctor_cli("inspect", ASIA, "large.csv").stdout
+    assert "large.csv: about " in text
+    assert " rows, by 100 of them, 0 invalid" in text
+    assert "to read evidence" in text
 
 
 def test_inspect_reads_the_files_of_increments_one_by_one() -> None:

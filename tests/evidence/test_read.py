@@ -33,7 +33,7 @@ from junctor.evidence.columnar import ParquetTable
 from junctor.evidence.delimited import DelimitedTable
 from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate
 from junctor.evidence.files import input_files
-from junctor.evidence.read import digest_of, open_evidence, rows_of_part
+from junctor.evidence.read import digest_of, open_evidence, rows_of_part, sample_rows
 from junctor.model.errors import EvidenceError
 
 NETWORK = small_network()
@@ -856,3 +856,55 @@ def test_case_ids_that_are_too_much_for_a_part(tmp_path: Path, monkeypatch: pyte
     ):
         read_text(tmp_path, text, rows=100)
     assert [part.batch.rows for part in read_text(tmp_path, text, rows=5)] == [5] * 8
+
+
+def write_sorted_rows(path: Path, quoted: bool = False) -> None:
+    """Write 4,000 rows, the first half with another state than the second one."""
+    mark = '"' if quoted else ""
+    # All of one length.
+    rows = [f"{1_000 + i},{mark}yes{mark}" if i < 2_000 else f"{10_000 + i},{mark}no{mark}" for i in range(4_000)]
+    text = "\n".join(["case_id,smoke", *rows, ""])
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_rows_of_a_large_csv_file_are_extrapolated_from_places_over_it(
+    tmp_path: Path, quoted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DelimitedTable, "_bytes_at_once", lambda self: 2_000)
+    write_sorted_rows(tmp_path / "t.csv", quoted)
+    found = sample_rows(tmp_path / "t.csv", NETWORK, 400)
+    assert not found.is_counted
+    assert found.total == pytest.approx(4_000, rel=0.05)
+    (states,) = found.rows.batch.states.values()
+    # A quarter of the rows from each of four places.
+    assert np.bincount(states).tolist() == [200, 200]
+    assert not found.rows.batch.invalid
+
+
+def test_rows_of_other_files_are_counted_or_extrapolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("t.csv", "t.csv.gz"):
+        write_sorted_rows(tmp_path / name)
+    whole = open_evidence(tmp_path / "t.csv", NETWORK)
+    assert sample_rows(tmp_path / "t.csv", NETWORK, 5_000).total == 4_000
+    table = pa.table({"smoke": ["yes"] * 2_000 + ["no"] * 2_000})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=500)
+    write_ipc_file(tmp_path / "t.arrow", table, 500)
+    for name in ("t.parquet", "t.arrow"):
+        found = sample_rows(tmp_path / name, NETWORK, 40)
+        (states,) = found.rows.batch.states.values()
+        assert (found.total, found.is_counted, np.bincount(states).tolist()) == (4_000, True, [20, 20])
+    # A file that fits one piece is counted, and one that is zipped has no places.
+    assert (sample_rows(tmp_path / "t.csv", NETWORK, 40).total, whole.columns) == (4_000, [0])
+    zipped = sample_rows(tmp_path / "t.csv.gz", NETWORK, 40)
+    assert (zipped.total, zipped.rows.batch.rows) == (4_000, 40)
+
+
+def test_rows_of_a_folder_are_sampled_over_its_files(tmp_path: Path) -> None:
+    for number in range(8):
+        state = "yes" if number < 4 else "no"
+        (tmp_path / f"{number}.csv").write_text("\n".join(["smoke", *[state] * 100, ""]))
+    for apart in (False, True):
+        found = sample_rows(tmp_path, NETWORK, 80, apart)
+        (states,) = found.rows.batch.states.values()
+        assert (found.total, found.is_counted, np.bincount(states).tolist()) == (800, True, [40, 40])

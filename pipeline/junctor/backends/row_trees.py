@@ -244,11 +244,12 @@ class RowEngine:
         means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
-    def works_alone(self, cells: EvidenceCells, rows: Rows) -> list[RowWork]:
+    def works_alone(self, cells: EvidenceCells, rows: Rows, held: Rows | None = None) -> list[RowWork]:
         """Return the work of rows with a tree for each; infinite where tables are too large.
 
         cells: of a batch.
         rows: int64, rows of the batch.
+        held: int64 [rows], written: entries of messages in memory at a time; one down may take the place of one up.
         """
         # What a row observes says little: the states that are left possible count.
         task, results = RowTask(rows, MOST_ROWS), self._blank(len(rows))
@@ -260,7 +261,10 @@ class RowEngine:
         how = self._asked, memory, piece, queue.CLOSED, results
         while not queue.answer_alone(self._factors, self._zeros, waiting, *how):
             operations, entries = room.tree.nodes.work.tolist()
-            works[piece.at[queue.NEXT]] = RowWork(operations, entries, float(room.tree.nodes.counts[rowplan.TABLES]))
+            row, counts = piece.at[queue.NEXT], room.tree.nodes.counts
+            works[row] = RowWork(operations, entries, float(counts[rowplan.TABLES]))
+            if held is not None:
+                held[row] = counts[rowplan.ARENA]
             piece.at[queue.NEXT] += 1
         for row in np.flatnonzero(results.status == rowwise.TOO_LARGE).tolist():
             works[row] = RowWork(math.inf, math.inf, math.inf)

@@ -32,3 +32,9 @@ def alone_seconds(work: RowWork, explains: bool = False) -> float:
     numbers = operations * CPU.tree_operation + work.entries * CPU.tree_entry
     seconds = numbers + work.tables * (TABLE_SECONDS + CPU.tree_plan)
     return seconds if math.isfinite(seconds) else math.inf
+
+
+def run_seconds(work: RowWork, explains: bool = False) -> float:
+    """Return the same for the forecast of a run: with what trees have in common that are chosen from."""
+    far = max(0.0, work.entries - CPU.far_bytes / 8)
+    return alone_seconds(work, explains) + work.tables * CPU.tree_start + far * CPU.far_entry

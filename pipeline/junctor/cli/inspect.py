@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from junctor.engine.router import Router
     from junctor.engine.routes import Route
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.evidence.read import RowSample
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.planning.junction_tree import JunctionTree
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # Largest tables and most expensive evidence patterns that are shown.
 SHOWN = 5
-# Rows of evidence that are looked at.
+# Rows of evidence that are looked at, at the most.
 SAMPLE_ROWS = 65_536
 # Joint posteriors whose forecast says from how many on stored tables are worth it.
 QUESTIONS = 16
@@ -42,7 +43,7 @@ def inspect(
     network: cli.NetworkFile,
     evidence: Annotated[
         str | None,
-        typer.Argument(metavar="[EVIDENCE]", help=f"Evidence, whose first {SAMPLE_ROWS:,} rows are planned too."),
+        typer.Argument(metavar="[EVIDENCE]", help="Evidence: a run of all of it is forecast, by some of its rows."),
     ] = None,
     targets: cli.Targets = None,
     hide_targets: cli.HideTargets = False,
@@ -82,11 +83,11 @@ def inspect(
     from junctor.cli.run import split_names
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
-    from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.mapping import hiding, read_mapping
-    from junctor.evidence.read import first_rows
+    from junctor.evidence.read import sample_rows
     from junctor.formats import read_network
     from junctor.model.query import Query, Sampling
+    from junctor.runs.forecast import sampled_rows
     from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
@@ -110,14 +111,14 @@ def inspect(
     record |= {
         "tree": _tree_facts(tree, model) | {"stored": stored},
         "allowed_bytes": engine.allowed,
-        "no_evidence": _work(engine, EvidenceBatch(1), stored),
+        "no_evidence": _no_evidence(engine, stored),
     }
     if evidence is not None:
         # A sample: reading all of it would take as long as answering it.
-        first = first_rows(
+        sample = sample_rows(
             evidence,
             model,
-            SAMPLE_ROWS,
+            sampled_rows(model, asked, SAMPLE_ROWS),
             incremental,
             case_id=case_id,
             ignore_extra=ignore_extra,
@@ -127,7 +128,7 @@ def inspect(
             separator=separator,
             mapping=hiding(read_mapping(mapping, model), model, asked),
         )
-        record["evidence"] = _work(engine, first, stored)
+        record["evidence"] = _run_work(engine, sample, stored, record["no_evidence"]["resident_bytes"])
     if plot is not None:
         # Imported here, because matplotlib takes a second.
         from junctor.cli.picture import draw_tree
@@ -208,14 +209,48 @@ def _questions(engine: Engine) -> int | None:
     return math.ceil(seconds.stored * len(names) / seconds.messages) if math.isfinite(seconds.stored) else None
 
 
-def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
+def _no_evidence(engine: Engine, stored: dict[str, Any]) -> dict[str, Any]:
     from junctor.engine.forecast import forecast
+    from junctor.evidence.batch import EvidenceBatch
+
+    batch = EvidenceBatch(1)
+    routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
+    seconds = sum(route.seconds for route in routes)
+    operations = sum(route.operations for route in routes)
+    return _work(engine, batch, routes, stored) | {"operations": operations, "seconds": _finite(seconds)}
+
+
+def _run_work(engine: Engine, sample: RowSample, stored: dict[str, Any], resident: int) -> dict[str, Any]:
+    """Return the forecast of a run; resident: bytes of this process, which has planned and read no evidence."""
+    from junctor.runs.forecast import forecast_run
+
+    batch = sample.rows.batch
+    found = forecast_run(engine, sample.rows, sample.total, MOST_BOUND_OPERATIONS)
+    work = _work(engine, batch, found.routes, stored)
+    seconds = {name: _finite(each) for name, each in asdict(found.seconds).items() if name != "parts"}
+    return work | {
+        "rows": sample.total,
+        "rows_counted": sample.is_counted,
+        "sampled_rows": batch.rows,
+        "parts": found.seconds.parts,
+        "operations": found.operations,
+        "seconds": _finite(found.seconds.total),
+        "seconds_of": seconds,
+        "process_bytes": resident + found.held + work["planned_bytes"],
+    }
+
+
+def _finite(seconds: float) -> float | None:
+    # JSON knows no infinity.
+    return seconds if math.isfinite(seconds) else None
+
+
+def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of a batch and its routes, those with most operations first."""
     from junctor.runtime.machine import peak_memory
 
     router = engine.router
     serving = engine.serving(batch)
-    routes = forecast(serving, batch, bound=MOST_BOUND_OPERATIONS)
-    seconds = sum(route.seconds for route in routes)
     # Rows in chunks may be left to the CPU where workers with GPUs were asked about.
     on_gpu = any(serving.router.takes_gpu if route.chunks is None else route.on_gpu for route in routes)
     refusals = [str(route.refused) for route in routes if route.refused is not None]
@@ -223,8 +258,6 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
         "rows": batch.rows,
         "invalid_rows": len(batch.invalid),
         "patterns": len(routes),
-        "operations": sum(route.operations for route in routes),
-        "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
         "forecast_for": "gpu" if on_gpu else "cpu",
         "measured_on": (router.gpu_costs if on_gpu else router.cpu_costs).device.name,
         "needed_bytes": max((route.memory.needed for route in routes), default=0),
@@ -330,9 +363,16 @@ def _print(evidence: str | None, record: dict[str, Any]) -> None:
     _print_work("plan without evidence", record["no_evidence"], record["allowed_bytes"])
     if evidence is not None:
         work = record["evidence"]
-        rows = f"the first {SAMPLE_ROWS:,} rows" if work["rows"] == SAMPLE_ROWS else counted(work["rows"], "row")
-        title = f"{evidence}: {rows}, {work['invalid_rows']:,} of them invalid"
+        title = f"{evidence}: {_rows_line(work)}"
         _print_work(title, work, record["allowed_bytes"])
+
+
+def _rows_line(work: dict[str, Any]) -> str:
+    rows, sampled = counted(work["rows"], "row"), work["sampled_rows"]
+    if sampled == work["rows"]:
+        return f"{rows}, {work['invalid_rows']:,} of them invalid"
+    about = "" if work["rows_counted"] else "about "
+    return f"{about}{rows}, by {sampled:,} of them, {work['invalid_rows']:,} invalid"
 
 
 def _stored_line(stored: dict[str, Any]) -> str:
@@ -379,20 +419,28 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     for saving in work["savings"]:
         counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
         typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
-    # Seconds of a core, not of the run, whose number of processes is chosen later.
     where = "a GPU" if work["forecast_for"] == "gpu" else "one core"
     typer.echo(
         f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where} "
         f"({_measured(work)})"
     )
+    if "seconds_of" in work:
+        of = {name: duration(seconds).removeprefix("about ") for name, seconds in work["seconds_of"].items()}
+        typer.echo(
+            f"              from start to end of a run: {of['starting']} to start, {of['reading']} to read evidence, "
+            f"{of['answering']} to answer, {of['writing']} to write"
+        )
     fits = "" if work["fits"] else ": too much, it will be refused"
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "
         f"{format_bytes(allowed)} allowed{fits}"
     )
+    takes = f"a process takes {format_bytes(work['resident_bytes'])} beside it"
+    if "process_bytes" in work:
+        takes = f"a process that runs all of it takes {format_bytes(work['process_bytes'])}"
     typer.echo(
-        f"              for propagation alone; a process takes {format_bytes(work['resident_bytes'])} beside it "
-        "(interpreter, Arrow, compiled code, network)"
+        f"              for propagation alone; {takes} (interpreter, Arrow, compiled code, network"
+        f"{', evidence, answers' if 'process_bytes' in work else ''})"
     )
     if work["refused"] is not None:
         typer.echo(f"              {work['refused']}")

@@ -81,6 +81,14 @@ class CpuConstants(DeviceConstants):
     tree_plan: float = 7e-8
     # Seconds to ask for the work of a tree, beside its tables. alarm and asia; 2026-11-23.
     tree_forecast: float = 1.5e-4
+    # Seconds a table of such a tree beside those, to plan it and to find its possible states: forecasts of a run have
+    # it, choices between trees do not. Rows of munin1, link, diabetes and a random network of 2,000 variables, the
+    # least of 25 times each, good to a factor of 1.4; 2026-11-29.
+    tree_start: float = 8e-7
+    # Bytes of the messages of such a row up to which they stay in the last cache; seconds an entry beyond, as above.
+    # Rows of munin1 of 4 to 60 million entries, on a machine that others used as well; 2026-11-29.
+    far_bytes: float = 32.0 * 2**20
+    far_entry: float = 1.5e-9
     # Seconds an entry operation of a row among others on one tree, of those that are not zero for every row. Fit to 60
     # batches of 18 networks, of which those count most that trees of their own answer in about the same time; good to a
     # factor of 1.7; 2026-11-24.
@@ -93,6 +101,19 @@ class CpuConstants(DeviceConstants):
     lane_table: float = 5.6e-6
     # Times as long as where rows differ in what they observe: they are sorted, and messages copied. As above.
     lane_mixed: float = 3.9
+    # Seconds a table of each row there, beside those, as `tree_start`. A random network of 2,000 variables, 400
+    # patterns; 2026-11-29.
+    lane_row: float = 1.4e-7
+
+    # Files of a run, on a machine that others used as well: seconds of the process, less a quarter; 2026-11-29.
+    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. asia, two rows.
+    load: float = 1.5
+    # Seconds a cell of evidence: read, encoded, kept in the run directory, read again, counted. 2,000 columns of text.
+    cell: float = 1.5e-7
+    # Seconds a byte of answers, to lay them out, compress them, sum them up and write them. That network and others.
+    answer_byte: float = 1.2e-8
+    # Seconds a column of a part. As above.
+    answer_column: float = 5e-5
 
     # Seconds of an operation on a word of 64 cases, for the choice of blocks. Measured on diabetes and munin2, good to
     # a factor of two; 2026-11-22.

@@ -13,6 +13,7 @@ from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
+from junctor.backends.row_work import RowWork, alone_seconds, run_seconds
 from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plan_work
 from junctor.cost.model import gpu_prices
@@ -29,7 +30,10 @@ from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from junctor.cost.model import CostModel
+    from junctor.evidence.compiled_cells import EvidenceCells
     from junctor.planning.junction_tree import JunctionTree
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
@@ -39,8 +43,10 @@ SURVEY_SECONDS = CPU.survey
 SURVEY_SHARE = 0.1
 # Rows that the order of the tree that is shown is searched for: a fraction of a second.
 TREE_ROWS = 100
-# Rows that are looked at where each has a tree of its own.
-SAMPLED_ROWS = 16
+# Rows that are looked at where each has a tree of its own; more, up to a number and as long as their trees take a share
+# of all rows' seconds, until the mean is known to a share of it.
+SAMPLED_ROWS, MOST_SAMPLED_ROWS = 16, 1024
+SAMPLED_SHARE, SAMPLED_ERROR = 0.01, 0.05
 # Patterns of a batch that are looked at, those with the fewest observed variables: they need the most memory.
 SURVEYED_PATTERNS = 16
 
@@ -269,20 +275,54 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
         shares = {v: share for v in group.pattern.weighted if 0 < (share := _share(batch, group, v)) < 1}
         trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, len(group.rows))]
         seconds = float(shared_seconds(trees[0], len(group.rows), group.patterns > 1, row_engine.above_zero))
+        held = [trees[0].entries]
+        seconds += len(group.rows) * trees[0].tables * CPU.lane_row * (group.patterns > 1)
     else:
-        trees = row_engine.works_alone(evidence_cells(batch), spread(group.rows, SAMPLED_ROWS))
-        seconds = len(group.rows) * row_engine.seconds_alone(trees)
+        trees, held = _sampled_trees(router, evidence_cells(batch), group.rows)
+        seconds = len(group.rows) * _mean_seconds(router, trees)
     share = len(group.rows) / len(trees)
     # Rows with larger trees do without one: they get a plan.
-    fitting = [(entries, tables) for _, entries, tables in trees if entries <= row_engine.entries]
+    pairs = zip(held, trees, strict=True)
+    fitting = [(entries, tree.tables) for entries, tree in pairs if tree.entries <= row_engine.entries]
     entries, tables = max(fitting, default=(0.0, 0.0))
     together = block_rows(entries, tables, group.patterns > 1) if group.tree else 1
     size = room_bytes(router.network, int(entries) * together)
     size += route.memory.reserved
-    operations = int(share * sum(operations for operations, _, _ in trees if math.isfinite(operations)))
+    operations = int(share * sum(tree.operations for tree in trees if math.isfinite(tree.operations)))
     memory = replace(route.memory, needed=size, projected=size)
-    work = {"operations": float(operations), "tables": float(share * sum(tables for _, _, tables in trees))}
+    work = {"operations": float(operations), "tables": float(share * sum(tree.tables for tree in trees))}
     return replace(route, operations=operations, memory=memory, seconds=seconds, work=work)
+
+
+def _sampled_trees(
+    router: Router, cells: EvidenceCells, rows: npt.NDArray[np.int64]
+) -> tuple[list[RowWork], list[float]]:
+    """Return the work of some rows with trees of their own, more of them where it differs, and entries held by each.
+
+    cells: of a batch.
+    rows: of the batch.
+    """
+    # By counts, not by time. Few rows of many have most of the work where large tables are left to them.
+    count = SAMPLED_ROWS
+    while True:
+        some = spread(rows, count)
+        held = np.zeros(len(some), dtype=np.int64)
+        trees = router.row_engine.works_alone(cells, some, held)
+        seconds = np.array([run_seconds(tree) for tree in trees])
+        planning = CPU.tree_start * np.mean([tree.tables for tree in trees])
+        # Of rows that are refused nothing is to be known.
+        most = SAMPLED_SHARE * len(rows) * seconds.mean() / planning if np.isfinite(seconds).all() and planning else 0
+        if count >= min(len(rows), most, MOST_SAMPLED_ROWS):
+            return trees, held.astype(np.float64).tolist()
+        if seconds.std() <= SAMPLED_ERROR * seconds.mean() * math.sqrt(count):
+            return trees, held.astype(np.float64).tolist()
+        count *= 4
+
+
+def _mean_seconds(router: Router, trees: Sequence[RowWork]) -> float:
+    """Return the mean seconds of rows with trees of their own; infinite where one is too large."""
+    extra = [run_seconds(tree) - alone_seconds(tree) for tree in trees if math.isfinite(tree.operations)]
+    return router.row_engine.seconds_alone(trees) + sum(extra) / max(1, len(extra))
 
 
 def _share(batch: EvidenceBatch, group: PatternGroup, variable: int) -> float:

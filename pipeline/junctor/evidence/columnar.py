@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from junctor.evidence.columns import is_text
+from junctor.evidence.spread import Spread, spread_over
 from junctor.model.errors import EvidenceError, Place
 from junctor.runtime.arrow import numbers_of, parquet_batches, plain_words_schema, with_plain_words
 from junctor.runtime.footers import Chunk, chunks_of
@@ -63,6 +64,10 @@ class ParquetTable(BinaryTable):
     def _chunks(self) -> list[list[Chunk]]:
         with self.path.open("rb") as file:
             return chunks_of(file)
+
+    def spread(self, count: int) -> Spread:
+        """Return about so many row groups over the file, and the number of its rows."""
+        return spread_over(self, self.groups, count)
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
@@ -187,6 +192,13 @@ class ArrowTable(BinaryTable):
             if not isinstance(reader, pa.ipc.RecordBatchFileReader):
                 return None
             return [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+
+    def spread(self, count: int) -> Spread:
+        """Return about so many record batches over the file, none of a stream, and the number of its rows."""
+        if self.groups is not None:
+            return spread_over(self, self.groups, count)
+        with arrow_file(self.path) as file, self._open(file, [0] if len(self.schema) else None) as reader:
+            return Spread(self, (), sum(batch.num_rows for batch in reader))
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None

@@ -8,10 +8,12 @@ unclosed quote).
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -23,6 +25,7 @@ import pyarrow as pa
 
 from junctor.evidence.dialect import Dialect, Recoded, dialect_of, encoding_of
 from junctor.evidence.files import BLANKS, open_bytes
+from junctor.evidence.spread import Spread
 from junctor.model.errors import EvidenceError, Place
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
@@ -196,6 +199,51 @@ class DelimitedTable:
                 found.append(_Piece(start, size, rows))
                 start += size
         return found
+
+    def spread(self, count: int) -> Spread:
+        """Return pieces of whole lines at about so many places of the file, and its number of rows by their bytes."""
+        if not self._has_rows:
+            return Spread(self, (), 0)
+        size = self.path.stat().st_size
+        is_zipped = self.path.suffix.lower() == ".gz"
+        # Neither has places of its own.
+        from_start = is_zipped or self._is_recoded
+        found, read = self._start(is_zipped) if from_start else self._pieces_over(count, size)
+        counts = [self._counted(block)[1] for _, block in found]
+        # Where rows end elsewhere than lines do, there are about as many.
+        pairs = zip(found, counts, strict=True)
+        lines = [block.data.count(b"\n") if rows is None else rows for (_, block), rows in pairs]
+        rows = round(sum(lines) * size / max(1, read))
+        if from_start or None in counts:
+            return Spread(self, (), rows, read >= size)
+        table = copy(self)
+        table._lines_of_pieces = [
+            _Piece(start, block.size(), lines[number]) for number, (start, block) in enumerate(found)
+        ]
+        return Spread(table, range(len(found)), rows, read >= size)
+
+    def _pieces_over(self, count: int, size: int) -> tuple[list[tuple[int, _Block]], int]:
+        """Return whole lines at so many places of a file of so many bytes, with their starts, and the bytes of all."""
+        found, places = list[tuple[int, _Block]](), 1 if size <= self._bytes_at_once() else count
+        most = min(self._bytes_at_once(), -(-size // places))
+        with self._open() as raw:
+            for number in range(places):
+                raw.seek(start := size * number // places)
+                data = raw.read(most)
+                begin = data.find(b"\n") + 1 if number else 0
+                # The last line of the file may have no end.
+                end = len(data) if start + len(data) == size else begin + _end_of_lines(data[begin:])
+                found.append((start + begin, _Block(data[begin:end], number == 0, end > begin)))
+        return found, sum(block.size() for _, block in found)
+
+    def _start(self, is_zipped: bool) -> tuple[list[tuple[int, _Block]], int]:
+        """Return the first lines of a file as they are parsed, and about how many of its bytes they are."""
+        with self.path.open("rb") as raw:
+            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_zipped else cast(IO[bytes], raw)
+            with self._as_parsed(file) as text:
+                data = text.read(self._bytes_at_once())
+                end = _end_of_lines(data)
+                return [(0, _Block(data[:end], True, end > 0))], raw.tell()
 
     def _counted(self, block: _Block) -> tuple[int, int | None]:
         """Return the bytes and the rows of a block; None for rows that end elsewhere than lines do."""
@@ -401,6 +449,9 @@ class DelimitedTable:
         if self._encoding == _UNKNOWN:
             self._encoding = encoding_of(file.read(2))
             file.seek(0)
+        return self._as_parsed(file)
+
+    def _as_parsed(self, file: IO[bytes]) -> IO[bytes]:
         if not self._is_recoded:
             return file
         before, blanks = (0, False) if (told := self._dialect) is None else (told.before, told.separator == BLANKS)

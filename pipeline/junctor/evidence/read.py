@@ -10,15 +10,15 @@ import hashlib
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.columns import is_string
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered, numbered_in_files
 from junctor.evidence.files import (
@@ -36,6 +36,7 @@ from junctor.evidence.files import (
 from junctor.evidence.layout import CASE_IDS, ColumnLayout, read_layout, warn_of_no_evidence
 from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
+from junctor.evidence.spread import Spread
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 from junctor.runtime.remote import AnyPath, RemotePath
@@ -49,6 +50,8 @@ NO_TYPES: Mapping[str, pa.DataType] = MappingProxyType({})
 # Most partitions that are read together where workers read apart, and the most rows that are read in vain for it, as a
 # share of all.
 MOST_PARTITIONS, SPAN_LOSS = 8, 0.6
+# Places over the files of evidence at which rows are sampled.
+PLACES = 4
 
 
 class EvidenceSource(Protocol):
@@ -164,25 +167,69 @@ def open_evidence(
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
 
 
-def first_rows(
+@dataclass(frozen=True, eq=False, slots=True)
+class RowSample:
+    """Some rows of evidence.
+
+    rows: from several places, or all of few.
+    total: number of all rows.
+    is_counted: False where `total` is extrapolated from bytes.
+    """
+
+    rows: EncodedPartition
+    total: int
+    is_counted: bool = True
+
+
+def sample_rows(
     path: str | os.PathLike[str] | RemotePath, network: Network, rows: int, apart: bool = False, **options: Any
-) -> EvidenceBatch:
-    """Return the first rows of evidence, `rows` at the most.
+) -> RowSample:
+    """Return all rows of evidence if they are less than `rows`, otherwise about as many, from places over its files.
 
     path, network, options: as of `open_evidence`, whose errors it raises.
     apart: whether each file of a folder or glob is read by itself, with the columns that it has.
     """
     files = input_files(path) if apart else None
     each = [(path, None)] if files is None else [(file, files.folder) for file in files.paths]
+    sources = (open_evidence(file, network, folder=folder, **options) for file, folder in each)
     found: list[EncodedPartition] = []
-    for file, folder in each:
-        if (left := rows - sum(part.batch.rows for part in found)) == 0:
-            break
-        part = next(iter(open_evidence(file, network, folder=folder, **options).partitions(left)), None)
-        if part is not None:
-            # Files by themselves may have case ids and kept columns of different types.
-            found.append(replace(part, case_ids=pa.nulls(part.batch.rows), kept=None))
-    return concatenate(found, pa.null(), 0).batch
+    opened: list[EvidenceSource] = []
+    for source in sources:
+        opened.append(source)
+        left = rows - sum(part.batch.rows for part in found)
+        found += [_evidence_alone(part) for part in islice(source.partitions(left), 1)]
+        if left == sum(part.batch.rows for part in found[-1:]):
+            # As many as are wanted: there may be others.
+            return _spread_rows([*opened, *sources], rows, concatenate(found, pa.null(), 0))
+    first = concatenate(found, pa.null(), 0)
+    return RowSample(first, first.batch.rows)
+
+
+def _spread_rows(sources: Sequence[EvidenceSource], rows: int, first: EncodedPartition) -> RowSample:
+    """Return about so many rows from places over the files of some sources; `first`: their first rows."""
+    places: list[tuple[TableSource, int, ColumnTable, int]] = []
+    total, is_counted = 0, True
+    for source in sources:
+        if not isinstance(source, TableSource):
+            # In memory as a whole.
+            total += sum(part.batch.rows for part in source.partitions(rows))
+            continue
+        for number, (table, _, _) in enumerate(source.files):
+            with explained(table.path):
+                spread = table.spread(PLACES)
+            total, is_counted = total + spread.rows, is_counted and spread.is_counted
+            places += [(source, number, spread.table, group) for group in spread.groups]
+    some = [places[i * len(places) // PLACES] for i in range(PLACES)] if len(places) >= PLACES else places
+    found = [source.first_of(number, table, group, max(1, rows // len(some))) for source, number, table, group in some]
+    taken = concatenate([part for parts in found for part in parts], pa.null(), 0)
+    if not taken.batch.rows:
+        return RowSample(first, max(total, first.batch.rows), is_counted)
+    return RowSample(taken, max(total, taken.batch.rows), is_counted)
+
+
+def _evidence_alone(part: EncodedPartition) -> EncodedPartition:
+    """Return rows without what is carried through: files by themselves may have different types of it."""
+    return replace(part, case_ids=pa.nulls(part.batch.rows), kept=None)
 
 
 def rows_of_part(
@@ -265,6 +312,10 @@ class ColumnTable(Protocol):
         """Return the place of a row, from 0, of the file."""
         ...
 
+    def spread(self, count: int) -> Spread:
+        """Return groups at about so many places of the file, and the number of all of its rows."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
@@ -282,6 +333,30 @@ class TableSource:
     def paths(self) -> tuple[AnyPath, ...]:
         """Its files."""
         return tuple(table.path for table, _, _ in self._files)
+
+    @property
+    def files(self) -> tuple[tuple[ColumnTable, ColumnLayout, Encoder], ...]:
+        """Its tables, with what reads each of them."""
+        return self._files
+
+    def first_of(self, number: int, table: ColumnTable, group: int, rows: int) -> list[EncodedPartition]:
+        """Return the first rows of a group, at most so many, without what is carried through.
+
+        number: of the file.
+        table: that reads the group, by the layout of the file.
+        group: of `table.spread`.
+        """
+        _, layout, encoder = self._files[number]
+        found: list[EncodedPartition] = []
+        with explained(table.path):
+            for batch in table.batches(layout.positions, _plain(layout, encoder), 1, range(group, group + 1)):
+                left = rows - sum(part.batch.rows for part in found)
+                piece = batch.slice(0, left)
+                encoded = encoder.encode_valid(piece, 0) or encoder.encode(piece, 0, 0)
+                found.append(_evidence_alone(encoded))
+                if piece.num_rows == left:
+                    break
+        return found
 
     def spans(self, rows: int, least: int) -> list[range] | None:
         """Return rows that can be read apart, each of some whole partitions; None if that took much longer.
@@ -383,11 +458,7 @@ class TableSource:
                 with explained(table.path):
                     groups, row_in_file = _groups_of(table.groups or (), self._within, first_row)
                 first_row += row_in_file
-            # Their texts are mostly different; those of kept columns that are evidence too are not.
-            plain = [column.position for column in layout.columns if column.role == "case_id"]
-            plain += encoder.binned(layout)
-            plain += set(layout.kept).difference(column.position for column in layout.columns)
-            batches = table.batches(layout.positions, sorted(plain), threads, groups)
+            batches = table.batches(layout.positions, _plain(layout, encoder), threads, groups)
             while True:
                 # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
                 # unchanged.
@@ -400,6 +471,15 @@ class TableSource:
                     yield here
                 row_in_file += batch.num_rows
                 first_row += batch.num_rows
+
+
+def _plain(layout: ColumnLayout, encoder: Encoder) -> list[int]:
+    """Return the positions of columns whose texts are mostly different."""
+    plain = [column.position for column in layout.columns if column.role == "case_id"]
+    plain += encoder.binned(layout)
+    # Those of kept columns that are evidence too are not.
+    plain += set(layout.kept).difference(column.position for column in layout.columns)
+    return sorted(plain)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -615,3 +695,9 @@ class _WithFolderColumns:
 
     def place_of(self, row: int) -> Place:
         return self._table.place_of(row)
+
+    def spread(self, count: int) -> Spread:
+        spread = self._table.spread(count)
+        table = copy(self)
+        table._table = spread.table
+        return replace(spread, table=table)

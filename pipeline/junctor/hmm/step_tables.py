@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from junctor.evidence.columns import is_list, is_string
+from junctor.evidence.spread import Spread
 from junctor.evidence.states import missing_texts
 from junctor.hmm.columns import CASE_ID, SequenceColumns
 from junctor.model.errors import EvidenceError, Place, nearest
@@ -104,6 +105,10 @@ class StepTable:
     def place_of(self, row: int) -> Place:
         """Return the file."""
         return Place(str(self.path))
+
+    def spread(self, count: int) -> Spread:
+        """Return no places: all sequences are there."""
+        return Spread(self, (), self.table.num_rows)
 
 
 def lists_of_steps(rows: StepRows, names: SequenceColumns, sensors: Sequence[str], path: Any = None) -> StepTable:

@@ -19,6 +19,7 @@ from junctor.evidence.layout import read_layout
 from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
 from junctor.evidence.read import EvidenceSource, TableSource, open_evidence, stamps_of
+from junctor.evidence.spread import Spread
 from junctor.learning.pieces import read_new_states
 from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
@@ -130,6 +131,9 @@ class _MemoryTable:
 
     def place_of(self, row: int) -> Place:
         return Place(None, row + 1)
+
+    def spread(self, count: int) -> Spread:
+        return Spread(self, (), self._table.num_rows)
 
 
 def with_new_states(network: Network, source: EvidenceSource, fixed: frozenset[int], resources: Resources) -> Network:
