@@ -105,15 +105,16 @@ class CpuConstants(DeviceConstants):
     # patterns; 2026-11-29.
     lane_row: float = 1.4e-7
 
-    # Files of a run, on a machine that others used as well: seconds of the process, less a quarter; 2026-11-29.
-    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. asia, two rows.
-    load: float = 1.5
-    # Seconds a cell of evidence: read, encoded, kept in the run directory, read again, counted. 2,000 columns of text.
-    cell: float = 1.5e-7
-    # Seconds a byte of answers, to lay them out, compress them, sum them up and write them. That network and others.
-    answer_byte: float = 1.2e-8
-    # Seconds a column of a part. As above.
-    answer_column: float = 5e-5
+    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. asia, ten rows
+    # (docs/performance.md); 2026-11-21.
+    load: float = 1.0
+    # Seconds a cell of evidence: read, encoded, kept in the run directory, read again, counted. 4 to 2,000 columns, on
+    # a machine that others used as well, good to a factor of two; 2026-11-29.
+    cell: float = 1.2e-7
+    # Seconds a byte of answers, and a column of a part, to lay them out, compress them, sum them up and write them. As
+    # above; answers that repeat take a third.
+    answer_byte: float = 6e-9
+    answer_column: float = 2.5e-4
 
     # Seconds of an operation on a word of 64 cases, for the choice of blocks. Measured on diabetes and munin2, good to
     # a factor of two; 2026-11-22.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.routes import Route
+from junctor.engine.routes import Backend, Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.answers import answer_width
@@ -92,7 +92,7 @@ def forecast_run(engine: Engine, sample: EncodedPartition, total: int, bound: in
     batches = _parts(sample, size, total)
     sampled, parts = sum(batch.rows for batch in batches), max(1, -(-total // size))
     routes = [route for batch in batches for route in forecast(engine, batch, bound)]
-    answering = sum(route.seconds for route in routes) * total / max(1, sampled)
+    answering = sum(map(_answering, routes)) * total / max(1, sampled)
     columns = len(sample.batch.states) + len(sample.batch.likelihoods)
     seconds = _seconds(network, query, total, answering, columns, parts)
     # Propagation is planned with the answers to a part, or to a sample that is smaller; what was encoded ahead is not
@@ -102,6 +102,12 @@ def forecast_run(engine: Engine, sample: EncodedPartition, total: int, bound: in
     held += min(INPUTS_AHEAD, total * sample.batch.nbytes // max(1, sample.batch.rows))
     ordered = sorted(routes, key=lambda route: -route.operations)
     return ForecastOfRun(ordered, total, sampled, seconds, round(held))
+
+
+def _answering(route: Route) -> float:
+    """Return the seconds of a route without those of files, which a run counts by cells and bytes."""
+    files = 0.0 if route.backend is Backend.ROW_TREES else route.rows * CPU.row
+    return max(0.0, route.seconds - files)
 
 
 def _waiting(parts: int) -> float:
