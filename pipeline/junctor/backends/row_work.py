@@ -34,7 +34,10 @@ def alone_seconds(work: RowWork, explains: bool = False) -> float:
     return seconds if math.isfinite(seconds) else math.inf
 
 
-def run_seconds(work: RowWork, explains: bool = False) -> float:
-    """Return the same for the forecast of a run: with what trees have in common that are chosen from."""
+def run_seconds(work: RowWork, has_zeros: bool) -> float:
+    """Return the same for the forecast of a run: with what trees have in common that are chosen from.
+
+    has_zeros: whether the network has some, so that possible states are looked for.
+    """
     far = max(0.0, work.entries - CPU.far_bytes / 8)
-    return alone_seconds(work, explains) + work.tables * CPU.tree_start + far * CPU.far_entry
+    return alone_seconds(work) + has_zeros * work.tables * CPU.tree_start + far * CPU.far_entry

@@ -81,9 +81,9 @@ class CpuConstants(DeviceConstants):
     tree_plan: float = 7e-8
     # Seconds to ask for the work of a tree, beside its tables. alarm and asia; 2026-11-23.
     tree_forecast: float = 1.5e-4
-    # Seconds a table of such a tree beside those, to plan it and to find its possible states: forecasts of a run have
-    # it, choices between trees do not. Rows of munin1, link, diabetes and a random network of 2,000 variables, the
-    # least of 25 times each, good to a factor of 1.4; 2026-11-29.
+    # Seconds a table of such a tree beside those, where a network has zeros, to plan it and to find possible states:
+    # forecasts of a run have it, choices between trees do not. Rows of munin1, link and diabetes, the least of 25 times
+    # each, good to a factor of 1.5; 2026-11-29.
     tree_start: float = 8e-7
     # Bytes of the messages of such a row up to which they stay in the last cache; seconds an entry beyond, as above.
     # Rows of munin1 of 4 to 60 million entries, on a machine that others used as well; 2026-11-29.
@@ -105,9 +105,9 @@ class CpuConstants(DeviceConstants):
     # patterns; 2026-11-29.
     lane_row: float = 1.4e-7
 
-    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. asia, ten rows
-    # (docs/performance.md); 2026-11-21.
-    load: float = 1.0
+    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. 1.0 for ten rows of asia
+    # (docs/performance.md), 2026-11-21, and 0.05 to 0.2 for each kind of compiled code of larger runs; 2026-11-24.
+    load: float = 1.3
     # Seconds a cell of evidence: read, encoded, kept in the run directory, read again, counted. 4 to 2,000 columns, on
     # a machine that others used as well, good to a factor of two; 2026-11-29.
     cell: float = 1.2e-7

@@ -46,7 +46,7 @@ TREE_ROWS = 100
 # Rows that are looked at where each has a tree of its own; more, up to a number and as long as their trees take a share
 # of all rows' seconds, until the mean is known to a share of it.
 SAMPLED_ROWS, MOST_SAMPLED_ROWS = 16, 1024
-SAMPLED_SHARE, SAMPLED_ERROR = 0.01, 0.05
+SAMPLED_SHARE, SAMPLED_ERROR = 0.03, 0.05
 # Patterns of a batch that are looked at, those with the fewest observed variables: they need the most memory.
 SURVEYED_PATTERNS = 16
 
@@ -308,7 +308,7 @@ def _sampled_trees(
         some = spread(rows, count)
         held = np.zeros(len(some), dtype=np.int64)
         trees = router.row_engine.works_alone(cells, some, held)
-        seconds = np.array([run_seconds(tree) for tree in trees])
+        seconds = np.array([run_seconds(tree, router.row_engine.above_zero < 1) for tree in trees])
         planning = CPU.tree_start * np.mean([tree.tables for tree in trees])
         # Of rows that are refused nothing is to be known.
         most = SAMPLED_SHARE * len(rows) * seconds.mean() / planning if np.isfinite(seconds).all() and planning else 0
@@ -321,7 +321,8 @@ def _sampled_trees(
 
 def _mean_seconds(router: Router, trees: Sequence[RowWork]) -> float:
     """Return the mean seconds of rows with trees of their own; infinite where one is too large."""
-    extra = [run_seconds(tree) - alone_seconds(tree) for tree in trees if math.isfinite(tree.operations)]
+    has_zeros = router.row_engine.above_zero < 1
+    extra = [run_seconds(tree, has_zeros) - alone_seconds(tree) for tree in trees if math.isfinite(tree.operations)]
     return router.row_engine.seconds_alone(trees) + sum(extra) / max(1, len(extra))
 
 
