@@ -105,8 +105,8 @@ class CpuConstants(DeviceConstants):
     # patterns; 2026-11-29.
     lane_row: float = 1.4e-7
 
-    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. 1.0 for ten rows of asia
-    # (docs/performance.md), 2026-11-21, and 0.05 to 0.2 for each kind of compiled code of larger runs; 2026-11-24.
+    # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. 1.0 for ten rows of
+    # asia (docs/performance.md), 2026-11-21, and 0.05 to 0.2 for each kind of compiled code of larger runs; 2026-11-24.
     load: float = 1.3
     # Seconds a cell of evidence: read, encoded, kept in the run directory, read again, counted. 4 to 2,000 columns, on
     # a machine that others used as well, good to a factor of two; 2026-11-29.

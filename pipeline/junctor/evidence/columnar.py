@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from junctor.evidence.column_tables import RowPlaces, spread_over
 from junctor.evidence.columns import is_text
-from junctor.evidence.spread import Spread, spread_over
 from junctor.model.errors import EvidenceError, Place
 from junctor.runtime.arrow import numbers_of, parquet_batches, plain_words_schema, with_plain_words
 from junctor.runtime.footers import Chunk, chunks_of
@@ -65,7 +65,7 @@ class ParquetTable(BinaryTable):
         with self.path.open("rb") as file:
             return chunks_of(file)
 
-    def spread(self, count: int) -> Spread:
+    def spread(self, count: int) -> RowPlaces:
         """Return about so many row groups over the file, and the number of its rows."""
         return spread_over(self, self.groups, count)
 
@@ -193,12 +193,12 @@ class ArrowTable(BinaryTable):
                 return None
             return [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
 
-    def spread(self, count: int) -> Spread:
+    def spread(self, count: int) -> RowPlaces:
         """Return about so many record batches over the file, none of a stream, and the number of its rows."""
         if self.groups is not None:
             return spread_over(self, self.groups, count)
         with arrow_file(self.path) as file, self._open(file, [0] if len(self.schema) else None) as reader:
-            return Spread(self, (), sum(batch.num_rows for batch in reader))
+            return RowPlaces(self, (), sum(batch.num_rows for batch in reader))
 
     def batches(
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None

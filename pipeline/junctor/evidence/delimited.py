@@ -23,9 +23,9 @@ from typing import IO, Any, NamedTuple, NoReturn, cast
 import numpy as np
 import pyarrow as pa
 
+from junctor.evidence.column_tables import RowPlaces
 from junctor.evidence.dialect import Dialect, Recoded, dialect_of, encoding_of
 from junctor.evidence.files import BLANKS, open_bytes
-from junctor.evidence.spread import Spread
 from junctor.model.errors import EvidenceError, Place
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.remote import AnyPath
@@ -200,10 +200,10 @@ class DelimitedTable:
                 start += size
         return found
 
-    def spread(self, count: int) -> Spread:
+    def spread(self, count: int) -> RowPlaces:
         """Return pieces of whole lines at about so many places of the file, and its number of rows by their bytes."""
         if not self._has_rows:
-            return Spread(self, (), 0)
+            return RowPlaces(self, (), 0)
         size = self.path.stat().st_size
         is_zipped = self.path.suffix.lower() == ".gz"
         # Neither has places of its own.
@@ -215,12 +215,12 @@ class DelimitedTable:
         lines = [block.data.count(b"\n") if rows is None else rows for (_, block), rows in pairs]
         rows = round(sum(lines) * size / max(1, read))
         if from_start or None in counts:
-            return Spread(self, (), rows, read >= size)
+            return RowPlaces(self, (), rows, read >= size)
         table = copy(self)
         table._lines_of_pieces = [
             _Piece(start, block.size(), lines[number]) for number, (start, block) in enumerate(found)
         ]
-        return Spread(table, range(len(found)), rows, read >= size)
+        return RowPlaces(table, range(len(found)), rows, read >= size)
 
     def _pieces_over(self, count: int, size: int) -> tuple[list[tuple[int, _Block]], int]:
         """Return whole lines at so many places of a file of so many bytes, with their starts, and the bytes of all."""

@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.column_tables import ColumnTable
 from junctor.evidence.columns import encode_binned, encode_states, is_number, plain_cells
 from junctor.evidence.files import checked_format, checked_separator, explained, format_of, input_files
 from junctor.evidence.layout import CASE_IDS, Column, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of, read_mapping, toml_key
 from junctor.evidence.pipes import spooled
-from junctor.evidence.read import ColumnTable, names_of_columns, open_table
+from junctor.evidence.read import names_of_columns, open_table
 from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells, with_point
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network, Variable

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from junctor.evidence.column_tables import ColumnTable, RowPlaces
 from junctor.evidence.columns import is_string
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered, numbered_in_files
 from junctor.evidence.files import (
@@ -36,7 +37,6 @@ from junctor.evidence.files import (
 from junctor.evidence.layout import CASE_IDS, ColumnLayout, read_layout, warn_of_no_evidence
 from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
-from junctor.evidence.spread import Spread
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 from junctor.runtime.remote import AnyPath, RemotePath
@@ -278,43 +278,6 @@ def stamps_of(path: str | os.PathLike[str] | RemotePath) -> Stamps:
 def _sha_of(path: AnyPath) -> hashlib._Hash:
     with explained(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
-
-
-class ColumnTable(Protocol):
-    """A file of columns: DelimitedTable, ParquetTable, ArrowTable, or one of them with columns from its folders."""
-
-    path: AnyPath
-    schema: pa.Schema
-
-    @property
-    def partition(self) -> int:
-        """The number of the last columns, those from its folders."""
-        ...
-
-    @property
-    def groups(self) -> Sequence[int] | None:
-        """Rows of the groups that can be read apart, None for a file that is read from its start."""
-        ...
-
-    def batches(
-        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1, groups: range | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, batch by batch.
-
-        positions: of the columns.
-        plain: positions of those whose texts are mostly different, which do not come as dictionaries.
-        threads: that parse.
-        groups: numbers of those that are read, None for the whole file.
-        """
-        ...
-
-    def place_of(self, row: int) -> Place:
-        """Return the place of a row, from 0, of the file."""
-        ...
-
-    def spread(self, count: int) -> Spread:
-        """Return groups at about so many places of the file, and the number of all of its rows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -696,7 +659,7 @@ class _WithFolderColumns:
     def place_of(self, row: int) -> Place:
         return self._table.place_of(row)
 
-    def spread(self, count: int) -> Spread:
+    def spread(self, count: int) -> RowPlaces:
         spread = self._table.spread(count)
         table = copy(self)
         table._table = spread.table

@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from junctor.evidence.column_tables import ColumnTable
 from junctor.evidence.columns import encode_numbers, encode_states, is_list, is_string
 from junctor.evidence.encode import numbered, numbered_in_files, row_numbers
 from junctor.evidence.files import checked_format, explained, format_of, input_files
-from junctor.evidence.read import ColumnTable, open_table
+from junctor.evidence.read import open_table
 from junctor.evidence.states import StateCells
 from junctor.hmm.columns import CASE_ID, NO_NAMES, SequenceColumns, columns_of_sensors
 from junctor.hmm.layouts import cut, groups_of, refuse_unclear, warn_of_shapes

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from junctor.evidence.column_tables import RowPlaces
 from junctor.evidence.columns import is_list, is_string
-from junctor.evidence.spread import Spread
 from junctor.evidence.states import missing_texts
 from junctor.hmm.columns import CASE_ID, SequenceColumns
 from junctor.model.errors import EvidenceError, Place, nearest
@@ -106,9 +106,9 @@ class StepTable:
         """Return the file."""
         return Place(str(self.path))
 
-    def spread(self, count: int) -> Spread:
+    def spread(self, count: int) -> RowPlaces:
         """Return no places: all sequences are there."""
-        return Spread(self, (), self.table.num_rows)
+        return RowPlaces(self, (), self.table.num_rows)
 
 
 def lists_of_steps(rows: StepRows, names: SequenceColumns, sensors: Sequence[str], path: Any = None) -> StepTable:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from junctor.evidence.column_tables import RowPlaces
 from junctor.evidence.encode import Encoder, as_arrow
 from junctor.evidence.files import Stamps
 from junctor.evidence.layout import read_layout
 from junctor.evidence.mapping import MappingSource, read_mapping
 from junctor.evidence.pipes import spooled
 from junctor.evidence.read import EvidenceSource, TableSource, open_evidence, stamps_of
-from junctor.evidence.spread import Spread
 from junctor.learning.pieces import read_new_states
 from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
@@ -132,8 +132,8 @@ class _MemoryTable:
     def place_of(self, row: int) -> Place:
         return Place(None, row + 1)
 
-    def spread(self, count: int) -> Spread:
-        return Spread(self, (), self._table.num_rows)
+    def spread(self, count: int) -> RowPlaces:
+        return RowPlaces(self, (), self._table.num_rows)
 
 
 def with_new_states(network: Network, source: EvidenceSource, fixed: frozenset[int], resources: Resources) -> Network:
