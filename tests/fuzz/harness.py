@@ -28,7 +28,7 @@ from junctor.model.errors import JunctorError
 
 from fuzz.kinds import KINDS, Kind
 
-# Of one mutant.
+# Of one mutant; seconds of cores, which others may have.
 SECONDS, BYTES = 10, 2**30
 # Failures of a kind that are reported; those after them are as a rule the same.
 REPORTED = 20
@@ -188,13 +188,14 @@ def _in_time(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TooSlow(f"more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    # Compiled code that hangs takes no signals of Python: the process ends with all stacks on stderr.
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    # Compiled code that hangs takes no signals of Python, and what waits for ever no time: the process ends with all
+    # stacks on stderr.
     faulthandler.dump_traceback_later(6 * seconds, exit=True)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
