@@ -79,7 +79,7 @@ class AutoEngine:
         self.query = query
         self._exact = Engine(network, query, _patient(options), costs, expected_rows)
         budget = _budget(self._exact, options.time_limit, budget_file)
-        memory, disk, seconds = int(budget["memory"]), int(budget["disk"]), budget.get("seconds", MOST_SECONDS)
+        memory, disk, seconds = int(budget["memory"]), int(budget["disk"]), budget["seconds"]
         judged = ComputeOptions(memory, threads=1, device="cpu", spill_bytes=disk, time_limit=seconds)
         # An engine for forecasts only: one thread of a CPU, so that choices do not depend on the machine.
         self._judge = Engine(network, query, judged, costs, expected_rows)
@@ -162,7 +162,9 @@ def _budget(engine: Engine, time_limit: float | None, file: AnyPath | None) -> d
         if file is not None:
             write_json(file, kept)
     try:
-        return {name: typed(int, kept[name], name) for name in ("memory", "disk")}
+        # What was begun without a limit of time has that of those days.
+        seconds = typed(float, kept.get("seconds", MOST_SECONDS), "seconds")
+        return {name: typed(int, kept[name], name) for name in ("memory", "disk")} | {"seconds": seconds}
     except (KeyError, TypeError) as error:
         raise RunError(f"{file}: not the budget of exact answers ({error}): start afresh with --overwrite") from error
 
