@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,10 @@ def test_cells_are_bounded_and_do_not_depend_on_batches_or_threads(monkeypatch: 
     one = found([whole], 1)
     assert one.cells == 100
     assert found([whole], 3) == one
-    assert found(pieces, 2) == one
+    # The rows of a small batch are answered by other code: last digits of log P(e) are its own.
+    apart = found(pieces, 2)
+    assert apart.log_likelihoods == pytest.approx(one.log_likelihoods, rel=1e-14)
+    assert replace(apart, log_likelihoods=one.log_likelihoods) == one
     assert found([whole], 1, seed=7).before != one.before
     monkeypatch.setattr(check, "MOST_QUESTIONS", 30)
     assert found([whole], 1).cells == 10

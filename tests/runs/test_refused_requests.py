@@ -107,7 +107,7 @@ def hide_once(bucket: Bucket, key: str, nth: int) -> None:
 # Looks of a run at its manifest: by the check of what is there, the reader of the evidence, the commit.
 @pytest.mark.parametrize(
     ("key", "nth", "code"),
-    [("manifest.json", 3, 0), ("manifest.json", 5, 6), ("evidence/done.json", 5, 6), ("evidence/done.json", 11, 6)],
+    [("manifest.json", 3, 0), ("manifest.json", 6, 6), ("evidence/done.json", 5, 6), ("evidence/done.json", 11, 6)],
 )
 def test_increments_lose_nothing_for_an_object_that_is_not_found_once(
     bucket: Bucket, tmp_path: Path, key: str, nth: int, code: int

@@ -58,7 +58,7 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
         *(lanes, bits, numbers(2), floats(2)),
     )
     cases = Cases(
-        *(ints(1), ints(1), ints(1), ints(2), floats(2), ints(2), ints(2), floats(1), floats(2)),
+        *(ints(1), ints(1), ints(1), ints(2), floats(2), ints(2), ints(2), floats(2), floats(2)),
         *(ints(2), ints(1), numbers(1), 0),
     )
     graph = SparseGraph(ints(1), np.zeros(1, np.int32), NOT_LISTED)

@@ -217,10 +217,13 @@ def argmax(
 
 def unraveled(index: npt.NDArray[np.int64], shape: Sequence[int]) -> list[npt.NDArray[np.int64]]:
     """Return the index along every axis of indices in C order, as `np.unravel_index` does for up to 64 axes."""
-    along = []
+    along, stride = list[npt.NDArray[np.int64]](), 1
     for size in reversed(shape):
-        along.append(index % size)
-        index = index // size
+        # In place: an array for each axis, as there, and no other.
+        at = index // stride
+        at %= size
+        along.append(at)
+        stride *= size
     return along[::-1]
 
 
