@@ -29,6 +29,22 @@ def test_damaged_files(mutants: int) -> None:
         check(result)
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("footer-sequences", 4800),
+        ("footer-evidence", 17547),
+        ("records-sequences", 721),
+        ("records-sequences", 1637),
+    ],
+)
+def test_what_mutants_found(kind: str, seed: int) -> None:
+    command = [*PROGRAM, kind, "--seed", str(seed), "--mutants", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (result,) = map(json.loads, done.stdout.splitlines())
+    assert not result["failures"], result
+
+
 def check(result: dict[str, Any]) -> None:
     kind = result["kind"]
     assert not result["failures"], f"python tests/fuzz {kind} --seed SEED --mutants 1 --keep FOLDER: {result}"

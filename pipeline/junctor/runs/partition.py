@@ -259,7 +259,11 @@ class Part:
     @classmethod
     def of(cls, record: Any) -> Part:
         """Return the part of a JSON record; raises TypeError for another record."""
+        from junctor.model.answers import STATUS_NAMES
+
         part: Part = typed(cls, record)
+        if lacking := [name for name in STATUS_NAMES if name not in part.statuses]:
+            raise TypeError(f"statuses of a part: found no {lacking[0]!r}")
         return part
 
 

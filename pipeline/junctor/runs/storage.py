@@ -224,7 +224,9 @@ class Directory(Generic[Spec]):
 
     def statistics(self, part: AnyPath) -> AnyPath:
         """Counts of one partition, written before its answers in `part`."""
-        _, name = self.name_of(part).split("/", 1)
+        folder, _, name = self.name_of(part).partition("/")
+        # A manifest that is damaged may name a file without its folder.
+        name = name or folder
         return (self.path / STATISTICS / name).with_suffix(".json")
 
     @property

@@ -77,6 +77,8 @@ def _chunk(meta: dict[int, Any]) -> Chunk:
     column = b".".join(meta[_PATH]).decode(errors="replace")
     text = meta.get(_SIZES, {}).get(1)
     sizes = meta[_VALUES], meta[_STORED], meta[_DECODED]
+    if any(type(number) is not int for number in (*sizes, 0 if text is None else text)):
+        raise TypeError("a number of another type")
     if (least := min(*sizes, text or 0)) < 0:
         raise ValueError(f"column {column!r}: found {least:,} values or bytes, expected 0 or more")
     encodings = {*meta[_ENCODINGS]}
