@@ -219,10 +219,10 @@ def test_auto_samples_rows_beyond_the_limit_that_is_given(tmp_path: Path) -> Non
     (found,) = beyond(1e-6, kept)
     assert "allowed are 1e-06 s (--time-limit)" in found.reason
     assert not beyond(1e4)
-    # Whoever goes on takes the limit that was settled.
+    # Whoever goes on takes the limit that is kept.
     assert beyond(1e4, kept)
     limits = json.loads(kept.read_text())
     assert limits.pop("seconds") == 1e-6
-    # What was begun without one has that of those days.
+    # A budget without a limit has the default.
     kept.write_text(json.dumps(limits))
     assert not beyond(1e-6, kept)

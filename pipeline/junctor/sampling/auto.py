@@ -162,7 +162,7 @@ def _budget(engine: Engine, time_limit: float | None, file: AnyPath | None) -> d
         if file is not None:
             write_json(file, kept)
     try:
-        # What was begun without a limit of time has that of those days.
+        # A budget without seconds is of a run that was given no limit of time.
         seconds = typed(float, kept.get("seconds", MOST_SECONDS), "seconds")
         return {name: typed(int, kept[name], name) for name in ("memory", "disk")} | {"seconds": seconds}
     except (KeyError, TypeError) as error:
