@@ -36,6 +36,8 @@ def test_damaged_files(mutants: int) -> None:
         ("footer-evidence", 17547),
         ("records-sequences", 721),
         ("records-sequences", 1637),
+        ("manifest", 20000270),
+        ("footer-model", 20014956),
     ],
 )
 def test_what_mutants_found(kind: str, seed: int) -> None:

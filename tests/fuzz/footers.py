@@ -39,7 +39,7 @@ def with_footer(data: bytes, footer: list[Any]) -> bytes:
 
 
 def _restated(footer: bytes, random: Random) -> bytes:
-    root = _Reader(footer).struct()
+    root, most = _Reader(footer).struct(), 1000
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         values = random.choice(list(_lists(root)))
         at = random.randrange(len(values))
@@ -47,7 +47,10 @@ def _restated(footer: bytes, random: Random) -> bytes:
         if kind < 0.1:
             del values[at]
         elif kind < 0.2:
-            values[at:at] = [values[at]] * random.choice((1, 1, 2, 1000))
+            # A thousand once only: a thousand of a thousand of them would fill the memory before anything reads them.
+            copies = min(random.choice((1, 1, 2, 1000)), most)
+            values[at:at] = [values[at]] * copies
+            most = 2 if copies > 2 else most
         elif kind < 0.3:
             values[at] = random.choice(values)
         else:

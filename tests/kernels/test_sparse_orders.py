@@ -15,6 +15,9 @@ from junctor_kernels.orders import dense, sparse
 from junctor_kernels.orders import greedy as orders
 from junctor_kernels.orders.greedy import pack, weights_of, work_for
 
+# Weight of a clique that no graph here has.
+MOST = 2**60
+
 Scopes = Sequence[Sequence[int]]
 Problem = tuple[Scopes, list[int], list[int]]
 
@@ -62,7 +65,7 @@ def eliminated(
     order = np.full(n, -1, dtype=np.int64)
     work = work or sparse.sparse_work(graph)
     state = np.array([3], dtype=np.uint64)
-    count = sparse.greedy(graph, members, weights_of(cardinalities), criterion, noise, state, work, order)
+    count = sparse.greedy(graph, members, weights_of(cardinalities), criterion, noise, state, work, order, MOST)
     return order[:count].tolist()
 
 
@@ -149,6 +152,15 @@ def test_memory_is_reused_and_a_small_pool_outgrown(problem: Problem, other: set
     assert eliminated(problem, work) == expected
 
 
+def test_an_order_ends_before_the_first_clique_that_is_too_large() -> None:
+    members, order, state = np.ones(30, dtype=np.bool_), np.zeros(30, dtype=np.int64), np.zeros(1, dtype=np.uint64)
+    # No variable of a ring is simplicial, and each has two neighbours.
+    ring = graph_of([(v, (v + 1) % 30) for v in range(30)], 30)
+    how = np.full(30, 1024), orders.MIN_FILL, 0.0, state
+    assert sparse.greedy(ring, members, *how, work_of(ring, 0), order, 3 * 1024) == 30
+    assert sparse.greedy(ring, members, *how, work_of(ring, 0), order, 2 * 1024) == 0
+
+
 def chain(n: int) -> Scopes:
     return [(v, v + 1) for v in range(n - 1)]
 
@@ -182,7 +194,7 @@ def test_steps_grow_with_the_length_only(scopes: Callable[[int], Scopes]) -> Non
         work = work_of(graph, 0)
         members, order, state = np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.int64), np.zeros(1, dtype=np.uint64)
         weights = np.full(n, 1024)
-        assert sparse.greedy(graph, members, weights, orders.WEIGHTED_MIN_FILL, 0.0, state, work, order) == n
+        assert sparse.greedy(graph, members, weights, orders.WEIGHTED_MIN_FILL, 0.0, state, work, order, MOST) == n
         assert np.array_equal(np.sort(order), np.arange(n))
         return float(work.counters[sparse.STEPS]) / n
 

@@ -17,7 +17,17 @@ from junctor.planning import elimination
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunk_search import candidates
 from junctor.planning.compile import Problem, compile_plan
-from junctor.planning.elimination import CRITERIA, GreedyElimination, best_order, moral_graph
+from junctor.planning.elimination import (
+    CRITERIA,
+    HOPELESS,
+    MOST_BITS,
+    EliminationOrder,
+    GreedyElimination,
+    Sizes,
+    best_order,
+    moral_graph,
+    order_of,
+)
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.planning.savings import count_savings
@@ -262,3 +272,15 @@ def test_nobody_waits_for_a_search_whose_caller_is_gone() -> None:
         elimination._apart(lambda: 1 // 0).result()
     code = "import time; from junctor.planning.elimination import _apart; _apart(lambda: time.sleep(60))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_nobody_counts_the_entries_of_cliques_without_end() -> None:
+    """Orders are abandoned, and nothing is laid out in joins and paths, where no memory holds the cliques."""
+    wide = [(v, (v * k) % 2503) for v in range(2503) for k in (7, 31, 1201)]
+    graph, sizes = moral_graph(2503, wide), Sizes([2] * 2503)
+    assert order_of(graph, tuple(range(2503)), sizes, "sweep", HOPELESS) == EliminationOrder((), (), math.inf, "sweep")
+    greedy = GreedyElimination(graph, frozenset(range(2503)), [2] * 2503)
+    assert math.isinf(greedy.by("min-fill", HOPELESS).entries)
+    whole = greedy.by("min-fill")
+    assert sorted(whole.variables) == list(range(2503))
+    assert 2.0**MOST_BITS <= whole.entries < math.inf

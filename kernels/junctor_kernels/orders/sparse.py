@@ -21,6 +21,7 @@ from junctor_kernels.orders.greedy import (
     MIN_NEIGHBOURS,
     MIN_WEIGHT,
     OUTWEIGHS,
+    UNITS_PER_BIT,
     WEIGHTED_MIN_FILL,
     random,
     weights_of,
@@ -197,9 +198,9 @@ def sort(row: Any) -> None:
 
 @jit
 def greedy(
-    graph: Any, members: Any, weights: Any, criterion: int, noise: float, state: Any, work: Any, order: Any
+    graph: Any, members: Any, weights: Any, criterion: int, noise: float, state: Any, work: Any, order: Any, most: int
 ) -> int:
-    """Eliminate the variables of a set greedily, simplicial ones first; return their number.
+    """Eliminate the variables of a set greedily, simplicial ones first; return how many.
 
     Makes the order of `orders.greedy.greedy`. The work is linear in members, edges and fill edges, but for logarithms
     and for the square of the largest clique. A FILL, at most half the square of a SUM, must stay below 2**63.
@@ -212,6 +213,7 @@ def greedy(
     state: of `random`.
     work: SparseWork of the graph; its counter STEPS grows by the entries visited.
     order: int64 [n], its front is written.
+    most: weight of a clique before which the order ends, without the rest of the members: wide graphs take long.
     """
     numbers, lists, costs, counters = work.numbers, work.lists, work.costs, work.counters
     choice, stack = lists[CHOICE], lists[STACK]
@@ -241,6 +243,8 @@ def greedy(
                 _fill_heap(count, numbers, criterion, costs, lists, counters)
                 heaped = True
             v = _pop(numbers, costs[COST], lists[HEAP], counters)
+            if numbers[v, WEIGHT] > most:
+                return done
             degree = _around(v, numbers, lists[AROUND], pool, counters)
             pool = _with_room(degree, count, numbers, lists, pool, counters)
             _complete(degree, numbers, weights, lists, pool, counters)
@@ -676,9 +680,10 @@ def _sift_down(place: int, numbers: Any, cost: Any, heap: Any, size: int, counte
     numbers[v, PLACE] = place
 
 
-def eliminations(rows: Sequence[Sequence[int]], cardinalities: Sequence[int]) -> Callable[[str], list[int]]:
-    """Return the greedy elimination of a graph as a function of the name of a criterion.
+def eliminations(rows: Sequence[Sequence[int]], cardinalities: Sequence[int]) -> Callable[[str, float], list[int]]:
+    """Return the greedy elimination of a graph as a function of the name of a criterion, and of the most bits.
 
+    The most bits are log2 of the entries of a table at which the order is abandoned: it ends there.
     rows: ascending neighbours of each variable.
     cardinalities: number of states of each variable.
     """
@@ -687,9 +692,10 @@ def eliminations(rows: Sequence[Sequence[int]], cardinalities: Sequence[int]) ->
     weights, work, state = weights_of(cardinalities), sparse_work(graph), np.zeros(1, dtype=np.uint64)
     everything = np.ones(len(rows), dtype=np.bool_)
 
-    def order(criterion: str) -> list[int]:
+    def order(criterion: str, most: float) -> list[int]:
         numbers = np.empty(len(rows), dtype=np.int64)
-        greedy(graph, everything, weights, NAMES[criterion], 0.0, state, work, numbers)
-        return [int(v) for v in numbers]
+        weight = int(most * UNITS_PER_BIT)
+        count = greedy(graph, everything, weights, NAMES[criterion], 0.0, state, work, numbers, weight)
+        return [int(v) for v in numbers[:count]]
 
     return order

@@ -16,6 +16,7 @@ from junctor_kernels.cpu.jit import inlined, loops, part
 from junctor_kernels.orders.greedy import (
     MIN_FILL,
     MIN_WEIGHT,
+    UNITS_PER_BIT,
     WEIGHTED_MIN_FILL,
 )
 from junctor_kernels.orders.sparse import SparseGraph, SparseWork, greedy, sparse_work
@@ -31,6 +32,8 @@ FIRST, LENGTH, ENTRIES, LEFT, RIGHT, PARENT, FACTOR, UNION, WANTED, UP, DOWN, CO
 # A row with a table of more positions or entries is left to other backends.
 MOST_AXES = 48
 MOST_ENTRIES = 1 << 40
+# Of a clique, in units of `weights_of`; more than that of tables with so many entries, whose mean may be smaller.
+MOST_WEIGHT = 64 * UNITS_PER_BIT
 # Entries behind each table in the arena, which vectors that begin in it reach.
 BEHIND = 7
 # Factor of a leaf of ones, for a variable without any table.
@@ -247,7 +250,8 @@ def plan_by(factors: Any, soft: Any, wanted: Any, criterion: int, rows: int, tre
     Arguments as for `plan_row`. Kept on disk by itself: all that answers rows plans them, and would compile it anew.
     """
     nodes, position = tree.nodes, tree.position
-    _order(factors, criterion, tree, noise)
+    if not _order(factors, criterion, tree, noise):
+        return False
     nodes.counts[TABLES] = nodes.counts[SCOPES] = 0
     # Only what the row uses is reset; all other memory keeps old rows.
     nodes.heads[:] = -1
@@ -323,18 +327,24 @@ def _takes_part(factors: Any, factor: int, position: Any) -> bool:
 
 
 @part
-def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
-    """Number the variables by greedy elimination of the moral graph without the observed ones."""
+def _order(factors: Any, criterion: int, tree: Any, noise: float) -> bool:
+    """Number the variables by greedy elimination of the moral graph without the observed ones; False if too wide."""
+    members = 0
     for v in range(tree.position.size):
         # Those relevant at the first order, which has numbered them.
         tree.members[v] = tree.position[v] >= 0
-    count = greedy(factors.graph, tree.members, factors.weights, criterion, noise, tree.random, tree.work, tree.order)
+        members += tree.members[v]
+    how = criterion, noise, tree.random, tree.work, tree.order, MOST_WEIGHT
+    count = greedy(factors.graph, tree.members, factors.weights, *how)
+    if count < members:
+        return False
     for i in range(count):
         v = tree.order[i]
         tree.position[v] = i
         tree.nodes.sizes[i] = factors.cards[v]
         tree.nodes.means[i] = factors.means[v]
     tree.nodes.counts[POSITIONS] = count
+    return True
 
 
 @part

@@ -105,7 +105,7 @@ def show_what_is_done(directory: Directory[Any], work: Callable[[], Manifest], a
         show_manifest(directory, read_manifest(directory), as_json)
         raise
     reasons = show_manifest(directory, manifest, as_json)
-    if 0 < manifest.rows == manifest.statuses["invalid"]:
+    if 0 < manifest.rows == manifest.statuses.get("invalid"):
         raise all_invalid(manifest.rows, "; ".join(reasons) or None)
 
 
@@ -127,7 +127,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
             # Reasons of impossible rows begin with that word.
             typer.echo(f"  {reason.status}: {_line_of(kind, reason).removeprefix(f'{reason.status}: ')}")
     rows = sum(part.rows for part in _parts_of_call(manifest))
-    invalid = sum(part.statuses["invalid"] for part in _parts_of_call(manifest))
+    invalid = sum(part.statuses.get("invalid", 0) for part in _parts_of_call(manifest))
     if told and invalid > rows / 2:
         advice = _next_move(directory, [reason for _, reason in reasons if reason.status == "invalid"])
         logger.warning("%s of %s are invalid: %s", f"{invalid:,}", counted(rows, "row"), advice)

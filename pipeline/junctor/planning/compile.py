@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from junctor.planning.elimination import EliminationOrder, good_orders, moral_graph
+from junctor.planning.elimination import HOPELESS, EliminationOrder, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, SmallestCliques, binary_joins, junction_tree
 from junctor.planning.paths import LEAST_ON_PATH, PathOperand, Paths, Products
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
@@ -108,13 +108,18 @@ def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
     """Return the elimination order and the plan with the fewest operations; `rows`: number of cases to come."""
     made: dict[EliminationOrder, Plan] = {}
 
+    def laid_out(order: EliminationOrder) -> Plan:
+        # Cliques that nobody will hold are counted, and not worth the seconds that joins and paths take.
+        held = order.entries <= HOPELESS
+        return lay_out(problem, order, joins=held, paths=held)
+
     def lay(order: EliminationOrder) -> None:
-        made[order] = lay_out(problem, order)
+        made[order] = laid_out(order)
 
     what = problem.graph(), problem.free(), problem.shape.cardinalities
     # A search takes longer than to lay out a greedy order, which mostly is among the good ones.
     orders = good_orders(*what, rows, meanwhile=lay)
-    plans = [(order, made.get(order) or lay_out(problem, order)) for order in orders]
+    plans = [(order, made.get(order) or laid_out(order)) for order in orders]
     return min(plans, key=lambda pair: pair[1].case_operations) if len(plans) > 1 else plans[0]
 
 

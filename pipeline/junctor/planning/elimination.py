@@ -39,6 +39,10 @@ class EliminationOrder:
     criterion: str
 
 
+# log2 of the entries of a table up to which they are counted: no memory holds them, and larger ones take long to find.
+MOST_BITS = 256.0
+
+
 class Sizes:
     """Table sizes as powers of two; the logarithms of equal cardinalities are added at once, smaller ones first."""
 
@@ -58,8 +62,8 @@ class Sizes:
         return self._known[sizes]
 
     def entries(self, members: Iterable[int]) -> float:
-        """Return the size of a table, capped: larger powers of two exceed the range of doubles."""
-        return float(2.0 ** min(1000.0, self.weight(members)))
+        """Return the size of a table, capped: there is no end to larger ones."""
+        return float(2.0 ** min(MOST_BITS, self.weight(members)))
 
 
 # The cheap ones first: the others are abandoned where they get much worse.
@@ -83,9 +87,10 @@ STEPS_PER_ENTRY = 0.01
 FEWEST_STEPS = 30_000_000
 # About ten seconds.
 MOST_STEPS = 3_000_000_000
-# Total table size from which on an order has to get so much better to be of use that it seldom does, and the steps of a
-# search for it: two seconds.
-FAR, FEW_STEPS = 1e14, 500_000_000
+# Total table size from which on tables exceed most memories, so that a network is rather refused, which must not take
+# long; and the steps of a search for it: two seconds. Six times as many rarely save half of the entries. A step looks
+# at a row of the bit matrix: of more variables than these there are fewer steps.
+FAR, FEW_STEPS, FEW_VARIABLES = 1e10, 500_000_000, 1 << 11
 # Part of the key of orders that are kept: another search, another number.
 SEARCH = 1
 # With more variables the bit matrix of the search would take more than 128 MiB.
@@ -142,7 +147,8 @@ def good_orders(
         order = greedy.by(criterion, best.entries * WORTH_ENDING)
         best = min(best, order, key=lambda order: order.entries)
     # By the best of them: the first may be many times larger, and so would be the search.
-    steps = min(MOST_STEPS if best.entries <= FAR else FEW_STEPS, int(STEPS_PER_ENTRY * rows * best.entries))
+    far = int(FEW_STEPS * min(1.0, FEW_VARIABLES / len(graph)))
+    steps = min(MOST_STEPS if best.entries <= FAR else far, int(STEPS_PER_ENTRY * rows * best.entries))
     if steps < FEWEST_STEPS or len(graph) > MOST_SEARCHED:
         return [best]
     search = _searched(tuple(map(frozenset, graph)), frozenset(members), tuple(cardinalities), best, steps, seed)
@@ -173,7 +179,8 @@ def varied_orders(
     )
     good = _apart(partial(good_orders, graph, members, cardinalities, rows))
     sweeps = (_sweep(graph, members), tuple(v for v in _sweep(whole, range(len(whole))) if v in members))
-    orders = [min((order_of(graph, each, sizes, "sweep") for each in sweeps), key=lambda order: order.entries)]
+    found = (order_of(graph, each, sizes, "sweep", HOPELESS) for each in sweeps)
+    orders = [min(found, key=lambda order: order.entries)]
     orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
     known = {order.variables: order for order in orders if len(order.variables) == len(members)}
     yield list(known.values())
@@ -193,10 +200,22 @@ def _sweep(graph: Graph, members: Collection[int]) -> tuple[int, ...]:
     return tuple(order)
 
 
-def order_of(graph: Graph, variables: tuple[int, ...], sizes: Sizes, criterion: str) -> EliminationOrder:
-    """Return the order that eliminates `variables` one after the other."""
-    cliques = cliques_of(graph, variables)
-    return EliminationOrder(variables, cliques, sum(map(sizes.entries, cliques)), criterion)
+def order_of(
+    graph: Graph, variables: tuple[int, ...], sizes: Sizes, criterion: str, give_up_at: float = math.inf
+) -> EliminationOrder:
+    """Return the order that eliminates `variables` one after the other.
+
+    give_up_at: total table size at which the order is abandoned, with infinite entries: its cliques may be as large as
+        the graph.
+    """
+    cliques: list[frozenset[int]] = []
+    entries = 0.0
+    for clique in _cliques(graph, variables):
+        cliques.append(clique)
+        entries += sizes.entries(clique)
+        if entries >= give_up_at:
+            return EliminationOrder((), (), math.inf, criterion)
+    return EliminationOrder(variables, tuple(cliques), entries, criterion)
 
 
 def _breadth_first(graph: Graph, members: AbstractSet[int], start: int) -> list[int]:
@@ -310,16 +329,18 @@ def _key(graph: Graph, members: AbstractSet[int], *rest: object) -> str:
 
 def cliques_of(graph: Graph | Mapping[int, AbstractSet[int]], order: Sequence[int]) -> tuple[frozenset[int], ...]:
     """Return the clique that each elimination makes, in the order of the eliminations."""
+    return tuple(_cliques(graph, order))
+
+
+def _cliques(graph: Graph | Mapping[int, AbstractSet[int]], order: Sequence[int]) -> Iterator[frozenset[int]]:
     position = {v: i for i, v in enumerate(order)}
     handed_on: dict[int, set[int]] = {v: set() for v in order}
-    cliques = []
     for i, v in enumerate(order):
         around = {u for u in graph[v] | handed_on.pop(v) if position.get(u, -1) > i}
-        cliques.append(frozenset((*around, v)))
+        yield frozenset((*around, v))
         if around:
             # The neighbours are all connected now; only the next of them to be eliminated needs these edges.
             handed_on[min(around, key=position.__getitem__)] |= around
-    return tuple(cliques)
 
 
 class GreedyElimination:
@@ -371,7 +392,12 @@ class GreedyElimination:
     def _by(self, criterion: str, give_up_at: float) -> EliminationOrder:
         left = self.left
         if len(left) > LARGE_CORE:
-            order = self._compiled(criterion)
+            # Beyond them those left follow as they come.
+            order = self._compiled(criterion, min(MOST_BITS, math.log2(give_up_at)))
+            if len(order) < len(left):
+                if math.isfinite(give_up_at):
+                    return EliminationOrder((), (), math.inf, criterion)
+                order += sorted(set(left).difference(order))
             cliques = cliques_of(self._around, order)
             return EliminationOrder(
                 (*self._order, *order), (*self._cliques, *cliques), self._total_with(order, cliques), criterion
@@ -386,15 +412,18 @@ class GreedyElimination:
         return _Core(self._around, self._cardinalities, self._separators)
 
     @cached_property
-    def _compiled(self) -> Callable[[str], list[int]]:
-        """The elimination of what is left in compiled code, by a criterion; scores are rounded to integers there."""
+    def _compiled(self) -> Callable[[str, float], list[int]]:
+        """The elimination of what is left in compiled code, by a criterion, as far as tables have at most so many bits.
+
+        Scores are rounded to integers there.
+        """
         from junctor_kernels.orders.sparse import eliminations
 
         left = self.left
         number = {v: i for i, v in enumerate(left)}
         rows = [sorted(map(number.__getitem__, around)) for around in self._around.values()]
         eliminate = eliminations(rows, [self._cardinalities[v] for v in left])
-        return lambda criterion: [left[i] for i in eliminate(criterion)]
+        return lambda criterion, most: [left[i] for i in eliminate(criterion, most)]
 
     def _total_with(self, order: Sequence[int], cliques: Sequence[frozenset[int]]) -> float:
         """Return the total table size of the eliminations so far and of an order of what is left."""
