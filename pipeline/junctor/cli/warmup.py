@@ -214,4 +214,4 @@ def _order() -> None:
 
     eliminate = eliminations([[1, 3], [0, 2], [1, 3], [0, 2]], [2, 2, 3, 2])
     for criterion in CRITERIA:
-        eliminate(criterion)
+        eliminate(criterion, 60.0)
