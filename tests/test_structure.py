@@ -41,7 +41,7 @@ def test_modules_lie_in_the_folders_of_their_layers() -> None:
 def test_folders_of_tests_are_those_of_the_source() -> None:
     folders = {path.parent.name for folder in SOURCES.values() for path in folder.rglob("*.py")}
     tests = {path.parent.relative_to(ROOT / "tests").parts[0] for path in ROOT.glob("tests/*/**/test_*.py")}
-    assert tests <= {folder.removeprefix("junctor_") for folder in folders} | {"api", "benchmarks"}
+    assert tests <= {folder.removeprefix("junctor_") for folder in folders} | {"api", "benchmarks", "routes"}
 
 
 def test_names_of_test_modules_are_unique() -> None:

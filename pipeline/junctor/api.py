@@ -506,7 +506,7 @@ class _Answerer:
 
     def _answer(self, batch: EvidenceBatch, first: int, rows: int) -> Answers:
         """Return the answers to a batch; first: number of its first row; rows: of all batches together."""
-        if are_few(self._network, self._query, self._options.device, rows):
+        if self._options.strategy is None and are_few(self._network, self._query, self._options.device, rows):
             answers = self._few.answer(batch, rows, lambda: _allowed(self._options))
             if answers is not None:
                 return answers

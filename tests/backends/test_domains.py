@@ -132,7 +132,7 @@ def test_rows_whose_evidence_rules_out_states_get_trees_of_their_own() -> None:
     whole = trees.work(frozenset(seen))
     assert 20 * np.mean([work.operations for work in works]) < whole.operations
     (group,) = engine.router.groups(batch)
-    assert group.per_row
+    assert group.alone
     # As few as are possible come out, each of them certain.
     answers, alone = engine.answer(batch), blank(network, batch)
     assert not trees.answer(batch, np.arange(rows), alone).size

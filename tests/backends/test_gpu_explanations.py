@@ -118,7 +118,7 @@ def test_the_engine_explains_as_on_the_cpu(
     query = Query("mpe", targets=names)
     expected = Engine(network, query).answer(batch)
     found = Engine(network, query, gpu=opened(device)).answer(batch)
-    assert found.ways.keys() == {"gpu"}
+    assert found.ways.keys() == {"gpu-blocks"}
     assert found.status.tolist() == expected.status.tolist()
     assert (expected.status == IMPOSSIBLE).any()
     np.testing.assert_allclose(found.log_value, expected.log_value, atol=1e-11)

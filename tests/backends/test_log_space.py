@@ -72,7 +72,7 @@ def test_blocks_in_log_space_equal_enumeration(data: st.DataObject) -> None:
         engine = Engine(network, LOG_QUERY, on_cpu())
         answers = engine.answer(batch)
         assert all(each.sizes.lanes > 0 for each in engine.programs)
-    assert answers.ways.keys() <= {"cpu"}
+    assert answers.ways.keys() <= {"cpu-blocks"}
     check_posteriors(network, batch, answers, 1e-12)
 
 

@@ -192,10 +192,10 @@ def test_batches_with_gaps_take_trees(rows: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(grouping, "LOADING_SECONDS", 0.0)
     engine = Engine(network, MPE, OPTIONS, expected_rows=rows)
     answers = engine.answer(batch)
-    assert answers.ways == {"row trees": rows}
+    assert answers.ways == {"row-trees": rows}
     assert "tree" in engine.routes(batch)[0].reason
     expected = by_plans(network, batch)
-    assert not expected.ways["row trees"]
+    assert not expected.ways["row-trees"]
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
     # Of the same targets alone.
     names = tuple(network.variables[v].name for v in (7, 3))
@@ -211,7 +211,7 @@ def test_a_row_alone_takes_a_tree() -> None:
     few = FewRows(network, MPE, OPTIONS).answer(batch, 3, lambda: 1 << 28)
     assert few is not None
     whole = Engine(network, MPE, OPTIONS, expected_rows=3).answer(batch)
-    assert whole.ways == {"row trees": 3}
+    assert whole.ways == {"row-trees": 3}
     assert few.log_value.tobytes() == whole.log_value.tobytes()
     for v, column in few.states.items():
         assert column.tobytes() == whole.states[v].tobytes()

@@ -18,12 +18,12 @@ from junctor.engine import grouping, planner
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.engine.patterns import MOST_PATTERNS
-from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 
 ROWS, COLUMNS = 3000, 12
 # Of all rows to come: work for trees, and too little for compiled plans.
@@ -71,8 +71,8 @@ def test_the_same_ways_and_bytes_as_without_a_gpu(network: Network, query: Query
     found, expected = beside.answer(batch), without.answer(batch)
     assert found.ways == expected.ways
     assert np.array_equal(found.log_value, expected.log_value)
-    assert [(r.backend, r.reason) for r in beside.routes(batch)] == [
-        (r.backend, r.reason) for r in without.routes(batch)
+    assert [(r.strategy, r.reason) for r in beside.routes(batch)] == [
+        (r.strategy, r.reason) for r in without.routes(batch)
     ]
     assert [r.seconds for r in forecast(beside, batch)] == [r.seconds for r in forecast(without, batch)]
 
@@ -84,7 +84,7 @@ def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.Mo
     assert engine.serving(batch) is not engine
     engine.router.expected_rows = 10**9
     assert engine.serving(batch) is engine
-    assert {route.backend for route in engine.routes(batch)} == {Backend.GPU}
+    assert {route.strategy for route in engine.routes(batch)} == {Strategy.GPU_BLOCKS}
     # The other one is told.
     monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
     batch = batch_of(network, 0.05)
@@ -113,7 +113,7 @@ def test_rows_that_only_trees_answer_need_no_gpu(network: Network, monkeypatch: 
     router, batch = Engine(network, Query(), AUTO, expected_rows=10**9).router, batch_of(network, 0.05)
     groups = router.groups(batch)
     assert router.is_faster_on_gpu(groups, batch)
-    assert not router.is_faster_on_gpu([replace(group, per_row=True) for group in groups], batch)
+    assert not router.is_faster_on_gpu([replace(group, strategy=Strategy.ROW_TREES) for group in groups], batch)
     # Where the cores have none, a plan is all there is, however large.
     monkeypatch.setattr(type(router.row_engine), "seconds_alone", lambda *_: math.inf)
     router.expected_rows = ROWS

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine.engine import Engine
 from junctor.engine.few_rows import FEW_ROWS, FewRows
-from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, grid, random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 
 ROOM = 1 << 28
 OPTIONS = on_cpu(ROOM)
@@ -44,7 +44,7 @@ def test_answers_equal_enumeration_and_those_of_the_engine(data: st.DataObject) 
     if answers is not None:
         check_posteriors(network, batch, answers, 1e-6 if query.precision == "single" else 1e-12)
         assert_same(engine.answer(batch), answers)
-        assert {route.backend for route in engine.routes(batch)} <= {Backend.JOINT_TABLE, Backend.ROW_TREES}
+        assert {route.strategy for route in engine.routes(batch)} <= {Strategy.JOINT_TABLE, Strategy.ROW_TREES}
     else:
         # Rows that others have to answer are answered all the same.
         check_posteriors(network, batch, engine.answer(batch), 1e-5 if query.precision == "single" else 1e-12)
@@ -68,20 +68,20 @@ def backend(network: Network, batch: EvidenceBatch, rows: int, query: Query | No
     """How the rows go if they go one by one, all of them; None otherwise."""
     engine = Engine(network, query or Query(), ComputeOptions(ROOM, 1, **{"device": "cpu", **more}), None, rows)
     (route,) = engine.routes(batch)
-    return route.backend if route.group.per_row else None
+    return route.strategy if route.group.alone else None
 
 
 def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
     small, large = random_network(6, seed=2), random_network(40, seed=3)
     one = EvidenceBatch(1, {0: np.zeros(1, np.int32)})
-    assert backend(small, one, 1) is Backend.JOINT_TABLE
-    assert backend(large, one, FEW_ROWS) is Backend.ROW_TREES
-    assert backend(large, random_batch(large, FEW_ROWS), FEW_ROWS) is Backend.ROW_TREES
+    assert backend(small, one, 1) is Strategy.JOINT_TABLE
+    assert backend(large, one, FEW_ROWS) is Strategy.ROW_TREES
+    assert backend(large, random_batch(large, FEW_ROWS), FEW_ROWS) is Strategy.ROW_TREES
     # Of one pattern, too.
     same = EvidenceBatch(FEW_ROWS, {0: np.zeros(FEW_ROWS, np.int32)})
-    assert backend(large, same, FEW_ROWS) is Backend.ROW_TREES
+    assert backend(large, same, FEW_ROWS) is Strategy.ROW_TREES
     assert FewRows(large, Query(), OPTIONS).answer(same, FEW_ROWS, lambda: ROOM) is not None
-    assert backend(small, same, FEW_ROWS) is Backend.JOINT_TABLE
+    assert backend(small, same, FEW_ROWS) is Strategy.JOINT_TABLE
     # More rows are to come, nobody knows, or there is no such way.
     for rows in (0, FEW_ROWS + 1):
         assert backend(small, one, rows) is backend(large, one, rows) is None
@@ -89,10 +89,10 @@ def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
         assert backend(small, one, 1, query) is None
     # In double precision whatever was asked for.
     for precision in ("single", "log"):
-        assert backend(small, one, 1, Query(precision=precision)) is Backend.JOINT_TABLE
-        assert backend(large, one, 1, Query(precision=precision)) is Backend.ROW_TREES
+        assert backend(small, one, 1, Query(precision=precision)) is Strategy.JOINT_TABLE
+        assert backend(large, one, 1, Query(precision=precision)) is Strategy.ROW_TREES
     # Explanations of small networks load no compiled code.
-    assert backend(large, one, 1, Query("mpe")) is Backend.ROW_TREES
+    assert backend(large, one, 1, Query("mpe")) is Strategy.ROW_TREES
 
 
 def test_few_rows_that_differ_are_answered_on_the_joint_table() -> None:
@@ -101,7 +101,7 @@ def test_few_rows_that_differ_are_answered_on_the_joint_table() -> None:
     few = EvidenceBatch(rows, {0: states[:, 0].copy(), 1: states[:, 1].copy()}, {}, {7: "bad"})
     engine = Engine(network, Query(), OPTIONS, expected_rows=10**6)
     (route,) = engine.routes(few)
-    assert (route.backend, route.group.patterns) == (Backend.JOINT_TABLE, 1)
+    assert (route.strategy, route.group.patterns) == (Strategy.JOINT_TABLE, 1)
     assert 1 < len(route.group.rows) <= FEW_ROWS
     assert "differ" in route.reason
     answers = engine.answer(few)
@@ -121,22 +121,22 @@ def test_few_rows_that_differ_are_answered_on_the_joint_table() -> None:
     soft = EvidenceBatch(rows, {}, {0: SoftEvidence(np.arange(rows), np.ones((rows, network.cardinalities[0])))})
     for batch, query in ((many, Query()), (soft, Query()), (few, Query("mpe"))):
         routes = Engine(network, query, OPTIONS, expected_rows=10**6).routes(batch)
-        assert Backend.JOINT_TABLE not in {each.backend for each in routes}
+        assert Strategy.JOINT_TABLE not in {each.strategy for each in routes}
 
 
 def test_rows_with_large_trees_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(4, 4, 3, seed=1)
     nothing, most = EvidenceBatch(2), EvidenceBatch(2, {v: np.zeros(2, np.int32) for v in range(12)})
-    assert backend(network, nothing, 2) is Backend.ROW_TREES
+    assert backend(network, nothing, 2) is Strategy.ROW_TREES
     engine = Engine(network, Query(), OPTIONS, expected_rows=2)
     light, heavy = (2 * engine.router.row_engine.work(seen).operations for seen in (range(12), ()))
     assert light < heavy
     # At the limit, and one operation below it.
     for limit, expected in ((heavy, True), (heavy - 1, False)):
         monkeypatch.setattr("junctor.engine.few_rows.FEW_OPERATIONS", limit)
-        assert (backend(network, nothing, 2) is Backend.ROW_TREES) == expected
+        assert (backend(network, nothing, 2) is Strategy.ROW_TREES) == expected
         assert (FewRows(network, Query(), OPTIONS).answer(nothing, 2, lambda: ROOM) is not None) == expected
-        assert backend(network, most, 2) is Backend.ROW_TREES
+        assert backend(network, most, 2) is Strategy.ROW_TREES
 
 
 def test_memory_is_kept_to() -> None:
@@ -174,7 +174,7 @@ def test_rows_of_long_networks_never_wait_for_a_plan() -> None:
     network = chain(length=40_000, states=2, seed=1)
     batch = EvidenceBatch(70, {v: np.arange(70, dtype=np.int32) % 2 for v in range(0, 40_000, 5)})
     (route,) = Engine(network, Query(), on_cpu(1 << 32, threads=1), expected_rows=10**6).routes(batch)
-    assert route.backend is Backend.ROW_TREES
+    assert route.strategy is Strategy.ROW_TREES
     assert route.plan is None
 
 

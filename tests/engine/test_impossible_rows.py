@@ -8,12 +8,12 @@ from junctor.backends import impossible_answers
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.routes import Backend
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers, Scores
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 
 NETWORK = random_network(40, states=3, seed=4, zeros=0.3)
 ROWS = 600
@@ -49,8 +49,8 @@ def test_answers_do_not_depend_on_what_is_decided_first(
     later = answer(batch, query, threads, np.inf, monkeypatch)
     impossible = int((later.status == IMPOSSIBLE).sum())
     assert impossible > 0.3 * share * ROWS
-    assert first.ways["zeros"] == impossible
-    assert not later.ways["zeros"]
+    assert first.ways["impossible"] == impossible
+    assert not later.ways["impossible"]
     assert first.ways.total() == ROWS
     assert first.status.tobytes() == later.status.tobytes()
     assert first.reasons == later.reasons
@@ -70,7 +70,7 @@ def test_scores_do_not_depend_on_what_is_decided_first(monkeypatch: pytest.Monke
     later = answer(batch, query, 2, np.inf, monkeypatch)
     assert isinstance(first, Scores)
     assert isinstance(later, Scores)
-    assert first.ways["zeros"] == (first.status == IMPOSSIBLE).sum() > 0
+    assert first.ways["impossible"] == (first.status == IMPOSSIBLE).sum() > 0
     assert first.status.tobytes() == later.status.tobytes()
     assert first.reasons == later.reasons
     assert first.best.tobytes() == later.best.tobytes()
@@ -100,7 +100,7 @@ def test_routes_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = noisy_rows(0.5)
     impossible = np.flatnonzero(engine.answer(batch).status == IMPOSSIBLE)
     routes = forecast(engine, batch)
-    (found,) = (route for route in routes if route.backend is Backend.ZEROS)
+    (found,) = (route for route in routes if route.strategy is Strategy.IMPOSSIBLE)
     np.testing.assert_array_equal(found.group.rows, impossible)
     assert found.seconds < 1e-3
     assert "zeros of the network" in found.reason
@@ -115,7 +115,7 @@ def test_all_rows_may_be_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
     for query in (Query(), Query(answers="scores")):
         answers = answer(EvidenceBatch(rows, states), query, 2, 0, monkeypatch)
         assert (answers.status == IMPOSSIBLE).all()
-        assert answers.ways == {"zeros": rows}
+        assert answers.ways == {"impossible": rows}
         assert len(answers.reasons) == rows
 
 
@@ -124,4 +124,4 @@ def test_few_rows_and_possible_ones_are_not_looked_at(rows: int, monkeypatch: py
     monkeypatch.setattr(grouping, "TREE_SECONDS", 0.0)
     batch = noisy_rows(1.0 if rows < grouping.LEAST_DECIDED else 0.0, rows)
     answers = Engine(NETWORK, Query(), ComputeOptions(device="cpu")).answer(batch)
-    assert not answers.ways["zeros"]
+    assert not answers.ways["impossible"]

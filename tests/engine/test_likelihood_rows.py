@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
-from junctor.engine.routes import Backend, Route
+from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 
 
 def batch_of(network: Network, rows: int, soft: bool) -> EvidenceBatch:
@@ -29,17 +30,17 @@ def route(network: Network, rows: int, soft: bool) -> Route:
     return found
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(70, Backend.NUMPY), (1000, Backend.ROW_TREES)])
-def test_numpy_answers_no_more_than_is_done_before_trees_are_loaded(rows: int, expected: Backend) -> None:
-    assert route(grid(10, 10, seed=1), rows, soft=True).backend is expected
+@pytest.mark.parametrize(("rows", "expected"), [(70, Strategy.ENTRIES), (1000, Strategy.ROW_TREES)])
+def test_numpy_answers_no_more_than_is_done_before_trees_are_loaded(rows: int, expected: Strategy) -> None:
+    assert route(grid(10, 10, seed=1), rows, soft=True).strategy is expected
 
 
 def test_rows_whose_messages_leave_the_cache_may_have_trees_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     large = grid(14, 14, seed=1)
-    assert route(large, 1000, soft=True).backend is Backend.CPU
+    assert route(large, 1000, soft=True).strategy is Strategy.CPU_BLOCKS
     # As of messages that leave it.
     monkeypatch.setattr(grouping, "CPU", replace(grouping.CPU, cached_bytes=2.0**10, uncached_operation=1e-6))
     with_likelihoods = route(large, 1000, soft=True)
-    assert with_likelihoods.backend is Backend.ROW_TREES
-    assert with_likelihoods.group.per_row
-    assert route(large, 100_000, soft=False).backend is Backend.CPU
+    assert with_likelihoods.strategy is Strategy.ROW_TREES
+    assert with_likelihoods.group.alone
+    assert route(large, 100_000, soft=False).strategy is Strategy.CPU_BLOCKS

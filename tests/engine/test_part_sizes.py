@@ -52,7 +52,7 @@ def test_a_part_has_a_power_of_two_of_rows(rows: int, seconds: float, least: int
 def test_rows_that_share_nothing_are_cut() -> None:
     large = random_network(40, states=(8, 12), parents=3, seed=1)
     batch, engine = batch_of(large, np.random.default_rng(0).random((ROWS, 40)) < 0.5), engine_of(large)
-    assert all(route.group.per_row for route in engine.routes(batch))
+    assert all(route.group.alone for route in engine.routes(batch))
     assert rows_of_part(engine, batch, PART_SECONDS / 64) == 64
     assert rows_of_part(engine, batch, PART_SECONDS / ROWS) == ROWS
 
@@ -62,7 +62,7 @@ def test_rows_that_share_trees_stay_together(network: Network) -> None:
     patterns = np.random.default_rng(0).random((2, 40)) < 0.5
     batch = batch_of(network, patterns[np.arange(ROWS) % 2])
     engine = engine_of(network)
-    assert all(route.group.tree for route in engine.routes(batch))
+    assert all(route.group.shared for route in engine.routes(batch))
     assert rows_of_part(engine, batch, PART_SECONDS / 64) == ROWS // 2
 
 

@@ -52,7 +52,7 @@ def summary(groups: Sequence[PatternGroup]) -> list[tuple[str, str, int, bool]]:
     def text(members: frozenset[int]) -> str:
         return "".join(map(str, sorted(members)))
 
-    return [(text(g.pattern.sliced), text(g.pattern.weighted), len(g.rows), g.per_row) for g in groups]
+    return [(text(g.pattern.sliced), text(g.pattern.weighted), len(g.rows), g.alone) for g in groups]
 
 
 @given(data=st.data(), once=st.sampled_from([0.0, 3.0, 100.0]), alone=st.sampled_from([0.5, 6.0, math.inf]))
@@ -136,7 +136,7 @@ def test_rows_that_observe_most_columns_each_its_own_are_not_priced_as_if_they_o
         lambda p: 1e-5 * (40 - len(p.sliced)), lambda p: 1e-3 * (40 - len(p.sliced)), lambda _: True, 1e-4
     )
     (group,) = PatternChoice(found, offered).groups()
-    assert group.per_row
+    assert group.alone
     # Of which batch it is a part decides nothing.
     often = [PatternChoice(patterns_of(part), offered).seconds for part in (_slice(held, 0), _slice(held, 250))]
     assert often[0] == often[1]
@@ -221,7 +221,7 @@ def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, m
     monkeypatch.setattr(patterns, "MOST_PATTERNS", 40)
     assert sampled_patterns(batch) is not None
     (found,) = groups()
-    assert (found.pattern, found.rows.tolist(), found.per_row) == (whole.pattern, whole.rows.tolist(), whole.per_row)
+    assert (found.pattern, found.rows.tolist(), found.alone) == (whole.pattern, whole.rows.tolist(), whole.alone)
     assert found.pattern == Pattern(frozenset({0}), frozenset(range(2, 16)))
     # Of patterns that are worth plans all rows tell.
     states[2][:] = 1

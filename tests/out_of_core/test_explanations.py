@@ -20,13 +20,13 @@ from junctor.backends.numpy import EvidenceBlock
 from junctor.engine import explanations as engine_explanations
 from junctor.engine.engine import Engine
 from junctor.engine.router import Router
-from junctor.engine.routes import Backend
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, OK
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
+from junctor.model.strategies import Strategy
 from junctor.out_of_core import explanations
 from junctor.out_of_core.cluster.workers import WorkerPool
 from junctor.out_of_core.explanations import decisions, log_probability
@@ -202,10 +202,10 @@ def test_tasks_go_to_gpus(query: Query, monkeypatch: pytest.MonkeyPatch) -> None
     """Of this process, or of workers; without opening one."""
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     network, batch = grid(6, 6, seed=1), EvidenceBatch(1)
-    for workers, backend in ((None, Backend.CHUNKED_GPU), (WorkerPool(2, None, 1 << 30), Backend.CHUNKED_WORKERS)):
+    for workers, backend in ((None, Strategy.CHUNKS), (WorkerPool(2, None, 1 << 30), Strategy.CHUNKS)):
         options = ComputeOptions(memory=1 << 32, device="gpu", device_memory=1 << 28)
         (route,) = Engine(network, query, options, workers=workers).routes(batch)
-        assert (route.backend, route.on_gpu) == (backend, True)
+        assert (route.strategy, route.on_gpu) == (backend, True)
         assert route.chunks is not None
         assert len(route.chunks.chunks.plan.marginals) == 36
 

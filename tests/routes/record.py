@@ -124,7 +124,7 @@ def line_of(route: Route) -> str:
     rows = hashlib.sha256(route.group.rows.tobytes()).hexdigest()[:8]
     refused = "" if route.refused is None else f" refused: {route.refused}"[:60]
     return (
-        f"{route.backend.value}: {len(route.group.rows)} rows {rows}, plan {plan} for {route.uses}, "
+        f"{route.strategy.value}: {len(route.group.rows)} rows {rows}, plan {plan} for {route.uses}, "
         f"{route.block_cases} cases a block, {route.threads} threads, {route.memory.needed} to "
         f"{route.memory.projected} bytes, {route.operations} operations, {route.seconds:.4g} s{refused}"
     )

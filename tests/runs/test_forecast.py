@@ -12,7 +12,7 @@ from junctor.backends.row_trees import room_bytes
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import estimate, forecast
-from junctor.engine.routes import Backend, Route
+from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.encode import EncodedPartition
@@ -20,6 +20,7 @@ from junctor.generate import random_network, sample
 from junctor.model.answers import answer_width
 from junctor.model.network import Network
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 from junctor.runs.forecast import RunSeconds, forecast_run, sampled_rows
 
 NETWORK = random_network(40, seed=3)
@@ -67,8 +68,8 @@ def test_files_are_written_beside_the_next_part() -> None:
 def alone(engine: Engine, batch: EvidenceBatch) -> Route:
     """Return the forecast of the rows of a batch with a tree for each."""
     first, *_ = engine.routes(batch)
-    group = replace(first.group, rows=np.arange(batch.rows), per_row=True, tree=False)
-    return estimate(engine.router, replace(first, group=group, backend=Backend.ROW_TREES, plan=None), batch)
+    group = replace(first.group, rows=np.arange(batch.rows), strategy=Strategy.ROW_TREES, shared=False)
+    return estimate(engine.router, replace(first, group=group, strategy=Strategy.ROW_TREES, plan=None), batch)
 
 
 def test_more_rows_are_looked_at_where_their_work_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,11 +253,14 @@ class _AtNeed(Mapping[int, npt.NDArray[Any]]):
     """
 
     def __init__(self, variables: Sequence[int], make: Callable[[int], npt.NDArray[Any]]) -> None:
-        self._variables = variables
+        # A column of states may belong to a variable that is weighted: what is not listed is not there.
+        self._variables = dict.fromkeys(variables)
         self._make = make
 
     def __getitem__(self, variable: int) -> npt.NDArray[Any]:
         """Return the array of a variable, a new one each time."""
+        if variable not in self._variables:
+            raise KeyError(variable)
         return self._make(variable)
 
     def __iter__(self) -> Iterator[int]:

@@ -151,7 +151,14 @@ class PlanMemory:
         return self.least <= free and (working is None or self.working <= working)
 
     def fit(
-        self, budget: Budget, free: int, rows: int, to_come: int = 0, threads: int = 1, working: int | None = None
+        self,
+        budget: Budget,
+        free: int,
+        rows: int,
+        to_come: int = 0,
+        threads: int = 1,
+        working: int | None = None,
+        blocks: bool | None = None,
     ) -> BlockSizes:
         """Return scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits.
 
@@ -161,6 +168,7 @@ class PlanMemory:
         to_come: about how many do in the whole run, 0 where that run does not load the compiled backend at all.
         threads: that blocks of it may run on; fewer where memory is short.
         working: bytes of `free` that tables and scratch may take, those of one case in any case.
+        blocks: whether cases go in compiled blocks where these fit, None for the way that is faster.
         """
         if working is not None:
             free = min(free, self.least + max(0, working - self.working))
@@ -177,12 +185,13 @@ class PlanMemory:
         entry_room, entry_threads = self._fit_entries(spare, to_come, threads)
         spare -= entry_room
         room = spare // 2
-        lanes, blocks, lowered = self._fit_lanes(room, rows, to_come, threads, entry_threads)
+        taken = self._blocks_pay(rows, to_come, entry_threads) if blocks is None else blocks
+        lanes, together, lowered = self._fit_lanes(room, rows, threads) if taken else (0, 1, 1)
         scratch = LEAST_SCRATCH
         # Powers of two, so that budgets that differ little give the same blocks and roundings.
         while scratch < reference.SCRATCH_ENTRIES and scratch_bytes(2 * scratch) < spare // 2:
             scratch *= 2
-        return BlockSizes(self, free, rows, scratch, lanes, blocks, lowered, entry_threads, entry_room, room)
+        return BlockSizes(self, free, rows, scratch, lanes, together, lowered, entry_threads, entry_room, room)
 
     def _fit_entries(self, spare: int, rows: int, threads: int) -> tuple[int, int]:
         """Return the bytes of contractions over entries, and their threads; 0 where NumPy contracts."""
@@ -190,16 +199,18 @@ class PlanMemory:
         entry_threads = max(0, min(threads, (room - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
         return (0, 0) if not rows or self.plan.traceback or not entry_threads else (room, entry_threads)
 
-    def _fit_lanes(self, room: int, cases: int, rows: int, threads: int, entry_threads: int) -> tuple[int, int, int]:
-        """Return the cases of a block of the compiled backend, 0 where lowering does not pay, its threads and formats.
+    def _blocks_pay(self, cases: int, rows: int, entry_threads: int) -> bool:
+        """Return True if so many rows, some cases of them in this batch, are worth the lowering of a plan."""
+        operations = min(rows * self._operations, 10**30)
+        if operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
+            return False
+        return not (entry_threads and self._entries_are_faster(cases, rows))
+
+    def _fit_lanes(self, room: int, cases: int, threads: int) -> tuple[int, int, int]:
+        """Return the cases of a block of the compiled backend, 0 where none fits, its threads and formats.
 
         The parameters are those of `fit`; room: bytes for it.
         """
-        operations = min(rows * self._operations, 10**30)
-        if operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
-            return 0, 1, 1
-        if entry_threads and self._entries_are_faster(cases, rows):
-            return 0, 1, 1
         # Memory for the further formats is kept only where all of them get some.
         formats = self.formats
         fitting = (room - self.lowered_for(formats)) // (formats * self.lane_bytes)

@@ -312,9 +312,9 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "rows": route.rows,
         "patterns": route.group.patterns,
-        "backend": route.backend.value,
-        "one_by_one": route.group.per_row,
-        "shared_tree": route.group.tree,
+        "strategy": route.strategy.value,
+        "one_by_one": route.group.alone,
+        "shared_tree": route.group.shared,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
         "likelihoods": [network.variables[i].name for i in sorted(pattern.weighted)],
         "operations_per_row": plan.case_operations if plan and shares else route.operations // len(route.group.rows),

@@ -19,8 +19,9 @@ from junctor.cost.model import CostModel
 from junctor.engine.patterns import PatternGroup
 from junctor.engine.plan_store import PlanKey, cached, rounded
 from junctor.engine.planner import Planner
-from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
+from junctor.engine.routes import GpuRoom, MemoryUse, Route
 from junctor.model.errors import BudgetError
+from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget, row_seconds
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
@@ -65,10 +66,9 @@ class ChunkRouting(Planner):
         chunks = self.chosen_chunks(group.pattern, uses, algebra, budget.free, gpu)
         plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
         way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
-        backend = Backend.CHUNKED_GPU if chunks.limits.on_gpu else Backend.CHUNKED_CPU
         return Route(
             group,
-            Backend.CHUNKED_WORKERS if chunks.workers else backend,
+            Strategy.CHUNKS,
             f"in chunks, {way}: the plan exceeds the memory",
             MemoryUse(self.allowed, budget.reserved, size, size),
             uses,

@@ -18,7 +18,7 @@ from junctor.backends.row_trees import TreeRows
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.plan_store import PlanKey, PlanStore
 from junctor.engine.router import Router
-from junctor.engine.routes import Backend, GpuRoom, Route
+from junctor.engine.routes import GpuRoom, Route
 from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, copy_answers, find_equal_rows
@@ -35,6 +35,7 @@ from junctor.model.answers import (
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
@@ -306,7 +307,7 @@ class Engine:
                 if trees:
                     self._answer_trees(trees, batch, answers, budget, resources)
         if trees:
-            answers.ways[Backend.ROW_TREES.value] += sum(group.served for group in trees)
+            answers.ways[Strategy.ROW_TREES.value] += sum(group.served for group in trees)
         if batch.equal is not None:
             # Equal rows get equal bytes: copies, not answers of their own.
             copy_answers(batch.equal, answers, self.router.threads)
@@ -348,8 +349,8 @@ class Engine:
         """Write the scores of the rows of groups; their posteriors take turns in `memory`."""
         for group in plans:
             route, left = self._route(group, batch, budget, resources)
-            scores.ways[route.backend.value] += group.served
-            if route.backend is Backend.ZEROS:
+            scores.ways[route.strategy.value] += group.served
+            if route.strategy is Strategy.IMPOSSIBLE:
                 self._leave_impossible(group.rows, scores)
             else:
                 self._score_group(route, left, batch, scores, memory, resources)
@@ -368,11 +369,11 @@ class Engine:
     ) -> None:
         """Write the scores of the rows of a route: on its device, or slice by slice."""
         rows = route.group.rows
-        if route.backend is Backend.GPU:
+        if route.strategy is Strategy.GPU_BLOCKS:
             rows = answer_rows(self._program(route, batch, resources.device), batch, rows, scores)
         if rows.size:
             # What few rows a joint table answers load no compiled code for their scores either.
-            compiled = resources.compiled or route.backend is Backend.ROW_TREES
+            compiled = resources.compiled or route.strategy is Strategy.ROW_TREES
             group = replace(route.group, rows=rows)
             execute = partial(self._execute_part, route, budget=budget, resources=resources)
             self._score_slices([group], execute, batch, scores, memory, compiled)
@@ -425,14 +426,14 @@ class Engine:
 
     def _answer_group(
         self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
-    ) -> Backend:
+    ) -> Strategy:
         """Write the answers to the rows of a group, and return what answered them.
 
         budget: in addition to the answers to the batch.
         """
         route, budget = self._route(group, batch, budget, resources)
         self._execute(route, group.rows, batch, answers, budget, resources)
-        return route.backend
+        return route.strategy
 
     def _route(
         self,
@@ -472,7 +473,7 @@ class Engine:
                 self._route(group, batch, budget, resources)
         row_engine = self.router.row_engine
         row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
-        left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)
+        left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.shared) for group in groups], answers)
         left = self._answer_impossible(left, batch, answers, self._free(budget))
         self._answer_left(left, batch, answers, budget, resources)
 
@@ -486,11 +487,11 @@ class Engine:
                 chunked.explain(explainer, route, rows, batch, answers)
             else:
                 chunked.answer(route, rows, batch, answers)
-        elif route.backend is Backend.ZEROS:
+        elif route.strategy is Strategy.IMPOSSIBLE:
             self._leave_impossible(rows, answers)
-        elif route.backend is Backend.ROW_TREES:
+        elif route.strategy is Strategy.ROW_TREES:
             self._answer_trees([replace(route.group, rows=rows)], batch, answers, budget, resources)
-        elif route.backend is Backend.JOINT_TABLE:
+        elif route.strategy is Strategy.JOINT_TABLE:
             assert self.router.joint_table is not None
             self._answer_left(self.router.joint_table.answer(batch, rows, answers), batch, answers, budget, resources)
         else:

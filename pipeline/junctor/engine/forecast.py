@@ -20,9 +20,10 @@ from junctor.cost.model import gpu_prices
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup, patterns_of, spread
 from junctor.engine.router import Router
-from junctor.engine.routes import Backend, Route
+from junctor.engine.routes import Route
 from junctor.engine.tree_choice import shared_seconds
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.model.strategies import Strategy
 from junctor.planning.budget import row_seconds, too_long
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.levels import stages_of
@@ -165,7 +166,7 @@ def _row_seconds(route: Route) -> float:
     """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
     seconds, plan = route.seconds, route.plan
     once = 0.0 if plan is None or route.chunks is not None else _once(plan)
-    together = route.threads if route.backend in (Backend.ENTRIES, Backend.CHUNKED_CPU) else 1
+    together = route.threads if route.shares_row else 1
     return (once + (seconds - once) / max(1, len(route.group.rows))) / together
 
 
@@ -178,20 +179,20 @@ def _priced(router: Router, route: Route, batch: EvidenceBatch, bound: int) -> R
     # Refused rows get the seconds of NumPy: they show how far out of reach they are.
     if route.refused is not None:
         return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
-    if route.backend is Backend.ZEROS:
+    if route.strategy is Strategy.IMPOSSIBLE:
         return replace(route, seconds=route.rows * CPU.row)
-    if route.backend is Backend.JOINT_TABLE:
+    if route.strategy is Strategy.JOINT_TABLE:
         assert router.joint_table is not None
         operations = len(route.group.rows) * router.joint_table.operations
         return replace(route, operations=operations, seconds=operations * CPU.numpy_operation + route.rows * CPU.row)
-    if route.backend is Backend.ROW_TREES:
+    if route.strategy is Strategy.ROW_TREES:
         return _row_trees(router, route, batch)
     if route.chunks is not None:
         return replace(route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * CPU.row)
     plan = route.plan
     assert plan is not None
     seconds = _once(plan) + route.rows * CPU.row + _seconds(router, route, plan, bool(plan.case_operations <= bound))
-    reason = _kernels(router, plan, len(route.group.rows)) if route.backend is Backend.GPU else route.reason
+    reason = _kernels(router, plan, len(route.group.rows)) if route.strategy is Strategy.GPU_BLOCKS else route.reason
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
     return replace(route, seconds=seconds, reason=reason, work=work)
 
@@ -213,9 +214,9 @@ def _seconds(router: Router, route: Route, plan: Plan, bind: bool) -> float:
     assert sizes is not None
     if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
-    if route.backend is Backend.GPU:
+    if route.strategy is Strategy.GPU_BLOCKS:
         return _on_gpu(router, route, plan) if bind else _plan_on_gpu(plan, first, rows, router.costs)
-    if route.backend is not Backend.CPU:
+    if route.strategy is not Strategy.CPU_BLOCKS:
         backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
         work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)
         return router.costs.seconds(backend, work)
@@ -253,7 +254,7 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
 
     gpu: cost model of that GPU, which need not be the router's.
     """
-    if route.backend is Backend.ROW_TREES:
+    if route.strategy is Strategy.ROW_TREES:
         # There a plan answers them; its tree is about theirs, with evidence that some lack as likelihoods.
         work = router.work(route.group.pattern)
         operation, table = gpu.coefficients[router.gpu_backend].row
@@ -271,7 +272,7 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     from junctor.evidence.compiled_cells import evidence_cells
 
     group, row_engine = route.group, router.row_engine
-    if group.tree:
+    if group.shared:
         shares = {v: share for v in group.pattern.weighted if 0 < (share := _share(batch, group, v)) < 1}
         trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, len(group.rows))]
         seconds = float(shared_seconds(trees[0], len(group.rows), group.patterns > 1, row_engine.above_zero))
@@ -285,7 +286,7 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
     pairs = zip(held, trees, strict=True)
     fitting = [(entries, tree.tables) for entries, tree in pairs if tree.entries <= row_engine.entries]
     entries, tables = max(fitting, default=(0.0, 0.0))
-    together = block_rows(entries, tables, group.patterns > 1) if group.tree else 1
+    together = block_rows(entries, tables, group.patterns > 1) if group.shared else 1
     size = room_bytes(router.network, int(entries) * together)
     size += route.memory.reserved
     operations = int(share * sum(tree.operations for tree in trees if math.isfinite(tree.operations)))

@@ -19,6 +19,7 @@ from junctor.backends.plan_memory import LANE_BYTES
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
+from junctor.engine.forced import forced_groups
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import (
     Mask,
@@ -39,6 +40,7 @@ from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_
 from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
+from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 from junctor.runtime.kept_results import keeping
 
@@ -74,11 +76,13 @@ class Grouping(Planner):
         return [replace(group, copies=int(sharing[group.rows].sum()) - len(group.rows)) for group in groups]
 
     def _groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
-        if (few := self._on_joint_table(batch)) is not None:
+        if self.options.strategy is None and (few := self._on_joint_table(batch)) is not None:
             return [few] if few.rows.size else []
-        if self.takes_gpu and (together := self._together(batch)) is not None:
+        if self.options.strategy is None and self.takes_gpu and (together := self._together(batch)) is not None:
             return together
         patterns = patterns_of(batch, self.threads)
+        if self.options.strategy is not None:
+            return forced_groups(self, self.options.strategy, patterns, batch, self._has_room_for_shared(batch))
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
         if self._shares_trees(patterns, batch):
@@ -102,7 +106,7 @@ class Grouping(Planner):
         rows = batch.answered
         groups = self._choice(some, batch, rows.size).groups()
         pattern = serving_all(batch, some, self.threads)
-        group = PatternGroup(pattern, rows, rows.size, groups[0].per_row)
+        group = PatternGroup(pattern, rows, rows.size, groups[0].strategy)
         if len(groups) > 1:
             return None
         if group.by_trees or self.is_left_to_cores([group], batch):
@@ -186,6 +190,10 @@ class Grouping(Planner):
                 return False
         elif (rows := self.to_come(batch, patterns.rows.size)) <= FEW_ROWS and not self._is_heavy(rows):
             return False
+        return self._has_room_for_shared(batch)
+
+    def _has_room_for_shared(self, batch: EvidenceBatch) -> bool:
+        """Return True if there is memory for rows that share trees, beside the answers to a batch."""
         answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
         needed = 2 * self.threads * (BLOCK_BYTES + self._room)
@@ -214,7 +222,7 @@ class Grouping(Planner):
         if len(patterns.counts) > 1:
             groups = TreeChoice(batch, patterns, self.row_engine).groups()
         else:
-            groups = [replace(_of_one(patterns), tree=True)]
+            groups = [replace(_of_one(patterns), strategy=Strategy.ROW_TREES, shared=True)]
         chosen: list[PatternGroup] = []
         for group in groups:
             chosen += self._with_plan(group, batch, len(group.rows) == patterns.rows.size)
@@ -225,11 +233,11 @@ class Grouping(Planner):
 
         whole: whether all rows that may be possible are in it.
         """
-        if not group.tree or group.patterns > 1:
+        if not group.shared or group.patterns > 1:
             return [group]
         if whole and batch.equal is not None and self._is_light(group, batch):
             # Without compiled code, which several patterns have loaded already.
-            return [replace(group, tree=False, per_row=False)]
+            return [_with_strategy(group, None)]
         work = self.work(group.pattern)
         row, rows = self._shared_seconds(group), self.uses(group, batch)
         plan, alone = self._planned_seconds(work, rows), alone_seconds(work)
@@ -241,18 +249,18 @@ class Grouping(Planner):
             impossible = self._impossible(group, batch) if not all(each.tables for each in works) else None
             if impossible is not None:
                 others = replace(group, rows=group.rows[~impossible])
-                none = replace(group, rows=group.rows[impossible], tree=False, impossible=True)
+                none = _with_strategy(replace(group, rows=group.rows[impossible]), Strategy.IMPOSSIBLE)
                 return [none, *(self._with_plan(others, batch, True) if others.rows.size else ())]
         # Too few do not fill the lanes of a vector.
         if len(group.rows) < LANES or alone < row:
-            group, row = replace(group, tree=False, per_row=True), alone
+            group, row = _with_strategy(group, Strategy.ROW_TREES), alone
         if math.isinf(work.operations):
-            return [group if alone < math.inf else replace(group, tree=False, per_row=False)]
+            return [group if alone < math.inf else _with_strategy(group, None)]
         if plan >= row:
             return [group]
         # Only the plan itself tells how large its messages are.
         own = alone < self._uncached_seconds(group.pattern, rows)
-        return [replace(group, tree=False, per_row=own)]
+        return [_with_strategy(group, Strategy.ROW_TREES if own else None)]
 
     def _shared_seconds(self, group: PatternGroup) -> float:
         """Return the seconds of a row of one pattern on a tree that its group shares."""
@@ -274,7 +282,9 @@ class Grouping(Planner):
 
     def is_left_to_cores(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if some groups of a batch are not worth the GPU that is there: nothing is planned for them."""
-        return self.takes_gpu and not (self.asks_gpu or self.is_faster_on_gpu(groups, batch))
+        if self.options.strategy is not None or self.asks_gpu:
+            return False
+        return self.takes_gpu and not self.is_faster_on_gpu(groups, batch)
 
     def is_faster_on_gpu(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
@@ -349,7 +359,7 @@ class Grouping(Planner):
             if self.asks_gpu or not few or batch.equal is None or len(rows) > FEW_ROWS:
                 return None
         pattern, patterns = serving_few(batch, len(self.network.variables))
-        return PatternGroup(pattern, rows, patterns, per_row=True, joint=True)
+        return PatternGroup(pattern, rows, patterns, Strategy.JOINT_TABLE)
 
     def _beside_answers(self, batch: EvidenceBatch) -> int:
         return self.allowed - self.answer_bytes(batch.rows)
@@ -362,7 +372,7 @@ class Grouping(Planner):
             if group.by_trees or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
             else:
-                result.append(replace(group, per_row=True))
+                result.append(_with_strategy(group, Strategy.ROW_TREES))
         return result
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
@@ -385,12 +395,14 @@ class Grouping(Planner):
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if the rows to come are worth loading the compiled backend for."""
+        if (forced := self.options.strategy) is not None and forced is not Strategy.ENTRIES:
+            return forced is not Strategy.JOINT_TABLE
         if any(group.by_trees for group in groups):
             # A few rows load what they need by themselves, and no GPU.
-            return not (self._are_few(batch) and all(group.per_row for group in groups))
+            return not (self._are_few(batch) and all(group.alone for group in groups))
         seconds = 0.0
         for group in groups:
-            if group.joint:
+            if group.strategy is Strategy.JOINT_TABLE:
                 return False
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
             seconds += once + self.to_come(batch, len(group.rows)) * row
@@ -413,6 +425,11 @@ class Grouping(Planner):
     @cached_property
     def _whole(self) -> Work:
         return self.row_engine.work((), range(len(self.network.variables)))
+
+
+def _with_strategy(group: PatternGroup, strategy: Strategy | None) -> PatternGroup:
+    """Return a group whose rows share no tree."""
+    return replace(group, strategy=strategy, shared=False)
 
 
 def _of_one(patterns: Patterns) -> PatternGroup:

@@ -67,15 +67,14 @@ def _in_parts(engine: Engine, batch: EvidenceBatch, routes: Sequence[Route], row
 def _of_route(engine: Engine, batch: EvidenceBatch, route: Route, parts: float, equal: float) -> float:
     """Return the seconds of the rows of a route in parts; equal: how many times as many are answered."""
     from junctor.engine.forecast import estimate
-    from junctor.engine.routes import Backend
 
     group = route.group
-    if group.per_row or not route.seconds or route.chunks is not None:
+    if group.alone or not route.seconds or route.chunks is not None:
         return route.seconds * equal
     few = replace(group, rows=group.rows[: max(1, round(len(group.rows) * equal / parts))])
     seconds = parts * estimate(engine.router, replace(route, group=few), batch).seconds
-    if group.tree:
+    if group.shared:
         # Rows that are too few for a tree that they share get trees of their own.
-        alone = replace(route, backend=Backend.ROW_TREES, group=replace(group, tree=False, per_row=True))
+        alone = replace(route, group=replace(group, shared=False))
         seconds = min(seconds, equal * estimate(engine.router, alone, batch).seconds)
     return seconds

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.deduplicate import numbered
+from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads, stretches
 
@@ -73,7 +74,7 @@ class Patterns:
 
     def together(self) -> PatternGroup:
         """Return all rows as one group, each of them with a tree of its own."""
-        return PatternGroup(self.serving(self.marks), self.rows, len(self.counts), True)
+        return PatternGroup(self.serving(self.marks), self.rows, len(self.counts), Strategy.ROW_TREES)
 
     def serving(self, marks: Mask, loose: Mask | None = None) -> Pattern:
         """Return the pattern that serves all `marks`: what all observe is cut out unless loose, the others enter."""
@@ -101,10 +102,8 @@ class Patterns:
 class PatternGroup:
     """Rows (ascending) of so many patterns that run through one plan or tree.
 
-    per_row: whether each of them goes alone, with a tree of its own or on the joint table.
-    joint: whether that is the joint table.
-    impossible: whether they are known to be impossible, so that nothing else answers them.
-    tree: whether they share a tree made in compiled code, instead of a plan.
+    strategy: what answers them where no plan does; None for a plan, of which its size and the rows tell how it runs.
+    shared: whether rows of ROW_TREES share a tree; each has its own otherwise.
     copies: how many other rows get copies of their answers.
     comes_again: whether the next batches have such a group, too, whatever its rows observe.
     """
@@ -112,22 +111,25 @@ class PatternGroup:
     pattern: Pattern
     rows: Rows
     patterns: int = 1
-    per_row: bool = False
-    tree: bool = False
+    strategy: Strategy | None = None
+    shared: bool = False
     copies: int = 0
     comes_again: bool = False
-    joint: bool = False
-    impossible: bool = False
 
     @property
     def by_trees(self) -> bool:
         """True if trees made in compiled code answer the rows."""
-        return (self.per_row or self.tree) and not (self.joint or self.impossible)
+        return self.strategy is Strategy.ROW_TREES
+
+    @property
+    def alone(self) -> bool:
+        """True if each row goes alone, with a tree of its own or on the joint table."""
+        return self.strategy is Strategy.JOINT_TABLE or (self.by_trees and not self.shared)
 
     @property
     def by_plan(self) -> bool:
         """True if a plan answers the rows."""
-        return not (self.per_row or self.tree or self.impossible)
+        return self.strategy is None
 
     @property
     def served(self) -> int:
@@ -381,7 +383,8 @@ class PatternChoice:
             if worth:
                 marks = patterns.marks[members[-1]]
                 shared = patterns.serving(marks)
-            groups.append(PatternGroup(shared, rows[-1], len(members[-1]), self._per_row))
+            alone = Strategy.ROW_TREES if self._per_row else None
+            groups.append(PatternGroup(shared, rows[-1], len(members[-1]), alone))
         return groups
 
     def _by_price(self, seldom: Mask, share: npt.NDArray[np.float64]) -> list[int]:

@@ -28,6 +28,7 @@ from junctor.model.answers import answer_bytes
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
+from junctor.model.strategies import Strategy
 from junctor.planning.elimination import keep_orders_in
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
@@ -48,6 +49,10 @@ KEPT_PLANS = 1024
 KEPT_WORK = 512
 # Threads of a batch: each takes Python's lock to begin and to end, which 64 wait for longer than they save over 32.
 MOST_THREADS = 32
+
+
+# Strategies that are of no use to a GPU.
+_ON_CPUS = (Strategy.JOINT_TABLE, Strategy.ROW_TREES, Strategy.ENTRIES, Strategy.CPU_BLOCKS)
 
 
 class Planner:
@@ -169,6 +174,8 @@ class Planner:
     @property
     def takes_gpu(self) -> bool:
         """True if there is a GPU that this process may use."""
+        if self.options.strategy in _ON_CPUS:
+            return self.asks_gpu
         return self.asks_gpu or (self.options.device == "auto" and has_gpu())
 
     @property

@@ -17,10 +17,12 @@ from junctor.engine.grouping import Grouping
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup
 from junctor.engine.plan_store import PlanKey
-from junctor.engine.routes import Backend, GpuRoom, MemoryUse, Route
+from junctor.engine.routes import GpuRoom, MemoryUse, Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import BudgetError
+from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget, row_seconds
+from junctor.planning.shape import Pattern
 
 # Share of the time allowed up to which the coarsest forecast of a row will do.
 SURE_SHARE = 0.1
@@ -77,18 +79,34 @@ class Router(Grouping, ChunkRouting):
         operations = plan.shared_operations + len(group.rows) * plan.case_operations
         needed = memory.least + budget.reserved
         use = MemoryUse(self.allowed, budget.reserved, needed, needed)
-        refused = Route(group, Backend.NUMPY, "refused", use, uses, plan, operations=operations)
+        refused = Route(group, Strategy.ENTRIES, "refused", use, uses, plan, operations=operations)
         try:
-            if self.in_chunks(group.pattern, uses, budget.free, gpu):
+            if self._takes_chunks(group.pattern, uses, budget.free, gpu):
                 return self._chunked_route(group, uses, budget, gpu, kept)
             free = budget.free - _give_way(kept, self.key(group.pattern, uses), memory, budget.free)
-            sizes = memory.fit(budget, free, len(group.rows), uses if compiled else 0, self.threads, self.working)
+            rows = len(group.rows), uses if compiled else 0
+            sizes = memory.fit(budget, free, *rows, self.threads, self.working, self._blocks)
+            if self.options.strategy is Strategy.CPU_BLOCKS and not sizes.lanes:
+                raise budget.refuse(budget.free + 1, "a block of cases in compiled code", "allow more memory")
         except BudgetError as error:
             return replace(refused, refused=error)
         projected = sizes.projected(self.ladder[0].dtype.itemsize) + budget.reserved
         use = replace(use, projected=min(self.allowed, projected))
-        backend, reason = self._backend(sizes, gpu)
-        return replace(refused, backend=backend, reason=reason, memory=use, sizes=sizes)
+        strategy, reason = self._of_plan(sizes, gpu)
+        return replace(refused, strategy=strategy, reason=reason, memory=use, sizes=sizes)
+
+    def _takes_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
+        """Return True if rows of a plan go in chunks: where it is asked for, or they have to and nothing is."""
+        forced = self.options.strategy
+        if forced in (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS):
+            return False
+        return forced is Strategy.CHUNKS or self.in_chunks(pattern, uses, free, gpu)
+
+    @property
+    def _blocks(self) -> bool | None:
+        """Whether plans run on blocks of cases in compiled code, None where that goes by their work."""
+        forced = self.options.strategy
+        return forced is Strategy.CPU_BLOCKS if forced in (Strategy.ENTRIES, Strategy.CPU_BLOCKS) else None
 
     def may_take_long(self, route: Route) -> bool:
         """Return True if a row may take longer than allowed, before it is forecast."""
@@ -100,34 +118,34 @@ class Router(Grouping, ChunkRouting):
         seconds = plain_seconds(route.plan) + min(route.plan.shared_operations, 10**30) * CPU.numpy_operation
         return CPU.numpy_log * seconds > SURE_SHARE * row_seconds(self.options.time_limit)
 
-    def _backend(self, sizes: BlockSizes, gpu: GpuRoom | None) -> tuple[Backend, str]:
+    def _of_plan(self, sizes: BlockSizes, gpu: GpuRoom | None) -> tuple[Strategy, str]:
         if gpu is not None:
-            return Backend.GPU, "asked for" if self.asks_gpu else "one is here, and the rows are worth it"
+            return Strategy.GPU_BLOCKS, "asked for" if self.asks_gpu else "one is here, and the rows are worth it"
         # Blocks before entries: they take many rows at once, entries one.
         if sizes.lanes:
-            return Backend.CPU, f"compiled, blocks of {sizes.lanes:,} cases: worth the loading and lowering"
+            return Strategy.CPU_BLOCKS, f"compiled, blocks of {sizes.lanes:,} cases: worth the loading and lowering"
         if sizes.entry_threads:
-            return Backend.ENTRIES, "compiled where tables are large, over entries: too few rows for blocks"
-        return Backend.NUMPY, "NumPy: too little work for compiled code"
+            return Strategy.ENTRIES, "compiled where tables are large, over entries: too few rows for blocks"
+        return Strategy.ENTRIES, "NumPy: too little work for compiled code"
 
     def _without_plan(
         self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, kept: Mapping[PlanKey, int]
     ) -> Route:
-        if group.impossible:
+        if group.strategy is Strategy.IMPOSSIBLE:
             memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, budget.reserved)
-            return Route(group, Backend.ZEROS, "impossible by the zeros of the network alone", memory)
-        if group.joint:
+            return Route(group, Strategy.IMPOSSIBLE, "impossible by the zeros of the network alone", memory)
+        if group.strategy is Strategy.JOINT_TABLE:
             assert self.joint_table is not None
             size = budget.reserved + self.joint_table.nbytes
             few = "few rows that differ" if group.copies else "few rows"
             reason = f"row by row: {few}, and few states of all variables together"
-            return Route(group, Backend.JOINT_TABLE, reason, MemoryUse(self.allowed, budget.reserved, size, size))
+            return Route(group, Strategy.JOINT_TABLE, reason, MemoryUse(self.allowed, budget.reserved, size, size))
         memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))
         why = "too few rows for a plan" if self._are_few(batch) else "their patterns have too little in common"
         reason = f"row by row, a tree for each: {why}"
-        if group.tree:
+        if group.shared:
             reason = "together on a tree made in compiled code: a plan would take longer than they do"
-        return Route(group, Backend.ROW_TREES, reason, memory)
+        return Route(group, Strategy.ROW_TREES, reason, memory)
 
 
 def _give_way(kept: MutableMapping[PlanKey, int], key: PlanKey, memory: PlanMemory, free: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -17,27 +16,13 @@ from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor.backends.plan_memory import BlockSizes
 from junctor.engine.patterns import PatternGroup
 from junctor.model.errors import BudgetError
+from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.out_of_core.memory_splits import ChunkRoute
-
-
-class Backend(Enum):
-    """What answers the rows of a route in their first number format."""
-
-    NUMPY = "numpy"
-    ENTRIES = "entries"
-    CPU = "cpu"
-    GPU = "gpu"
-    ROW_TREES = "row trees"
-    JOINT_TABLE = "joint table"
-    ZEROS = "zeros"
-    CHUNKED_CPU = "chunked cpu"
-    CHUNKED_GPU = "chunked gpu"
-    CHUNKED_WORKERS = "chunked workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +46,7 @@ class Route:
     """How a group of rows is answered.
 
     group: pattern and rows.
-    backend: what answers them.
+    strategy: what answers them, in their first number format.
     reason: why, for people; never parsed.
     memory: bytes.
     uses: rows of the whole run for which the plan is made.
@@ -75,7 +60,7 @@ class Route:
     """
 
     group: PatternGroup
-    backend: Backend
+    strategy: Strategy
     reason: str
     memory: MemoryUse
     uses: int = 1
@@ -95,7 +80,14 @@ class Route:
     @property
     def on_gpu(self) -> bool:
         """True if a GPU of this process or of workers does the work."""
-        return self.backend is Backend.GPU or (self.chunks is not None and self.chunks.limits.on_gpu)
+        return self.strategy is Strategy.GPU_BLOCKS or (self.chunks is not None and self.chunks.limits.on_gpu)
+
+    @property
+    def shares_row(self) -> bool:
+        """True if all threads share a row: over the entries of its tables, or its chunks, in compiled code."""
+        if self.chunks is not None:
+            return not (self.chunks.limits.on_gpu or self.chunks.workers)
+        return self.strategy is Strategy.ENTRIES and self.sizes is not None and bool(self.sizes.entry_threads)
 
     @property
     def block_cases(self) -> int:
@@ -109,7 +101,7 @@ class Route:
         """Threads that answer the rows."""
         if self.sizes is None:
             return 1 if self.chunks is None else max(1, self.chunks.entry_threads)
-        return self.sizes.threads if self.backend is Backend.CPU else max(1, self.sizes.entry_threads)
+        return self.sizes.threads if self.strategy is Strategy.CPU_BLOCKS else max(1, self.sizes.entry_threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from junctor.engine.patterns import (
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.deduplicate import numbered
+from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 
 # Rows of a vector: fewer are computed with lanes left empty.
@@ -128,11 +129,13 @@ class TreeChoice:
             chosen = np.zeros(len(best.numbers), dtype=np.bool_)
             chosen[by_group[members[number] : members[number + 1]]] = True
             its_rows = patterns.rows[rows[lines[number] : lines[number + 1]]]
-            result.append(PatternGroup(self._pattern(chosen), its_rows, int(chosen.sum()), tree=True))
+            result.append(
+                PatternGroup(self._pattern(chosen), its_rows, int(chosen.sum()), Strategy.ROW_TREES, shared=True)
+            )
         alone = ~best.together[best.numbers]
         if alone.any():
             rows = patterns.rows[alone[patterns.numbers]]
-            result.append(PatternGroup(self._pattern(alone), rows, int(alone.sum()), per_row=True))
+            result.append(PatternGroup(self._pattern(alone), rows, int(alone.sum()), Strategy.ROW_TREES))
         return result
 
     def _best_of(self, counts: list[int]) -> _Trial:

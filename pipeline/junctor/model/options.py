@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from junctor.model.errors import EvidenceError
 from junctor.model.query import Query, one_of
+from junctor.model.strategies import Strategy
 
 # Defined here and not with the devices, so that the command line offers the choices without looking for a GPU.
 DeviceChoice = Literal["cpu", "gpu", "auto"]
@@ -34,6 +35,7 @@ class ComputeOptions:
     spill_bytes: bytes of files in that folder; None for half of its free space.
     all_gpus: whether out-of-core rows use all GPUs that the process sees, not only the first.
     time_limit: seconds that a row may be forecast to take, None for the default: a day, or what `--method auto` allows.
+    strategy: the way that all rows go, None for the one that is forecast to take least.
     """
 
     memory: int | None = None
@@ -44,6 +46,7 @@ class ComputeOptions:
     spill_bytes: int | None = None
     all_gpus: bool = False
     time_limit: float | None = None
+    strategy: Strategy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.routes import Backend, Route
+from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.answers import answer_width
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
+from junctor.model.strategies import Strategy
 from junctor.runs.partition import WRITERS
 from junctor.runs.results import default_partition_rows
 from junctor.runs.run import INPUTS_AHEAD
@@ -106,7 +107,7 @@ def forecast_run(engine: Engine, sample: EncodedPartition, total: int, bound: in
 
 def _answering(route: Route) -> float:
     """Return the seconds of a route without those of files, which a run counts by cells and bytes."""
-    files = 0.0 if route.backend is Backend.ROW_TREES else route.rows * CPU.row
+    files = 0.0 if route.strategy is Strategy.ROW_TREES else route.rows * CPU.row
     return max(0.0, route.seconds - files)
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from junctor.model.errors import counted
+from junctor.model.strategies import Strategy
 from junctor.runs.drift import DRIFTED, Drift
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
@@ -39,18 +40,15 @@ from junctor.runtime.remote import AnyPath
 
 # Targets with pictures, and reasons.
 PICTURED_TARGETS, SHOWN_REASONS = 12, 12
-# Backend -> what it does with rows.
+# Strategy -> what it does with rows.
 WAYS = {
-    "numpy": "a plan for each evidence pattern, in NumPy",
-    "entries": "a plan for each evidence pattern, compiled, one case at a time over the entries of its tables",
-    "cpu": "a plan for each evidence pattern, compiled, in blocks of cases",
-    "gpu": "a plan for each evidence pattern, on a GPU, in blocks of cases",
-    "row trees": "junction trees made in compiled code, for single rows or shared by groups of them",
-    "joint table": "the joint table of all states",
-    "zeros": "impossible by the zeros of the network, which is known before any number is computed",
-    "chunked cpu": "a plan for each evidence pattern, in chunks: its tables exceed the memory",
-    "chunked gpu": "a plan for each evidence pattern, in chunks on GPUs: its tables exceed their memory",
-    "chunked workers": "a plan for each evidence pattern, in chunks shared by all workers",
+    Strategy.ENTRIES.value: "a plan for each evidence pattern, over the entries of its tables",
+    Strategy.CPU_BLOCKS.value: "a plan for each evidence pattern, compiled, in blocks of cases",
+    Strategy.GPU_BLOCKS.value: "a plan for each evidence pattern, on a GPU, in blocks of cases",
+    Strategy.ROW_TREES.value: "junction trees made in compiled code, for single rows or shared by groups of them",
+    Strategy.JOINT_TABLE.value: "the joint table of all states",
+    Strategy.IMPOSSIBLE.value: "impossible by the zeros of the network, which is known before any number is computed",
+    Strategy.CHUNKS.value: "a plan for each evidence pattern, in chunks: its tables exceed the memory",
 }
 FORMATS = {"double": "double precision", "log": "log space", "max": "logarithms in double precision"}
 QUANTILES = (("5 % of the rows are below", 0.05), ("half are below", 0.5), ("95 % are below", 0.95))

@@ -1,0 +1,24 @@
+"""The ways to answer rows exactly, by the names that a user knows them by. Main class: Strategy."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Strategy(Enum):
+    """A way to answer rows; a value is what users read and write."""
+
+    # On the table of all joint states.
+    JOINT_TABLE = "joint-table"
+    # On junction trees made in compiled code: one for each row, or one that rows share.
+    ROW_TREES = "row-trees"
+    # By a plan, over the entries of its tables: in NumPy, or compiled where they are large.
+    ENTRIES = "entries"
+    # By a plan, on blocks of cases, in compiled code.
+    CPU_BLOCKS = "cpu-blocks"
+    # The same on a GPU.
+    GPU_BLOCKS = "gpu-blocks"
+    # By a plan that is cut into chunks: case by case, by this process, its GPUs, or workers.
+    CHUNKS = "chunks"
+    # Not at all: the zeros of the network alone tell that they are impossible.
+    IMPOSSIBLE = "impossible"

@@ -1,0 +1,127 @@
+"""Every strategy against full-joint enumeration, and against the choice among them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import strategies
+from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors
+from helpers.forced import EXPLAINING, FORCED, engine_by
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from junctor.backends.joint_table import has_joint_table
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
+from junctor.generate import grid, random_network, sample
+from junctor.model.answers import OK
+from junctor.model.errors import BudgetError, InputError
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
+from junctor.model.strategies import Strategy
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
+    network = draw(strategies.networks(max_variables=6, max_joint=512))
+    return network, draw(strategies.evidence_batches(network, max_rows=8))
+
+
+def rows_of(network: Network, rows: int = 40, patterns: int = 3) -> EvidenceBatch:
+    observed = np.random.default_rng(1).random((patterns, len(network.variables))) < 0.3
+    states = np.where(observed[np.arange(rows) % patterns], sample(network, rows, seed=1), UNOBSERVED)
+    return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(len(network.variables))})
+
+
+@pytest.mark.parametrize("precision", ["double", "single", "log"])
+@pytest.mark.parametrize("strategy", FORCED)
+@settings(max_examples=25)
+@given(question=questions())
+def test_posteriors_equal_enumeration(
+    strategy: Strategy, precision: str, question: tuple[Network, EvidenceBatch]
+) -> None:
+    network, batch = question
+    assume(strategy is not Strategy.JOINT_TABLE or has_joint_table(network))
+    answers = engine_by(strategy, network, Query(precision=precision)).answer(batch)
+    check_posteriors(network, batch, answers, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("strategy", FORCED)
+@settings(max_examples=15)
+@given(question=questions(), data=st.data())
+def test_targets_equal_enumeration(
+    strategy: Strategy, question: tuple[Network, EvidenceBatch], data: st.DataObject
+) -> None:
+    network, batch = question
+    assume(strategy is not Strategy.JOINT_TABLE or has_joint_table(network))
+    names = [variable.name for variable in network.variables]
+    targets = tuple(data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1)))
+    check_posteriors(network, batch, engine_by(strategy, network, Query(targets=targets)).answer(batch), 1e-12)
+
+
+@pytest.mark.parametrize("strategy", FORCED)
+def test_a_variable_with_states_in_some_rows_and_likelihoods_in_others(strategy: Strategy) -> None:
+    network = random_network(6, states=2, seed=1)
+    states = {v: np.array([0, UNOBSERVED, UNOBSERVED], np.int32) for v in (4, 5)}
+    soft = SoftEvidence(np.array([1]), np.array([[0.5, 0.1]]))
+    batch = EvidenceBatch(3, states, {5: soft})
+    check_posteriors(network, batch, engine_by(strategy, network, Query()).answer(batch), 1e-12)
+
+
+@pytest.mark.parametrize("strategy", EXPLAINING)
+@settings(max_examples=15)
+@given(question=questions())
+def test_explanations_equal_enumeration(strategy: Strategy, question: tuple[Network, EvidenceBatch]) -> None:
+    network, batch = question
+    answers = engine_by(strategy, network, Query(kind="mpe")).answer(batch)
+    check_explanations(network, batch, answers, 1e-9)
+
+
+@pytest.mark.parametrize("strategy", [each for each in FORCED if each.values != (Strategy.JOINT_TABLE,)])
+def test_rows_go_the_way_that_is_asked_for(strategy: Strategy) -> None:
+    network = random_network(20, seed=1)
+    batch = rows_of(network)
+    answers = engine_by(strategy, network, Query()).answer(batch)
+    assert answers.ways == {strategy.value: batch.rows}
+    expected = Engine(network, Query()).answer(batch)
+    assert (answers.status == OK).all()
+    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
+    for v in expected.targets:
+        np.testing.assert_allclose(answers.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", FORCED)
+def test_scores_are_those_of_the_choice(strategy: Strategy) -> None:
+    network = random_network(8, states=2, seed=1)
+    batch, query = rows_of(network), Query(answers="scores")
+    found, expected = engine_by(strategy, network, query).answer(batch), Engine(network, query).answer(batch)
+    assert found.ways == {strategy.value: batch.rows}
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+    assert (found.status == expected.status).all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "query", "options", "words"),
+    [
+        (Strategy.JOINT_TABLE, Query(), {}, "joint-table: the network has too many joint states"),
+        (Strategy.JOINT_TABLE, Query(kind="mpe"), {}, "joint-table: explanations have no joint table"),
+        (Strategy.IMPOSSIBLE, Query(), {}, "impossible: it answers nothing but rows that are impossible"),
+        (Strategy.GPU_BLOCKS, Query(), {}, "gpu-blocks: there is no GPU that may be used"),
+        (Strategy.ROW_TREES, Query(), {"device": "gpu"}, "row-trees: it runs on CPUs, and a GPU is asked for"),
+    ],
+)
+def test_a_way_that_cannot_be_is_refused(strategy: Strategy, query: Query, options: dict[str, str], words: str) -> None:
+    network = random_network(30, seed=1)
+    asked = ComputeOptions(threads=1, strategy=strategy, **{"device": "cpu", **options})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=words):
+        Engine(network, query, asked).answer(rows_of(network))
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ENTRIES, Strategy.CPU_BLOCKS])
+def test_a_way_that_does_not_fit_is_refused(strategy: Strategy) -> None:
+    """Not answered in chunks in silence."""
+    network = grid(14, 14, seed=1)
+    batch, memory = EvidenceBatch(1), 5 << 20
+    with pytest.raises(BudgetError):
+        engine_by(strategy, network, Query(), memory=memory).answer(batch)
+    assert Engine(network, Query(), ComputeOptions(memory, 1, "cpu")).answer(batch).ways == {"chunks": 1}
