@@ -55,6 +55,24 @@ def fails(result: Result, code: int, *words: str) -> None:
     assert len([line for line in result.stderr.splitlines() if line.startswith("error: ")]) == 1
 
 
+@pytest.mark.parametrize("strategy", ["joint-table", "row-trees", "entries", "cpu-blocks", "chunks"])
+def test_rows_go_the_way_that_is_asked_for(strategy: str) -> None:
+    assert run("--strategy", strategy).exit_code == 0
+    (part,) = json.loads(Path("out/manifest.json").read_text())["parts"]
+    assert part["statuses"]["ok"] == 3
+    found = parquet.read_table("out/posteriors")
+    expected = junctor.posteriors(ASIA, {"smoke": ["yes", None, "no"], "xray": ["no", "yes", None]})
+    for one, other in zip(found["log_evidence"].to_pylist(), expected["log_evidence"].to_pylist(), strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+    inspected = junctor_cli("inspect", ASIA, "evidence.csv", "--strategy", strategy)
+    assert f"{strategy}: asked for" in inspected.stdout
+
+
+def test_a_way_that_cannot_be_is_refused() -> None:
+    fails(run("--strategy", "gpu-blocks", "--device", "cpu"), 3, "gpu-blocks: there is no GPU that may be used")
+    assert run("--strategy", "chunks", "--method", "auto").exit_code == 2
+
+
 def test_run_says_what_it_did() -> None:
     result = run()
     assert result.exit_code == 0, result.output

@@ -56,17 +56,6 @@ def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch])
     check_explanations(network, batch, Engine(network, Query(kind="mpe")).answer(batch), 1e-9)
 
 
-@pytest.mark.parametrize("precision", ["double", "single", "log"])
-@given(question=questions())
-def test_compiled_kernels_equal_enumeration(precision: str, question: tuple[Network, EvidenceBatch]) -> None:
-    network, batch = question
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "COMPILED_SECONDS", 0)
-        patch.setattr(memory, "LOWERING_SECONDS", 0)
-        answers = Engine(network, Query(precision=precision)).answer(batch)
-    check_posteriors(network, batch, answers, TOLERANCE[precision])
-
-
 @given(question=questions(), most_cases=st.integers(1, 4), scratch=st.sampled_from([1, 5, 1 << 16]))
 def test_blocks_of_any_size_give_the_same_answers(
     question: tuple[Network, EvidenceBatch], most_cases: int, scratch: int

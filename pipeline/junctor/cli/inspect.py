@@ -63,6 +63,7 @@ def inspect(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     time_limit: cli.TimeLimit = None,
+    strategy: cli.StrategyName = None,
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
@@ -91,7 +92,7 @@ def inspect(
     from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    options = cli.compute_options(memory, None, device, device_memory, spill, disk, time_limit=time_limit)
+    options = cli.compute_options(memory, None, device, device_memory, spill, disk, None, time_limit, strategy)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
     scores = answers, top, tuple(probability or ()), hide_targets

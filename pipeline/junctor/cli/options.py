@@ -13,6 +13,7 @@ from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model.errors import InputError, JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Gaps, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
+from junctor.model.strategies import Strategy
 from junctor.planning.budget import parse_bytes, parse_time_limit
 from junctor.runtime.remote import local_path
 
@@ -242,6 +243,15 @@ TimeLimit = Annotated[
         rich_help_panel=RESOURCES,
     ),
 ]
+StrategyName = Annotated[
+    Strategy | None,
+    typer.Option(
+        "--strategy",
+        help="Answer all rows this way, or refuse; by default each goes the way that is forecast to take least. "
+        "Of exact answers; for tests and measurements.",
+        rich_help_panel=RESOURCES,
+    ),
+]
 Scheduler = Annotated[
     str | None, typer.Option(help="Dask scheduler whose workers do the work.", rich_help_panel=RESOURCES)
 ]
@@ -443,6 +453,7 @@ def compute_options(
     disk: str | None = None,
     defaults: ComputeOptions | None = None,
     time_limit: str | None = None,
+    strategy: Strategy | None = None,
 ) -> ComputeOptions:
     """Return the record of what a command line says, the options under the names that they have there.
 
@@ -459,6 +470,7 @@ def compute_options(
         "spill_dir": None if spill is None else local_path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
         "time_limit": _parsed(time_limit, parse_time_limit, "--time-limit"),
+        "strategy": strategy,
     }
     # Zero is a size: only what was not given is left to the defaults.
     chosen = {name: value for name, value in given.items() if value is not None}

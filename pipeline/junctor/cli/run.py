@@ -81,6 +81,7 @@ def run(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     time_limit: cli.TimeLimit = None,
+    strategy: cli.StrategyName = None,
     partition_rows: Annotated[
         int | None,
         typer.Option(
@@ -147,7 +148,10 @@ def run(
         rejects=rejects,
         mapping=mapping,
     )
-    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute, time_limit)
+    if strategy is not None and method not in (None, "exact"):
+        raise typer.BadParameter("it is about exact answers: leave out --method", param_hint="--strategy")
+    sizes = memory, threads, device, device_memory, spill, disk
+    options = cli.compute_options(*sizes, settings.compute, time_limit, strategy)
     # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     if part is not None:

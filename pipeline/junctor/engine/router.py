@@ -64,7 +64,7 @@ class Router(Grouping, ChunkRouting):
         kept: MutableMapping[PlanKey, int],
         uses: int | None = None,
     ) -> Route:
-        """Return how a group of rows of a batch is answered.
+        """Return how a group of rows of a batch is answered: as asked for, or as is forecast to take least.
 
         budget: in addition to all answers to the batch.
         compiled: whether compiled code is loaded.
@@ -72,6 +72,22 @@ class Router(Grouping, ChunkRouting):
         kept: fixed bytes of the programs in memory, the oldest first; changed to those that the route leaves there.
         uses: rows that the plan is made for, if not those of the run that are like these.
         """
+        route = self._chosen(group, batch, budget, compiled, gpu, kept, uses)
+        if route.refused is None and route.strategy is self.options.strategy:
+            return replace(route, reason=f"{route.strategy.value}: asked for")
+        return route
+
+    def _chosen(
+        self,
+        group: PatternGroup,
+        batch: EvidenceBatch,
+        budget: Budget,
+        compiled: bool,
+        gpu: GpuRoom | None,
+        kept: MutableMapping[PlanKey, int],
+        uses: int | None,
+    ) -> Route:
+        """Return the same with its reason; arguments as of `route`."""
         uses = self.uses(group, batch) if uses is None else uses
         if not group.by_plan:
             return self._without_plan(group, batch, budget, kept)
