@@ -24,13 +24,11 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
-from junctor.engine import grouping, patterns, smaller_plans
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import OK, Answers, Scores, posteriors_in
 from junctor.model.network import Factor, Network, Variable
-from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
@@ -250,40 +248,6 @@ def gaps(network: Network, rows: int) -> EvidenceBatch:
     seen = rng.random(states.shape) < 0.9
     columns = {v: np.where(seen[:, v], states[:, v], UNOBSERVED).astype(np.int32) for v in range(1, 16)}
     return EvidenceBatch(rows, columns, invalid={7: "wrong"})
-
-
-@ON
-def test_rows_of_several_plans_have_the_answers_of_one(
-    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = layered(layers=5, width=4, states=3, parents=2, seed=2, zeros=0.2)
-    batch, options = gaps(network, 500), ComputeOptions(device="gpu", threads=2)
-
-    def engine() -> Engine:
-        return Engine(network, Query(precision="single"), options, expected_rows=1 << 22, gpu=opened(device))
-
-    def sampled(batch: EvidenceBatch, threads: int) -> patterns.Patterns:
-        # Some of so few rows observe the same.
-        return patterns.patterns_of(EvidenceBatch(batch.rows, batch.states, invalid=batch.invalid), threads)
-
-    monkeypatch.setattr(grouping, "sampled_patterns", sampled)
-    (whole,) = engine().router.groups(batch)
-    expected = Engine(network, Query()).answer(batch)
-    monkeypatch.setattr(smaller_plans, "SURE", 0.0)
-    monkeypatch.setattr(grouping, "GPU", grouping.GPU.__class__(group=0.0))
-    used = engine()
-    groups = used.router.groups(batch)
-    assert 1 < len(groups) <= 1 + smaller_plans.MOST_PLANS
-    assert groups[-1].pattern == whole.pattern
-    assert sorted(np.concatenate([group.rows for group in groups]).tolist()) == whole.rows.tolist()
-    assert [group.pattern for group in used.router.groups(gaps(network, 490))] == [group.pattern for group in groups]
-    # However many rows each has, their plans are made for those of all batches.
-    assert {used.router.uses(group, batch) for group in groups} == {used.router.uses(whole, batch)}
-    found = used.answer(batch)
-    assert found.status.tolist() == expected.status.tolist()
-    np.testing.assert_allclose(found.log_value, expected.log_value, atol=2e-5)
-    for v, posterior in expected.posteriors.items():
-        np.testing.assert_allclose(found.posteriors[v], posterior, atol=2e-6)
 
 
 @ON

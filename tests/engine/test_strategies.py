@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors
-from helpers.forced import EXPLAINING, FORCED, engine_by
+from helpers.forced import EXPLAINING, FORCED, engine_by, few_threads  # noqa: F401
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from junctor.backends.joint_table import has_joint_table

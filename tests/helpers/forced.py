@@ -12,20 +12,26 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.runtime.devices import has_gpu
+from junctor_kernels.gpu.blocks import CudaBlockDevice
+
+from helpers.gpu_blocks import few_threads, opened  # noqa: F401
 
 COMPILES = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU")
-# Those that a user can ask for: rows that are impossible are found by themselves.
+# Those that a user can ask for: rows that are impossible are found by themselves. Modules that use them import
+# `few_threads` as well.
 FORCED = [
-    pytest.param(each, id=each.value, marks=[COMPILES] * (each is Strategy.GPU_BLOCKS))
-    for each in Strategy
-    if each is not Strategy.IMPOSSIBLE
+    *(pytest.param(each, id=each.value) for each in Strategy if each not in (Strategy.GPU_BLOCKS, Strategy.IMPOSSIBLE)),
+    pytest.param(Strategy.GPU_BLOCKS, id="gpu-blocks-emulated", marks=COMPILES),
+    pytest.param(Strategy.GPU_BLOCKS, id="gpu-blocks-cuda", marks=pytest.mark.gpu),
 ]
 # Those that explain rows.
 EXPLAINING = [each for each in FORCED if each.values != (Strategy.JOINT_TABLE,)]
 
 
 def engine_by(strategy: Strategy, network: Network, query: Query, **options: Any) -> Engine:
-    """Return an engine that answers in one way; a GPU is emulated."""
-    gpu = EmulatedDevice() if strategy is Strategy.GPU_BLOCKS else None
+    """Return an engine that answers in one way; a GPU is emulated where there is none."""
+    kind = CudaBlockDevice if has_gpu() else EmulatedDevice
+    gpu = opened(kind) if strategy is Strategy.GPU_BLOCKS else None
     asked = ComputeOptions(**{"threads": 1, "device": "cpu", **options, "strategy": strategy})
     return Engine(network, query, asked, gpu=gpu)

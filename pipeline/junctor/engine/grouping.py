@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
 from junctor_kernels.row_trees.together import BLOCK_BYTES
 from junctor_kernels.tables import reference
 
@@ -28,15 +27,12 @@ from junctor.engine.patterns import (
     PatternPricer,
     Patterns,
     patterns_of,
-    rows_that_observe,
     sampled_patterns,
     serving_all,
     serving_few,
     spread,
 )
-from junctor.engine.plan_store import cached, rounded
 from junctor.engine.planner import KEPT_PLANS, Planner
-from junctor.engine.smaller_plans import SmallerPlanCosts, rounded_shares, rows_by_plan, smaller_plans
 from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
@@ -44,11 +40,8 @@ from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 from junctor.runtime.kept_results import keeping
 
-KEPT_CHOICES = 64
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
 LEAST_DECIDED = 256
-# The share of the rows that stands for no more than "some", where a tree is asked for by shares.
-LEAST_SHARE = 1e-9
 # Seconds of work in NumPy from which compiled code is loaded; tests replace it.
 COMPILED_SECONDS = CPU.compiled_work
 # Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
@@ -97,8 +90,7 @@ class Grouping(Planner):
     def _together(self, batch: EvidenceBatch) -> list[PatternGroup] | None:
         """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
 
-        Rows that a smaller plan serves, if there is one, are groups of their own. Some of the rows tell, because to
-        tell all of them apart takes as long as a GPU takes to answer them.
+        Some of the rows tell, because to tell all of them apart takes as long as a GPU takes to answer them.
         """
         some = None if self._are_few(batch) else sampled_patterns(batch, self.threads)
         if some is None:
@@ -112,26 +104,7 @@ class Grouping(Planner):
         if group.by_trees or self.is_left_to_cores([group], batch):
             # Not asked whether a plan fits: its search takes seconds where it is worth less than trees.
             return [group]
-        return self._split(group, some, batch) if self._fits(pattern, self.uses(group, batch)) else None
-
-    def _split(self, group: PatternGroup, some: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
-        """Return a group of rows that differ in what they observe, less those that smaller plans serve, and these."""
-        whole, uses = group.pattern, self.uses(group, batch)
-        prices, batches = self._compiled_prices(math.inf), max(1, round(uses / group.rows.size))
-        costs = SmallerPlanCosts(prices, self._savings, GPU.group, rounded(uses), batches)
-        if not costs.may_pay(whole):
-            return [group]
-        columns = sorted(whole.weighted)
-        often = rows_that_observe(some.marks, some.counts)[np.searchsorted(some.variables, columns)]
-        shares = rounded_shares(often / some.rows.size)
-        key = whole, shares.tobytes(), costs.rows, costs.batches
-        plans = cached(
-            self.store.smaller_plans, key, KEPT_CHOICES, lambda: smaller_plans(whole, columns, shares, costs)
-        )
-        patterns = [*(plan.pattern for plan in plans), whole]
-        parts = zip(patterns, rows_by_plan(batch, group.rows, plans, GPU.group), strict=True)
-        groups = [PatternGroup(pattern, rows, rows.size, comes_again=True) for pattern, rows in parts if rows.size]
-        return groups if all(self._fits(each.pattern, uses) for each in groups) else [group]
+        return [group] if self._fits(pattern, self.uses(group, batch)) else None
 
     def _compiled_prices(self, per_row: float) -> PatternPricer:
         """Return prices from trees; per_row: seconds of a row with a tree of its own."""
@@ -140,11 +113,6 @@ class Grouping(Planner):
         if self._explains_by_trees:
             cell = CPU.copied_likelihood
         return compiled_prices(self.work, self.allowed, per_row, self.row_price, cell, planned)
-
-    def _savings(self, pattern: Pattern) -> dict[int, float]:
-        """Return what a row of a plan would save, in multiply-adds, without one of the weighted variables."""
-        # On a plan all their states count, however many rows observe one.
-        return self.row_engine.savings(pattern.sliced, dict.fromkeys(sorted(pattern.weighted), LEAST_SHARE))
 
     def _choice(self, patterns: Patterns, batch: EvidenceBatch, valid: int) -> PatternChoice:
         """Return the cheapest answers to rows by their patterns; valid: rows of the batch that are not invalid."""
@@ -384,13 +352,9 @@ class Grouping(Planner):
 
         Rows of one pattern come again with the next batches, and so does a group of all rows, whatever they observe.
         Another group of several is made of what this batch happens to hold, and the next one may well choose other
-        loose columns, unless it is known that such a group comes again.
+        loose columns.
         """
-        rows = batch.answered_count
-        if group.comes_again:
-            # How many rows it has differs from batch to batch, and the plan must not.
-            return self.to_come(batch, rows)
-        again = group.patterns == 1 or len(group.rows) == rows
+        again = group.patterns == 1 or len(group.rows) == batch.answered_count
         return self.to_come(batch, len(group.rows)) if again else len(group.rows)
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:

@@ -105,7 +105,6 @@ class PatternGroup:
     strategy: what answers them where no plan does; None for a plan, of which its size and the rows tell how it runs.
     shared: whether rows of ROW_TREES share a tree; each has its own otherwise.
     copies: how many other rows get copies of their answers.
-    comes_again: whether the next batches have such a group, too, whatever its rows observe.
     """
 
     pattern: Pattern
@@ -114,7 +113,6 @@ class PatternGroup:
     strategy: Strategy | None = None
     shared: bool = False
     copies: int = 0
-    comes_again: bool = False
 
     @property
     def by_trees(self) -> bool:

@@ -9,7 +9,6 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from junctor.backends.plan_memory import PlanMemory
-from junctor.engine.smaller_plans import SmallerPlan
 from junctor.model.errors import BudgetError
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
@@ -38,7 +37,6 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
-    smaller_plans: dict[tuple[object, ...], tuple[SmallerPlan, ...]] = field(default_factory=dict)
     lock: AbstractContextManager[Any] = field(default_factory=RLock)
 
 
