@@ -15,6 +15,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Paths with a wildcard name no single file.
 SOURCE = re.compile(r"(?<![\w/])(?:pipeline|kernels|flows|benchmarks|tests|docs)/[\w./-]+\.(?:py|cu|md|json|svg)\b")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+# Lines of pages that are read whole, titles and blank lines included.
+MOST_LINES = {"CHANGELOG.md": 40}
 TERM = re.compile(r"^- \*\*(.+?)\*\*:", re.M)
 
 
@@ -38,6 +40,13 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert target.exists(), f"{link}: no such file"
         assert target.is_relative_to(ROOT), f"{link}: outside of the repository"
         assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize(("page", "most"), MOST_LINES.items(), ids=MOST_LINES)
+def test_pages_that_are_read_whole_are_short(page: str, most: int) -> None:
+    lines = (ROOT / page).read_text().splitlines()
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
