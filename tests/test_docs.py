@@ -1,4 +1,4 @@
-"""The documentation: links and module paths lead somewhere, the glossary is in order, every decision is listed."""
+"""The documentation: links and module paths lead somewhere, pages are short, the glossary is in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DECISIONS = ROOT / "docs" / "decisions"
+MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "data" / "README.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -17,6 +18,7 @@ SOURCE = re.compile(r"(?<![\w/])(?:pipeline|kernels|flows|benchmarks|tests|docs)
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 # Lines of pages that are read whole, titles and blank lines included.
 MOST_LINES = {"CHANGELOG.md": 40}
+MOST_LINES |= {str(page.relative_to(ROOT)): 25 for page in sorted(DECISIONS.glob("*.md")) if page.name != "README.md"}
 TERM = re.compile(r"^- \*\*(.+?)\*\*:", re.M)
 
 
@@ -72,8 +74,19 @@ def test_sources_of_the_glossary_are_listed() -> None:
     assert not missing
 
 
-def test_every_decision_is_in_the_index() -> None:
-    listed = LINK.findall((DECISIONS / "README.md").read_text())
-    pages = {page.name for page in DECISIONS.glob("*.md")} - {"README.md"}
+@pytest.mark.parametrize("folder", [DECISIONS, MEASUREMENTS], ids=lambda folder: folder.name)
+def test_every_page_is_in_the_index_of_its_folder(folder: Path) -> None:
+    listed = LINK.findall((folder / "README.md").read_text())
+    pages = {page.name for page in folder.glob("*.md")} - {"README.md"}
+    assert pages
     assert pages <= set(listed)
     assert len(listed) == len(set(listed))
+
+
+def test_decisions_have_context_choice_and_consequence() -> None:
+    parts = ("**Context", "**Choice", "**Consequence")
+    for page in set(DECISIONS.glob("*.md")) - {DECISIONS / "README.md"}:
+        text = page.read_text()
+        places = [text.find(part) for part in parts]
+        assert -1 < places[0] < places[1] < places[2], page.name
+        assert all(text.count(part) == 1 for part in parts), page.name
