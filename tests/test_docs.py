@@ -10,14 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DECISIONS = ROOT / "docs" / "decisions"
 MEASUREMENTS = ROOT / "docs" / "measurements"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "data" / "README.md"]
-PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted(ROOT.glob("*.md"))
+PAGES += [page for folder in ("benchmarks", "data", "docs", "tests") for page in sorted((ROOT / folder).rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Paths with a wildcard name no single file.
 SOURCE = re.compile(r"(?<![\w/])(?:pipeline|kernels|flows|benchmarks|tests|docs)/[\w./-]+\.(?:py|cu|md|json|svg)\b")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 # Lines of pages that are read whole, titles and blank lines included.
-MOST_LINES = {"CHANGELOG.md": 40}
+MOST_LINES = {"CHANGELOG.md": 40, "docs/performance.md": 45}
 MOST_LINES |= {str(page.relative_to(ROOT)): 25 for page in sorted(DECISIONS.glob("*.md")) if page.name != "README.md"}
 TERM = re.compile(r"^- \*\*(.+?)\*\*:", re.M)
 
@@ -48,7 +48,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_pages_that_are_read_whole_are_short(page: str, most: int) -> None:
     lines = (ROOT / page).read_text().splitlines()
     assert len(lines) <= most
-    assert max(map(len, lines)) <= 120
+    assert all(len(line) <= 120 or line.startswith("|") for line in lines)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
