@@ -107,11 +107,11 @@ def is_shown(cell: str, value: object) -> bool:
 
 
 @pytest.mark.slow
-def test_the_demo_in_the_readme(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_in_the_quick_start(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     result = junctor_cli("demo")
     assert result.exit_code == 0, result.output
-    table = next(text for text in snippets(ROOT / "README.md", "text") if "fault" in text)
+    table = next(text for text in snippets(ROOT / "docs" / "quick_start.md", "text") if "fault" in text)
     rows = [line for line in table.splitlines() if line.startswith("│")]
     assert rows
     for row in rows:
