@@ -15,6 +15,7 @@ PAGES += [page for folder in ("benchmarks", "data", "docs", "tests") for page in
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Paths with a wildcard name no single file.
 SOURCE = re.compile(r"(?<![\w/])(?:pipeline|kernels|flows|benchmarks|tests|docs)/[\w./-]+\.(?:py|cu|md|json|svg)\b")
+PAGE = re.compile(r"(?<![\w/])docs/[\w/-]+\.md\b")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 # Lines of pages that are read whole, titles and blank lines included.
 MOST_LINES = {"README.md": 80, "CHANGELOG.md": 40, "docs/performance.md": 45}
@@ -61,6 +62,14 @@ def test_paths_of_modules_exist(page: Path) -> None:
     text = re.sub(r"\]\([^)]*\)", "]", page.read_text()).replace("\\_", "_")
     missing = [path for path in SOURCE.findall(text) if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_pages_that_sources_name_exist() -> None:
+    folders = ("pipeline", "kernels", "flows", "benchmarks", "tests")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".cu")]
+    named = {path for file in files for path in PAGE.findall(file.read_text())}
+    assert len(named) > 5
+    assert not [path for path in named if not (ROOT / path).exists()]
 
 
 def test_terms_of_the_glossary_are_unique_and_sorted() -> None:

@@ -40,8 +40,8 @@ class CpuConstants(DeviceConstants):
     numpy_variable: float = 4e-4
     # Times as long as that NumPy takes in log space. Estimate; 2026-11-21.
     numpy_log: float = 4.0
-    # Seconds an entry operation of the compiled blocks. Estimate, coarser than docs/performance.md ("4e10 to 7e10
-    # operations a second" in tiles); 2026-11-21.
+    # Seconds an entry operation of the compiled blocks. Estimate, coarser than docs/measurements/plans.md ("4e10 to
+    # 7e10 operations a second" in tiles); 2026-11-21.
     compiled_operation: float = 2e-10
     # Bytes of a usual table of the smallest block up to which it stays in the cache; seconds of an operation that is
     # not zero where it does not. barley, pigs, munin2 and grids with likelihoods, good to a factor of two; 2026-11-28.
@@ -106,7 +106,8 @@ class CpuConstants(DeviceConstants):
     lane_row: float = 1.4e-7
 
     # Seconds until a process has loaded what a run needs: the interpreter, Arrow, compiled code. 1.0 for ten rows of
-    # asia (docs/performance.md), 2026-11-21, and 0.05 to 0.2 for each kind of compiled code of larger runs; 2026-11-24.
+    # asia (docs/measurements/files.md), 2026-11-21, and 0.05 to 0.2 for each kind of compiled code of larger runs;
+    # 2026-11-24.
     load: float = 1.3
     # Seconds a cell of evidence: read, encoded, kept in the run directory, read again, counted. 4 to 2,000 columns, on
     # a machine that others used as well, good to a factor of two; 2026-11-29.
@@ -170,7 +171,7 @@ class GpuConstants(DeviceConstants):
     task_byte: float = 1e-12
 
     # Rates of the bus, bytes a second.
-    # Copies of pinned memory, one way. H100, docs/performance.md ("copies alone reach 55 GB/s"), by
+    # Copies of pinned memory, one way. H100, docs/measurements/grids.md ("copies alone reach 55 GB/s"), by
     # `benchmarks/stored.py stream`; 2026-11-21.
     bus_rate: float = 55e9
     # The same both ways at once, together, from the same table; 2026-11-21.
@@ -187,7 +188,7 @@ class GpuConstants(DeviceConstants):
     link_rows_rate: float = 110e9
 
     # Rates of the device.
-    # Bytes a second of a plain copy, read and written. H100, docs/performance.md (2.97 TB/s), rounded; 2026-11-21.
+    # Bytes a second of a plain copy, read and written. H100, docs/measurements/gpu.md (2.97 TB/s), rounded; 2026-11-21.
     copy_rate: float = 3e12
     # Bytes a second that contraction kernels touch: less than `copy_rate`. H100, benchmarks/chunk_costs.py. Counts of
     # `chunks-gpu-*` go by this rate: another value needs another fit; 2026-11-21.
@@ -207,7 +208,7 @@ class GpuConstants(DeviceConstants):
     launch_call: float = 7e-6
     copy_call: float = 2.4e-5
     # Seconds in which the thread of a row in chunks keeps those of other rows from running, over the seconds that the
-    # host is forecast to take for it: Python's lock, and the driver's. H200, docs/performance.md ("Out of core"), by
+    # host is forecast to take for it: Python's lock, and the driver's. H200, docs/measurements/chunks.md, by
     # `benchmarks/oversize.py run --abreast 4`; 2026-11-23.
     host_held: float = 1.4
     # Seconds a launch for a chunk of a streamed clique table: other code than that of tasks. Agrees with the rates of

@@ -74,7 +74,7 @@ from junctor.runtime.threads import ahead, import_ahead, short_turns
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
 
 # Cores that one process keeps busy with its threads; only machines with more get several processes by default, of so
-# many cores each. Measured on 16 and 32 cores (docs/performance.md); 2026-11-26.
+# many cores each. Measured on 16 and 32 cores (docs/measurements/threads.md); 2026-11-26.
 PROCESS_CORES, WORKER_CORES = 16, 4
 # Bytes of inputs that wait to be written, encoded.
 INPUTS_AHEAD = 2**28
