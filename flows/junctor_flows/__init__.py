@@ -2,6 +2,10 @@
 
 import os
 
+from junctor.runtime.installed import require_extra
+
+require_extra("flow", "junctor_flows")
+
 # For the server that Prefect starts by itself where none is configured: it is slow at its first start, and its
 # telemetry trips over its own database where there is no network. Set before Prefect is imported; never over the
 # user's own.

@@ -30,6 +30,10 @@ def demo(
 ) -> None:
     """Make sensor readings of a pumping station, and infer the faults behind each of them."""
     cli.refuse_empty(output)
+    from junctor.runtime.installed import require_extra
+
+    if prefect:
+        require_extra("flow", "the page of Prefect", "use --no-prefect")
     from rich.console import Console
 
     from junctor.cli.display import progress_display, show_manifest

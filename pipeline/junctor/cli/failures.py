@@ -5,7 +5,8 @@
 | 0    | done; single rows may still be without an answer         |
 | 1    | unexpected: a fault of junctor                           |
 | 2    | the command line was not understood                      |
-| 3    | network, evidence or settings cannot be used             |
+| 3    | network, evidence or settings cannot be used, or an      |
+|      | extra of the installation is missing                     |
 | 4    | done, but all rows are invalid                           |
 | 5    | the work does not fit the memory or disk that is allowed |
 | 6    | no run directory, scheduler or worker can be used, or    |

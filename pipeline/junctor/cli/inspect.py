@@ -89,8 +89,11 @@ def inspect(
     from junctor.formats import read_network
     from junctor.model.query import Query, Sampling
     from junctor.runs.forecast import sampled_rows
+    from junctor.runtime.installed import require_extra
     from junctor.runtime.machine import allowed_memory
 
+    if plot is not None:
+        require_extra("report", "--plot")
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
     options = cli.compute_options(memory, None, device, device_memory, spill, disk, None, time_limit, strategy)
     # Settled once: parts of the report must not disagree because memory was taken in between.

@@ -17,6 +17,7 @@ from pathlib import Path
 from junctor.model.errors import RunError
 from junctor.planning.budget import format_bytes
 from junctor.runtime.files import aside, explained
+from junctor.runtime.installed import require_extra
 from junctor.runtime.machine import expanded, user_folder
 from junctor.runtime.remote import AnyPath, RemotePath
 
@@ -47,7 +48,8 @@ def is_configured() -> bool:
 
 
 def configured_server() -> None:
-    """Raise RunError unless a Prefect server is configured."""
+    """Raise RunError unless a Prefect server is configured, InputError without Prefect."""
+    require_extra("flow", "a deployment")
     if not is_configured():
         raise RunError(
             "no Prefect server is configured: start one with `prefect server start`, and name it with "

@@ -32,6 +32,9 @@ def report(
     cli.refuse_empty(output, "OUTPUT")
     if other is not None:
         cli.refuse_empty(other, "OTHER")
+    from junctor.runtime.installed import require_extra
+
+    require_extra("report", "junctor report")
     from junctor.runs.report.comparison import write_comparison
     from junctor.runs.report.page import write_page
     from junctor.runs.thresholds import refuse_crossed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from junctor.runs.workload import Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
+
+logger = logging.getLogger("junctor")
 
 
 def run(
@@ -233,7 +236,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     from junctor.runs.watch import watched
 
     configured = is_configured()
-    recorded = deployed.get() is not None or (configured if prefect is None else prefect)
+    recorded = deployed.get() is not None or _is_recorded(prefect, configured)
     job.check_places(recorded=recorded)
     with told_if_interrupted(GO_ON), watched(job, progress, _watchers(job, recorded, configured)) as watch:
         # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
@@ -244,6 +247,22 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
             watch.manifest = read_manifest(job.directory)
             raise
         return watch.manifest
+
+
+def _is_recorded(prefect: bool | None, configured: bool) -> bool:
+    """Return True if a server of Prefect's is to be told of a run; arguments as of `score` and `_watchers`.
+
+    Raises InputError where one is asked for without Prefect.
+    """
+    from junctor.runtime.installed import has_extra, require_extra
+
+    if prefect:
+        require_extra("flow", "--prefect", "use --no-prefect")
+    if prefect is None and configured and not has_extra("flow"):
+        advice = 'pip install "junctor[flow]", or use --no-prefect'
+        logger.warning("a Prefect server is configured, which hears nothing of this run: %s", advice)
+        return False
+    return configured if prefect is None else prefect
 
 
 def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from junctor.runtime.installed import require_extra
 from junctor.runtime.remote import AnyPath
 
 
@@ -25,3 +26,7 @@ class Extras:
     page: AnyPath | str | os.PathLike[str] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     watch: Callable[[str, int, int, float | None], None] = lambda *_: None
+
+    def __post_init__(self) -> None:
+        if self.page is not None:
+            require_extra("report", "a page", "leave the report out")

@@ -38,7 +38,6 @@ from junctor.learning.parameter_table import parameter_table
 from junctor.learning.parameters import NetworkParameters, named_variables, tied_variables
 from junctor.learning.pieces import HeldOut, RowReading, read_rows
 from junctor.learning.priors import prior_file, pseudo_counts
-from junctor.learning.report.page import write_fit_page
 from junctor.learning.restarts import best_of_starts
 from junctor.learning.rows import RowOptions, open_rows, row_options, stamps_of_rows, with_new_states
 from junctor.model.arguments import real, texts, whole
@@ -254,6 +253,9 @@ def learn_rows(
     if extras.errors or extras.page is not None:
         learned = replace(learned, parameters=_table(model, given, best.parameters, extras, allowed))
     if extras.page is not None:
+        # Imported here: pictures take a second to import.
+        from junctor.learning.report.page import write_fit_page
+
         if held_out:
             watch_rows = partial(extras.watch, "rows for held-out cells")
             check = check_holdout(given, fitted, reading.held_out, answering, options.seed, watch_rows)

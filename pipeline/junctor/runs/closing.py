@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from junctor.evidence.files import refuse_target
 from junctor.model.errors import InputError, RunError
 from junctor.runs.storage import Directory, RunSpec
+from junctor.runtime.installed import require_extra
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, location, shown
 
@@ -42,7 +43,10 @@ class Closing:
         """Raise InputError or RunError for a file of rejects that cannot be written, or is of something else.
 
         sources: what the run reads, as it was given; none where that is not known.
+        Raises InputError for a page where nothing draws it.
         """
+        if self.report:
+            require_extra("report", "a page", "leave the report out")
         if self.rejects is None:
             return
         from junctor.runs.rejects import refuse_ending, refuse_others

@@ -56,6 +56,7 @@ from junctor.runtime.dask_cluster import (
 from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
 from junctor.runtime.gc_pause import collector_paused
+from junctor.runtime.installed import has_extra
 from junctor.runtime.local_cluster import largest_worker
 from junctor.runtime.machine import (
     allowed_disk,
@@ -475,6 +476,9 @@ def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) ->
     else:
         cores = usable_cores()
         workers = int(min(cores // WORKER_CORES, estimate.seconds / CPU.process)) if cores > PROCESS_CORES else 0
+    if resources.workers is None and workers > 1 and not has_extra("cluster"):
+        logger.warning('one process answers, %d would be faster: pip install "junctor[cluster]"', workers)
+        workers = 1
     # Fewer workers rather than smaller shares: a plan that does not fit would end the run.
     allowed = allowed_memory(resources.compute)
     if workers * estimate.least <= allowed:

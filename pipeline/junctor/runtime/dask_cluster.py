@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from junctor.model.errors import JunctorError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.runtime.devices import check_device
+from junctor.runtime.installed import require_extra
 from junctor.runtime.local_cluster import (
     at_most,
     cluster_ahead,
@@ -203,7 +204,12 @@ def threads_here() -> int:
 
 
 def check_resources(resources: Resources) -> None:
-    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work."""
+    """Raise RunError for an insecure scheduler or missing certificates, DeviceError for a GPU, before any work.
+
+    Raises InputError for workers without Dask.
+    """
+    if resources.scheduler is not None or (resources.workers or 0) > 1:
+        require_extra("cluster", "work in other processes", "leave --workers and --scheduler out")
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
         check_certificates(resources.scheduler)

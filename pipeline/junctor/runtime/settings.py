@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_args
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -33,6 +33,9 @@ _PARSE: dict[str, Callable[[str], float]] = {
     "cache": cache_bytes,
     "time_limit": parse_time_limit,
 }
+# Settings that are true or false, and the texts of both.
+_SWITCHES = ("insecure_scheduler", "prefect")
+_ON, _OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,44 +90,59 @@ def load_settings() -> Settings:
 
 def _checked(given: dict[str, Any]) -> Settings:
     """Return the settings of a dictionary; raises InputError for bad values."""
-    # Imported where something is set: it takes a tenth of a second of each command. Not pydantic-settings, which loads
-    # what reads secrets of clouds, for as long again.
-    from pydantic import BeforeValidator, Field, ValidationError, create_model
-
-    types = get_type_hints(Settings)
-    checks: dict[str, Any] = {}
-    for each in fields(Settings):
-        kind = types[each.name]
-        if each.name in _LEAST:
-            kind = Annotated[kind, Field(ge=_LEAST[each.name]), BeforeValidator(_no_truth)]
-        if each.name in _PARSE:
-            kind = Annotated[kind, BeforeValidator(_parsing(_PARSE[each.name]))]
-        checks[each.name] = (kind, each.default)
-    try:
-        return Settings(**create_model("Settings", **checks)(**given).model_dump())
-    except ValidationError as error:
-        raise InputError("; ".join(_explain(item) for item in error.errors())) from None
-
-
-def _no_truth(value: object) -> object:
-    # To Python `true` is the number 1: one byte of memory.
-    if isinstance(value, bool):
-        raise ValueError("Input should be a number")
-    return value
-
-
-def _parsing(parse: Callable[[str], float]) -> Callable[[object], object]:
-    """Return what parses texts and leaves the rest to the check of the type."""
-
-    def parsed(value: object) -> object:
-        if not isinstance(value, str):
-            return value
+    settings: dict[str, Any] = {}
+    wrong = []
+    for name, found in given.items():
         try:
-            return parse(value)
-        except JunctorError as error:
-            raise ValueError(str(error)) from None
+            settings[name] = _value(name, found)
+        except (ValueError, JunctorError) as error:
+            wrong.append(_explain(name, found, error))
+    if wrong:
+        raise InputError("; ".join(wrong))
+    return Settings(**settings)
 
-    return parsed
+
+def _value(name: str, found: object) -> object:
+    """Return what a setting stands for; raises ValueError or JunctorError, in words, for what it cannot be."""
+    if name in _LEAST:
+        return _number(name, found)
+    if name in _SWITCHES:
+        return _switch(found)
+    if not isinstance(found, str):
+        raise ValueError("expected a text")
+    if name == "device" and found not in get_args(DeviceChoice):
+        raise ValueError(f"expected {' or '.join(get_args(DeviceChoice))}")
+    return found
+
+
+def _switch(found: object) -> bool:
+    # Also what TOML has for 1, and Python for a text of the environment.
+    word = str(found).lower()
+    if word not in (*_ON, *_OFF):
+        raise ValueError("expected true or false")
+    return word in _ON
+
+
+def _number(name: str, found: object) -> float:
+    value = _PARSE.get(name, _plain)(found) if isinstance(found, str) else found
+    # To Python `true` is the number 1: one byte of memory.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("expected a number")
+    if not value >= _LEAST[name]:
+        raise ValueError(f"expected {_LEAST[name]} or more")
+    if name == "time_limit":
+        return float(value)
+    # An infinite one has a remainder that is no number.
+    if value % 1 != 0:
+        raise ValueError("expected a whole number")
+    return int(value)
+
+
+def _plain(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("expected a number") from None
 
 
 def _from_file() -> dict[str, Any]:
@@ -164,8 +182,7 @@ def _unknown(name: str) -> str:
     return f"unknown setting {name!r}{nearest(name, _NAMES) or '.'} Known are {', '.join(_NAMES)}"
 
 
-def _explain(error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"][:1])
+def _explain(name: str, found: object, error: Exception) -> str:
     variable = f"{PREFIX}{name.upper()}"
     where = variable if os.environ.get(variable) else _file()
-    return f"setting {name!r} ({where}): found {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
+    return f"setting {name!r} ({where}): found {found!r}: {error}"

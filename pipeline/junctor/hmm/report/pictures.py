@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from junctor.hmm.model import SparseMatrix
-from junctor.runs.report.pictures import BLUES, SETTINGS, WIDTH, percent, short, svg
+from junctor.runs.report.pictures import WIDTH, blues, drawing, percent, short, svg, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.colors import PowerNorm
 
 Floats = npt.NDArray[np.float64]
 Names = Sequence[str] | None
@@ -42,6 +39,8 @@ def before_and_after(
     rows, columns: their names; None for numbers.
     what: what columns are.
     """
+    from matplotlib.colors import PowerNorm
+
     before, after = (coarse(table) for table in tables)
     largest = max(float(before.max(initial=0.0)), float(after.max(initial=0.0))) or 1.0
     # Roots: hundredths of the largest probability are seen as well.
@@ -50,8 +49,7 @@ def before_and_after(
     height = min(MOST, max(LEAST, PANEL * shape[0] / shape[1], LINE * shape[0] * (1 < shape[0] <= MOST_LABELS)))
     low = BELOW + LETTER * max((len(each) for each in _labels(shape[1], columns)), default=0)
     whole = height + ABOVE + low
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, whole))
+    with drawing(whole) as figure:
         figure.text(0.02, 1 - 0.14 / whole, title, fontweight="bold", va="center")
         for number, (name, table) in enumerate((("before", before), ("after", after))):
             left = LEFT + number * (PANEL + GAP)
@@ -86,7 +84,7 @@ def _draw(axes: Axes, table: Floats, shape: tuple[int, ...], norm: PowerNorm) ->
     right, bottom = (len_ * step - 0.5 for len_, step in zip(table.shape[::-1], steps[::-1], strict=True))
     cells = np.ma.masked_equal(table, 0.0)
     extent = (-0.5, right, bottom, -0.5)
-    axes.imshow(cells, cmap=BLUES, norm=norm, extent=extent, aspect="auto", interpolation="none")
+    axes.imshow(cells, cmap=blues(), norm=norm, extent=extent, aspect="auto", interpolation="none")
     axes.set_xlim(-0.5, shape[1] - 0.5)
     axes.set_ylim(shape[0] - 0.5, -0.5)
     for side in axes.spines.values():
@@ -106,12 +104,12 @@ def _label(axis: Axis, size: int, names: Names, rotation: float) -> None:
     elif size == 1:
         axis.set_ticks([])
     else:
-        axis.set_major_locator(MaxNLocator(4, integer=True))
+        whole_numbers(axis, 4)
 
 
 def _scale(axes: Axes, norm: PowerNorm, largest: float) -> None:
     values = np.linspace(0.0, largest, 65)[1:, None]
-    axes.imshow(values, cmap=BLUES, norm=norm, extent=(0, 1, 0, largest), aspect="auto", origin="lower")
+    axes.imshow(values, cmap=blues(), norm=norm, extent=(0, 1, 0, largest), aspect="auto", origin="lower")
     axes.set_xticks([])
     axes.yaxis.tick_right()
     axes.set_yticks([0.0, largest], ["0", percent(float(f"{largest:.2g}"))], fontsize=8)

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from junctor.runs.report.pictures import (
     BLUE,
     DARK,
     GREY,
     ORANGE,
-    SETTINGS,
-    WIDTH,
     Group,
     beside,
+    drawing,
     in_lines,
     pages,
     percent,
     svg,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -43,8 +40,7 @@ def objectives(traces: Sequence[npt.NDArray[np.float64]], best: int, row: str) -
     best: number of the start that is kept, drawn last.
     row: what a row is called.
     """
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, HEIGHT))
+    with drawing(HEIGHT) as figure:
         axes = figure.add_axes((0.21, 0.18, 0.75, 0.76))
         for number, trace in enumerate(traces):
             if number != best:
@@ -52,7 +48,7 @@ def objectives(traces: Sequence[npt.NDArray[np.float64]], best: int, row: str) -
         axes.plot(traces[best], color=BLUE, linewidth=1.6, marker="o", markersize=2.5 if len(traces[best]) < 60 else 0)
         axes.set_xlabel("iteration")
         axes.set_ylabel(f"objective of a {row}")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        whole_numbers(axes.xaxis, 5)
         axes.ticklabel_format(axis="y", useOffset=False, style="plain")
         axes.grid(axis="y", color="#e3e3e3", linewidth=0.5)
         axes.set_axisbelow(True)
@@ -68,8 +64,7 @@ def steps(changes: Sequence[float], tolerance: float) -> str | None:
     shown = [(number, change) for number, change in enumerate(changes, 1) if change > 0]
     if not shown:
         return None
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, HEIGHT))
+    with drawing(HEIGHT) as figure:
         axes = figure.add_axes((0.21, 0.18, 0.75, 0.76))
         numbers, values = zip(*shown, strict=True)
         axes.plot(numbers, values, color=BLUE, linewidth=1.2, marker="o", markersize=2.5 if len(shown) < 60 else 0)
@@ -87,7 +82,7 @@ def steps(changes: Sequence[float], tolerance: float) -> str | None:
             )
         axes.set_xlabel("iteration")
         axes.set_ylabel("change")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        whole_numbers(axes.xaxis, 5)
         axes.yaxis.set_major_formatter(_scientific)
         axes.yaxis.set_minor_formatter("")
         axes.grid(axis="y", color="#e3e3e3", linewidth=0.5)
@@ -118,8 +113,7 @@ def changes(groups: Sequence[Group]) -> list[str]:
 
 def reliability(before: Sequence[ReliabilityBin], after: Sequence[ReliabilityBin]) -> str:
     """Return what is seen by what is predicted."""
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, 3.4))
+    with drawing(3.4) as figure:
         axes = figure.add_axes((0.2, 0.14, 0.76, 0.83))
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
         axes.plot(

@@ -10,19 +10,21 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 
 from junctor.runs.statistics import BINS, Spread, edges_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 # Inches; SVG has 72 points an inch, and the page scales pictures to its width.
 WIDTH, LINE, MARGIN = 3.8, 0.21, 0.62
@@ -76,14 +78,30 @@ class Group:
     errors: npt.NDArray[np.float64] | None = None
 
 
+@contextmanager
+def drawing(height: float) -> Iterator[Figure]:
+    """Context manager: an empty figure as wide as all others, with their settings; height: in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS):
+        yield Figure(figsize=(WIDTH, height))
+
+
+def whole_numbers(axis: Axis, most: int) -> None:
+    """Have ticks at whole numbers; most: how many steps there are between them."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, integer=True))
+
+
 def logarithms(spreads: Sequence[tuple[str, Spread]], label: str) -> str:
     """Return how natural logarithms are spread, for one run or two.
 
     spreads: name and counts of each run, not empty; the first is filled.
     label: of the axis.
     """
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, 2.3))
+    with drawing(2.3) as figure:
         axes = figure.add_axes((0.17, 0.2, 0.8, 0.76))
         ends = [edge for _, spread in spreads for key in spread.counts for edge in edges_of(key)]
         low, high = min(ends), max(ends)
@@ -144,7 +162,7 @@ def posteriors(groups: Sequence[Group], label: str) -> list[str]:
         shares[::2] = np.sqrt(group.values / total)
         sides = np.stack([lines - 0.36, lines + 0.36], axis=1).reshape(-1)
         edges = np.linspace(0, 1, BINS + 1)
-        axes.pcolormesh(edges, sides, np.ma.masked_equal(shares, 0), cmap=BLUES, vmin=0, vmax=1, linewidth=0)
+        axes.pcolormesh(edges, sides, np.ma.masked_equal(shares, 0), cmap=blues(), vmin=0, vmax=1, linewidth=0)
         if group.marks is not None:
             for line, value in zip(lines, group.marks, strict=True):
                 beside(axes, line, value)
@@ -152,14 +170,13 @@ def posteriors(groups: Sequence[Group], label: str) -> list[str]:
     return [in_lines(part, draw, label, "Posteriors of targets") for part in pages(groups)]
 
 
-def _blues() -> Any:
+@cache
+def blues() -> Any:
+    """Return the colours of shares: the darker, the larger."""
     from matplotlib.colors import LinearSegmentedColormap
 
     # Even the lightest is seen on white.
     return LinearSegmentedColormap.from_list("junctor", ["#d9e8f3", BLUE, "#00304d"])
-
-
-BLUES = _blues()
 
 
 def pages(groups: Sequence[Group]) -> Iterator[list[Group]]:
@@ -183,8 +200,7 @@ def in_lines(groups: Sequence[Group], draw: Any, label: str, title: str) -> str:
     # Half a line between groups.
     count = sum(1.5 + len(group.labels) for group in groups)
     height = LINE * count + MARGIN
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, height))
+    with drawing(height) as figure:
         axes = figure.add_axes((0.30, 0.48 / height, 0.58, LINE * count / height))
         ticks: list[float] = []
         labels: list[str] = []

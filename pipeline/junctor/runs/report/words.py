@@ -9,7 +9,6 @@ from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from junctor.model.errors import counted
 from junctor.runs.outcome import Outcome
@@ -33,6 +32,8 @@ def write(template: str, title: str, page: object, path: AnyPath, *packages: str
     path: of the file.
     packages: where the template and what it extends lie; those of this one may be parts of it.
     """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
     # Everything is escaped: names of states and reasons are data of others.
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name, "") for name in (*packages, __package__)]),
