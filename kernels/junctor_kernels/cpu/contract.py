@@ -13,8 +13,9 @@ import numpy as np
 
 from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, SIZE, SPAN, STRIDE, TILES
 from junctor_kernels.cpu.jit import inlined, loops, part
-from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
-from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, multiply_add, spread, store, subtract
+from junctor_kernels.cpu.logarithms import exponential
+from junctor_kernels.cpu.semirings import finite, log_sum, plus, plus_product, times
+from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, spread, store, subtract
 
 # Every tile of entries s has a list of the terms r that can differ from zero; where nearly all do, tiles share one list
 # of all terms. Four entries that read one operand alike make a tile, which loads that operand once for all of them.
@@ -48,45 +49,45 @@ def contract(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | Non
     """
     # None and True are different types to Numba: `maximise` is resolved at compile time, and loops have no branch.
     if step[HOW] == LINES:
-        _lines(step, lists, arena, cases, maximise, nothing)
+        _tiles(step, lists, arena, cases, lists.shared, None, maximise, nothing)
     elif step[HOW] == PAIRS:
-        _pairs(step, lists, arena, cases, maximise, nothing)
+        _tiles(step, lists, arena, cases, arena, True, maximise, nothing)
     else:
         _products(step, lists, arena, cases, maximise, nothing)
 
 
-@part
-def _gather(total: Any, one: Any, other: Any, maximise: bool | None) -> Any:
-    if maximise is None:
-        return multiply_add(one, other, total)
-    return larger(add(one, other), total)
+@inlined
+def _two(table: Any, at: int, width: int, has_cases: bool | None) -> Any:
+    """Return two vectors of cases, or of the number that all of them share."""
+    if has_cases is None:
+        return spread(table[at]), spread(table[at])
+    return load(table, at), load(table, at + width)
 
 
 @part
-def _join(total: Any, part: Any, maximise: bool | None) -> Any:
-    if maximise is None:
-        return add(total, part)
-    return larger(part, total)
+def _tiles(
+    step: Any,
+    lists: Any,
+    arena: Any,
+    cases: int,
+    other: Any,
+    has_cases: bool | None,
+    maximise: bool | None,
+    nothing: Any,
+) -> None:
+    """Contract two operands, four entries that read the first alike at a time.
 
-
-@part
-def _combine(one: Any, other: Any, maximise: bool | None) -> Any:
-    if maximise is None:
-        return multiply(one, other)
-    return add(one, other)
-
-
-@part
-def _lines(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
-    offsets, terms, shared = lists.offsets, lists.terms, lists.shared
+    other: the table of the second operand, which has an axis of cases where `has_cases` is not None.
+    """
+    offsets, terms = lists.offsets, lists.terms
     operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
     span, stride = lists.span[step[SPAN] :], step[STRIDE]
-    width = BYTES // arena.itemsize
-    f, f_terms = offsets[operands[0, 0] :], offsets[operands[0, 1] :]
+    width, second = BYTES // arena.itemsize, 0 if has_cases is None else 2
     a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
+    c, c_terms = offsets[operands[second, 0] :], offsets[operands[second, 1] :]
     for t in range(step[TILES]):
         s = TILE * t
-        a0, f0, f1, f2, f3 = a[s], f[s], f[s + 1], f[s + 2], f[s + 3]
+        a0, c0, c1, c2, c3 = a[s], c[s], c[s + 1], c[s + 2], c[s + 3]
         first, last = span[t * stride], span[t * stride + 1]
         for b in range(0, cases, 2 * width):
             t00 = t01 = t10 = t11 = t20 = t21 = t30 = t31 = spread(nothing)
@@ -96,63 +97,31 @@ def _lines(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None,
                 p00 = p01 = p10 = p11 = p20 = p21 = p30 = p31 = spread(nothing)
                 for i in range(start, min(start + RUN, last)):
                     r = terms[i]
-                    x, at = a0 + a_terms[r] + b, f_terms[r]
+                    x, at = a0 + a_terms[r] + b, c_terms[r]
+                    if has_cases is not None:
+                        at += b
                     x0, x1 = load(arena, x), load(arena, x + width)
-                    y = spread(shared[f0 + at])
-                    p00, p01 = _gather(p00, x0, y, maximise), _gather(p01, x1, y, maximise)
-                    y = spread(shared[f1 + at])
-                    p10, p11 = _gather(p10, x0, y, maximise), _gather(p11, x1, y, maximise)
-                    y = spread(shared[f2 + at])
-                    p20, p21 = _gather(p20, x0, y, maximise), _gather(p21, x1, y, maximise)
-                    y = spread(shared[f3 + at])
-                    p30, p31 = _gather(p30, x0, y, maximise), _gather(p31, x1, y, maximise)
-                t00, t01 = _join(t00, p00, maximise), _join(t01, p01, maximise)
-                t10, t11 = _join(t10, p10, maximise), _join(t11, p11, maximise)
-                t20, t21 = _join(t20, p20, maximise), _join(t21, p21, maximise)
-                t30, t31 = _join(t30, p30, maximise), _join(t31, p31, maximise)
+                    y0, y1 = _two(other, c0 + at, width, has_cases)
+                    p00, p01 = _gather(p00, x0, y0, maximise), _gather(p01, x1, y1, maximise)
+                    y0, y1 = _two(other, c1 + at, width, has_cases)
+                    p10, p11 = _gather(p10, x0, y0, maximise), _gather(p11, x1, y1, maximise)
+                    y0, y1 = _two(other, c2 + at, width, has_cases)
+                    p20, p21 = _gather(p20, x0, y0, maximise), _gather(p21, x1, y1, maximise)
+                    y0, y1 = _two(other, c3 + at, width, has_cases)
+                    p30, p31 = _gather(p30, x0, y0, maximise), _gather(p31, x1, y1, maximise)
+                t00, t01 = plus(t00, p00, maximise), plus(t01, p01, maximise)
+                t10, t11 = plus(t10, p10, maximise), plus(t11, p11, maximise)
+                t20, t21 = plus(t20, p20, maximise), plus(t21, p21, maximise)
+                t30, t31 = plus(t30, p30, maximise), plus(t31, p31, maximise)
             _store(arena, out[s] + b, t00, t01, width)
             _store(arena, out[s + 1] + b, t10, t11, width)
             _store(arena, out[s + 2] + b, t20, t21, width)
             _store(arena, out[s + 3] + b, t30, t31, width)
 
 
-@part
-def _pairs(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
-    offsets, terms = lists.offsets, lists.terms
-    operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
-    span, stride = lists.span[step[SPAN] :], step[STRIDE]
-    width = BYTES // arena.itemsize
-    a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
-    c, c_terms = offsets[operands[2, 0] :], offsets[operands[2, 1] :]
-    for t in range(step[TILES]):
-        s = TILE * t
-        a0, c0, c1, c2, c3 = a[s], c[s], c[s + 1], c[s + 2], c[s + 3]
-        first, last = span[t * stride], span[t * stride + 1]
-        for b in range(0, cases, 2 * width):
-            t00 = t01 = t10 = t11 = t20 = t21 = t30 = t31 = spread(nothing)
-            for start in range(first, last, RUN):
-                # Partial sums of RUN terms, as in `_lines`.
-                p00 = p01 = p10 = p11 = p20 = p21 = p30 = p31 = spread(nothing)
-                for i in range(start, min(start + RUN, last)):
-                    r = terms[i]
-                    x, y = a0 + a_terms[r] + b, c_terms[r] + b
-                    x0, x1 = load(arena, x), load(arena, x + width)
-                    p00 = _gather(p00, x0, load(arena, c0 + y), maximise)
-                    p01 = _gather(p01, x1, load(arena, c0 + y + width), maximise)
-                    p10 = _gather(p10, x0, load(arena, c1 + y), maximise)
-                    p11 = _gather(p11, x1, load(arena, c1 + y + width), maximise)
-                    p20 = _gather(p20, x0, load(arena, c2 + y), maximise)
-                    p21 = _gather(p21, x1, load(arena, c2 + y + width), maximise)
-                    p30 = _gather(p30, x0, load(arena, c3 + y), maximise)
-                    p31 = _gather(p31, x1, load(arena, c3 + y + width), maximise)
-                t00, t01 = _join(t00, p00, maximise), _join(t01, p01, maximise)
-                t10, t11 = _join(t10, p10, maximise), _join(t11, p11, maximise)
-                t20, t21 = _join(t20, p20, maximise), _join(t21, p21, maximise)
-                t30, t31 = _join(t30, p30, maximise), _join(t31, p31, maximise)
-            _store(arena, out[s] + b, t00, t01, width)
-            _store(arena, out[s + 1] + b, t10, t11, width)
-            _store(arena, out[s + 2] + b, t20, t21, width)
-            _store(arena, out[s + 3] + b, t30, t31, width)
+@inlined
+def _gather(total: Any, one: Any, other: Any, maximise: bool | None) -> Any:
+    return plus_product(total, one, other, maximise, maximise)
 
 
 @part
@@ -179,19 +148,19 @@ def _products(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | No
                     x0, x1 = load(arena, x), load(arena, x + width)
                     if scaled:
                         factor = spread(shared[f[s] + f_terms[r]])
-                        x0, x1 = _combine(x0, factor, maximise), _combine(x1, factor, maximise)
+                        x0, x1 = times(x0, factor, maximise), times(x1, factor, maximise)
                     for k in range(2, rows - 1):
                         y = offsets[operands[k, 0] + s] + offsets[operands[k, 1] + r] + b
-                        x0 = _combine(x0, load(arena, y), maximise)
-                        x1 = _combine(x1, load(arena, y + width), maximise)
+                        x0 = times(x0, load(arena, y), maximise)
+                        x1 = times(x1, load(arena, y + width), maximise)
                     # The last operand joins by a fused multiply-add; a single one is only added.
                     if rows == 2:
-                        p0, p1 = _join(p0, x0, maximise), _join(p1, x1, maximise)
+                        p0, p1 = plus(p0, x0, maximise), plus(p1, x1, maximise)
                     else:
                         y = offsets[operands[rows - 1, 0] + s] + offsets[operands[rows - 1, 1] + r] + b
                         p0 = _gather(p0, x0, load(arena, y), maximise)
                         p1 = _gather(p1, x1, load(arena, y + width), maximise)
-                t0, t1 = _join(t0, p0, maximise), _join(t1, p1, maximise)
+                t0, t1 = plus(t0, p0, maximise), plus(t1, p1, maximise)
             _store(arena, out[s] + b, t0, t1, width)
 
 
@@ -233,7 +202,7 @@ def log_sums(step: Any, lists: Any, arena: Any, cases: int, held: Any) -> None:
                         x0, x1 = add(x0, load(arena, y)), add(x1, load(arena, y + width))
                     _store(held, (i - start) * 2 * width, x0, x1, width)
                     l0, l1 = larger(x0, l0), larger(x1, l1)
-                b0, b1 = _finite(l0), _finite(l1)
+                b0, b1 = finite(l0), finite(l1)
                 if start > first:
                     # Earlier sums are rescaled to the largest term so far (streaming log-sum-exp).
                     t0 = multiply(t0, exponential(subtract(m0, b0)))
@@ -245,18 +214,7 @@ def log_sums(step: Any, lists: Any, arena: Any, cases: int, held: Any) -> None:
                     p0 = add(p0, exponential(subtract(load(held, x), b0)))
                     p1 = add(p1, exponential(subtract(load(held, x + width), b1)))
                 t0, t1 = add(t0, p0), add(t1, p1)
-            _store(arena, out[s] + b, _log(t0, m0), _log(t1, m1), width)
-
-
-@inlined
-def _finite(largest: Any) -> Any:
-    return where_finite(largest, largest, spread(0.0))
-
-
-@inlined
-def _log(total: Any, largest: Any) -> Any:
-    """Return log(total) + largest; -inf where that is the largest of all terms."""
-    return where_finite(largest, add(logarithm(total), largest), largest)
+            _store(arena, out[s] + b, log_sum(t0, m0), log_sum(t1, m1), width)
 
 
 @part

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from junctor_kernels.cpu.jit import inlined, jit, part
-from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
+from junctor_kernels.cpu.logarithms import exponential
+from junctor_kernels.cpu.semirings import finite, log_sum, plus, times
 from junctor_kernels.cpu.vectors import (
     BYTES,
     add,
@@ -111,10 +112,8 @@ def reduce_panels(
                 base[k] = copies[k]
         for v in range(0, vectors, 4):
             _find_vectors(walk, v, base, at)
-            if maxima is not None:
-                total = _maximum(at, walk.far_read, walk.near_read, out.dtype.type(0), logs)
-            elif logs is None:
-                total = _sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
+            if logs is None or maxima is not None:
+                total = _sum(at, walk.far_read, walk.near_read, out.dtype.type(0), logs, maxima)
             else:
                 total = _log_sum(at, walk.far_read, walk.near_read, held_terms.ctypes.data, out.dtype.type(0))
             # With fewer than four vectors left, the last one is repeated.
@@ -204,36 +203,23 @@ def _term(at: Any, far: Any, near: Any, h: int, i: int, number: Any, logs: bool 
     x0, x1, x2, x3 = _read(number, at, 0, far[0, h] + near[0, i])
     for k in range(1, at.shape[0]):
         y0, y1, y2, y3 = _read(number, at, k, far[k, h] + near[k, i])
-        if logs is None:
-            x0, x1, x2, x3 = multiply(x0, y0), multiply(x1, y1), multiply(x2, y2), multiply(x3, y3)
-        else:
-            x0, x1, x2, x3 = add(x0, y0), add(x1, y1), add(x2, y2), add(x3, y3)
+        x0, x1, x2, x3 = times(x0, y0, logs), times(x1, y1, logs), times(x2, y2, logs), times(x3, y3, logs)
     return x0, x1, x2, x3
 
 
 @inlined
-def _sum(at: Any, far: Any, near: Any, number: Any) -> Any:
-    t0 = t1 = t2 = t3 = spread(number)
+def _sum(at: Any, far: Any, near: Any, number: Any, logs: bool | None, maxima: bool | None) -> Any:
+    if logs is None:
+        t0 = t1 = t2 = t3 = nothing = spread(number)
+    else:
+        t0 = t1 = t2 = t3 = nothing = spread(-np.inf)
     for h in range(far.shape[1]):
         # Partial sums of the fast part, so that rounding errors do not grow with the number of terms.
-        p0 = p1 = p2 = p3 = spread(number)
-        for i in range(near.shape[1]):
-            x0, x1, x2, x3 = _term(at, far, near, h, i, number, None)
-            p0, p1, p2, p3 = add(p0, x0), add(p1, x1), add(p2, x2), add(p3, x3)
-        t0, t1, t2, t3 = add(t0, p0), add(t1, p1), add(t2, p2), add(t3, p3)
-    return t0, t1, t2, t3
-
-
-@inlined
-def _maximum(at: Any, far: Any, near: Any, number: Any, logs: bool | None) -> Any:
-    if logs is None:
-        t0 = t1 = t2 = t3 = spread(number)
-    else:
-        t0 = t1 = t2 = t3 = spread(-np.inf)
-    for h in range(far.shape[1]):
+        p0 = p1 = p2 = p3 = nothing
         for i in range(near.shape[1]):
             x0, x1, x2, x3 = _term(at, far, near, h, i, number, logs)
-            t0, t1, t2, t3 = larger(x0, t0), larger(x1, t1), larger(x2, t2), larger(x3, t3)
+            p0, p1, p2, p3 = plus(p0, x0, maxima), plus(p1, x1, maxima), plus(p2, x2, maxima), plus(p3, x3, maxima)
+        t0, t1, t2, t3 = plus(t0, p0, maxima), plus(t1, p1, maxima), plus(t2, p2, maxima), plus(t3, p3, maxima)
     return t0, t1, t2, t3
 
 
@@ -249,7 +235,7 @@ def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
             x0, x1, x2, x3 = _term(at, far, near, h, i, number, True)
             _hold(held + i * 4 * BYTES, x0, x1, x2, x3)
             l0, l1, l2, l3 = larger(x0, l0), larger(x1, l1), larger(x2, l2), larger(x3, l3)
-        b0, b1, b2, b3 = _finite(l0), _finite(l1), _finite(l2), _finite(l3)
+        b0, b1, b2, b3 = finite(l0), finite(l1), finite(l2), finite(l3)
         if h > 0:
             # Earlier sums are rescaled to the largest term so far (streaming log-sum-exp).
             t0, t1 = multiply(t0, exponential(subtract(m0, b0))), multiply(t1, exponential(subtract(m1, b1)))
@@ -264,7 +250,7 @@ def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
             p2 = add(p2, exponential(subtract(load_at(number, x + 2 * BYTES), b2)))
             p3 = add(p3, exponential(subtract(load_at(number, x + 3 * BYTES), b3)))
         t0, t1, t2, t3 = add(t0, p0), add(t1, p1), add(t2, p2), add(t3, p3)
-    return _log(t0, m0), _log(t1, m1), _log(t2, m2), _log(t3, m3)
+    return log_sum(t0, m0), log_sum(t1, m1), log_sum(t2, m2), log_sum(t3, m3)
 
 
 @inlined
@@ -275,29 +261,16 @@ def _hold(place: int, x0: Any, x1: Any, x2: Any, x3: Any) -> None:
     store_at(place + 3 * BYTES, x3)
 
 
-@inlined
-def _finite(largest: Any) -> Any:
-    return where_finite(largest, largest, spread(0.0))
-
-
-@inlined
-def _log(total: Any, largest: Any) -> Any:
-    """Return log(total) + largest; -inf where that is the largest of all terms."""
-    return where_finite(largest, add(logarithm(total), largest), largest)
-
-
 @part
 def _join(sums: Any, before: Any, logs: bool | None, maxima: bool | None) -> None:
     width = BYTES // sums.itemsize
     for first in range(0, sums.size, width):
         one, other = load(sums, first), load(before, first)
-        if maxima is not None:
-            store(sums, first, larger(other, one))
-        elif logs is None:
-            store(sums, first, add(other, one))
+        if logs is None or maxima is not None:
+            store(sums, first, plus(one, other, maxima))
         else:
             # Log-sum-exp of the old and the new result.
             largest = larger(one, other)
-            shift = _finite(largest)
+            shift = finite(largest)
             total = add(exponential(subtract(one, shift)), exponential(subtract(other, shift)))
-            store(sums, first, _log(total, largest))
+            store(sums, first, log_sum(total, largest))
