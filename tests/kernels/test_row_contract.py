@@ -16,6 +16,7 @@ from junctor_kernels.row_trees.maxima import maximise
 from junctor_kernels.row_trees.plan import BEHIND
 from junctor_kernels.row_trees.propagate import work
 from junctor_kernels.row_trees.tiles import by_tiles
+from junctor_kernels.row_trees.walk import COLUMNS, MOST, ZERO, next_entry, write_axes
 
 
 @loops
@@ -27,6 +28,19 @@ def _contract(memory: Any, groups: int, way: int, largest: bool, one: Any, other
         maximise(memory, groups, one, other, out)
     else:
         contract(memory, groups, one, other, out)
+
+
+@loops
+def _walk(scopes: Any, sizes: Any, axes: Any, counters: Any, step: int, places: Any) -> int:
+    """Write the offsets of all entries in three tables, whose scopes are parts of one array; return the axes."""
+    lengths = sizes[-3:]
+    one, other = (np.int64(0), lengths[0]), (lengths[0], lengths[1])
+    groups = write_axes(scopes, sizes, axes, one, other, (lengths[0] + lengths[1], lengths[2]), step)
+    a = b = c = ZERO
+    for e in range(places.shape[0]):
+        places[e, 0], places[e, 1], places[e, 2] = a, b, c
+        a, b, c, _ = next_entry(axes, counters, 0, groups, a, b, c)
+    return int(groups)
 
 
 # Which of both operands and the result have an axis.
@@ -121,3 +135,25 @@ def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int
     # Nothing else has changed, but for what a vector reaches behind the result.
     np.testing.assert_array_equal(memory.arena[: places[2]], before[: places[2]])
     np.testing.assert_array_equal(memory.arena[end + BEHIND :], before[end + BEHIND :])
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(KINDS)), max_size=5), st.sampled_from([1, 8]))
+def test_walks_visit_all_entries_in_order(axes: list[tuple[int, tuple[int, int, int]]], step: int) -> None:
+    # Positions are numbered from the outermost axis on.
+    scopes = [[position for position, (_, kind) in enumerate(axes) if kind[table]] for table in range(3)]
+    sizes = [size for size, _ in axes]
+    entries = math.prod(sizes)
+    found = np.full((entries, 3), -1)
+    written = np.zeros((MOST, COLUMNS), dtype=np.uint64)
+    joined, lengths = np.array([at for scope in scopes for at in scope], dtype=np.int64), list(map(len, scopes))
+    counters = np.zeros(MOST, dtype=np.uint64)
+    groups = _walk(joined, np.array([*sizes, *lengths]), written, counters, step, found)
+    for table, scope in enumerate(scopes):
+        own = np.arange(math.prod(sizes[at] for at in scope)).reshape(
+            [sizes[at] if at in scope else 1 for at in range(len(sizes))]
+        )
+        np.testing.assert_array_equal(found[:, table], step * np.broadcast_to(own, sizes).reshape(-1))
+    # Neighbours in the same tables are one axis, and there is always one.
+    kinds = [kind for _, kind in axes]
+    assert groups == max(1, sum(i == 0 or kind != kinds[i - 1] for i, kind in enumerate(kinds)))
+    assert not counters.any()

@@ -21,28 +21,20 @@ from junctor_kernels.cpu.vectors import (
 )
 from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.inner_loops import (
-    ONE,
-    OTHER,
-    OUT,
-    SIZE,
-    UNIT,
     WIDTH,
-    ZERO,
+    along,
     constant,
     dots,
     inlined,
-    multiples,
-    next_entry,
     part,
-    products,
     swapped,
 )
-from junctor_kernels.row_trees.plan import MOST_AXES
 from junctor_kernels.row_trees.tiles import LONG, multiply_tiled
+from junctor_kernels.row_trees.walk import COLUMNS, MOST, ONE, OTHER, OUT, SIZE, UNIT, ZERO, next_entry
 
 # Rows of axes and counters: those of a contraction, which has at most the axes of its three tables, and behind them the
 # axes of results.
-LINES = 3 * MOST_AXES
+LINES = MOST
 ROWS = max(2 * LINES, tiles.LINES)
 # Multiply-adds up to which loops over the innermost axis are faster than vectors over several axes, whose lanes have to
 # be found first; measured on andes, diabetes and munin2.
@@ -52,48 +44,6 @@ FEW_AXES, IN_CACHE, CALL_WORK = 3, np.uint64(1 << 13), np.uint64(512)
 # Lanes of a vector as bytes of a word: ones.
 EACH = np.uint64(0x0101010101010101)
 BYTE = np.uint64(8)
-
-
-@inlined
-def write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
-    """Write the axes of a contraction, innermost first, neighbours in the same tables merged; return their number.
-
-    scopes, sizes: of the tree.
-    axes: written.
-    one, other, out: (first, length) of the scope of each table.
-    """
-    i, j, k = one[0] + one[1] - 1, other[0] + other[1] - 1, out[0] + out[1] - 1
-    stride_i = stride_j = stride_k = np.uint64(1)
-    zero = np.uint64(0)
-    groups, before = 0, 0
-    while i >= one[0] or j >= other[0] or k >= out[0]:
-        position = np.int64(-1)
-        if i >= one[0]:
-            position = scopes[i]
-        if j >= other[0]:
-            position = max(position, scopes[j])
-        if k >= out[0]:
-            position = max(position, scopes[k])
-        size = np.uint64(sizes[position])
-        sa = sb = sc = zero
-        kind = 0
-        if i >= one[0] and scopes[i] == position:
-            sa, stride_i, kind, i = stride_i, stride_i * size, kind + 1, i - 1
-        if j >= other[0] and scopes[j] == position:
-            sb, stride_j, kind, j = stride_j, stride_j * size, kind + 2, j - 1
-        if k >= out[0] and scopes[k] == position:
-            sc, stride_k, kind, k = stride_k, stride_k * size, kind + 4, k - 1
-        # `kind` is the set of tables with this axis; equal neighbours are contiguous in all of them.
-        if kind == before:
-            axes[groups - 1, SIZE] *= size
-        else:
-            axes[groups, SIZE], axes[groups, ONE], axes[groups, OTHER], axes[groups, OUT] = size, sa, sb, sc
-            groups += 1
-            before = kind
-    if groups == 0:
-        axes[0, SIZE], axes[0, ONE], axes[0, OTHER], axes[0, OUT] = np.uint64(1), zero, zero, zero
-        groups = 1
-    return groups
 
 
 @inlined
@@ -207,7 +157,7 @@ def _sorted(axes: Any, counters: Any, first: int, groups: int) -> Any:
         else:
             lines += 1
         counters[to] = ZERO
-        for column in range(4):
+        for column in range(COLUMNS):
             axes[to, column] = axes[g, column]
     return inner, lines
 
@@ -306,11 +256,11 @@ def _contract_inner(arena: Any, axes: Any, counters: Any, groups: int, one: Any,
         if sums_inner:
             dots(arena, (a, b, c), (size, sa, sb), more, terms, lines, adds)
         elif sa != zero and sb != zero:
-            products(arena, a, b, c, size, terms, lines, adds)
+            along(arena, a, b, c, size, terms, lines, adds, True)
         elif sa != zero:
-            multiples(arena, a, b, c, size, terms, lines, adds)
+            along(arena, a, b, c, size, terms, lines, adds, None)
         elif sb != zero:
-            multiples(arena, b, a, c, size, swapped(terms), swapped(lines), adds)
+            along(arena, b, a, c, size, swapped(terms), swapped(lines), adds, None)
         else:
             constant(arena, a, b, c, size, terms, lines, adds)
         a, b, c, g = next_entry(axes, counters, around + 1, groups, a, b, c)
@@ -336,7 +286,7 @@ def _shared_last(axes: Any, groups: int) -> None:
             left -= 1
             shared = axes[g, SIZE], axes[g, ONE], axes[g, OTHER], axes[g, OUT]
             for to in range(g, groups - 1):
-                for column in range(4):
+                for column in range(COLUMNS):
                     axes[to, column] = axes[to + 1, column]
             axes[groups - 1, SIZE], axes[groups - 1, ONE], axes[groups - 1, OTHER], axes[groups - 1, OUT] = shared
         else:
@@ -355,7 +305,7 @@ def _taken(axes: Any, groups: int) -> Any:
         if axes[g, OUT] == ZERO:
             found = axes[g, SIZE], axes[g, ONE], axes[g, OTHER], ZERO
             for to in range(g, groups - 1):
-                for column in range(4):
+                for column in range(COLUMNS):
                     axes[to, column] = axes[to + 1, column]
             return found, groups - 1
     return (UNIT, ZERO, ZERO, ZERO), groups

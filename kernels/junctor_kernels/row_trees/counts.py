@@ -21,10 +21,7 @@ from junctor_kernels.row_trees.plan import (
     DOWN,
     ENTRIES,
     FACTOR,
-    FIRST,
     LEFT,
-    LENGTH,
-    MOST_AXES,
     PARENT,
     TABLES,
     UP,
@@ -34,7 +31,6 @@ from junctor_kernels.row_trees.plan import (
     Tree,
     place_tables,
     plan_rows,
-    stride_of,
     tree,
 )
 from junctor_kernels.row_trees.propagate import (
@@ -53,6 +49,7 @@ from junctor_kernels.row_trees.propagate import (
     load_leaves,
     work,
 )
+from junctor_kernels.row_trees.walk import ZERO, next_entry, write_factor_axes
 
 Ints = npt.NDArray[np.int64]
 
@@ -62,8 +59,6 @@ MOST_STATES = 128
 LEAST_TOTAL = 1e-270
 # Columns of `Local.numbers`: number of states, and its logarithm, of a variable.
 CARDS, WEIGHTS = 0, 1
-# Rows of `Local.counters`.
-INDEX, STRIDE = 0, 1
 
 
 class Local(NamedTuple):
@@ -80,7 +75,6 @@ class Local(NamedTuple):
     every: int64 [states of a variable at most], 0, 1, 2, ...: all states are possible.
     offsets: int64 [entries], of the entries of each factor for every state of an enumerated component.
     products: float64 [MOST_STATES].
-    counters: int64 [2, MOST_AXES], index along each axis of a family, and its stride.
     """
 
     numbers: Ints
@@ -96,7 +90,6 @@ class Local(NamedTuple):
     every: Ints
     offsets: Ints
     products: npt.NDArray[np.float64]
-    counters: Ints
 
 
 class CountRoom(NamedTuple):
@@ -134,7 +127,6 @@ def room(network: int, states: int, variables: int, factors: int, scopes: int, l
         every=np.arange(states),
         offsets=ints(MOST_STATES * factors),
         products=np.zeros(MOST_STATES),
-        counters=ints(2, MOST_AXES),
     )
     # Its size alone counts.
     graph = SparseGraph(ints(variables + 1), np.zeros(min(variables * variables, links), dtype=np.int32), NOT_LISTED)
@@ -449,7 +441,7 @@ def _propagate(
     weight = store.weights[component, 0] + store.weights[component, 1]
     for number in range(nodes.counts[TABLES]):
         if nodes.tables[number, LEFT] < 0 and nodes.tables[number, WANTED]:
-            _add_family(factors, planned, number, weight, local.counters, arena, sums)
+            _add_family(factors, planned, number, weight, work, sums)
     return ANSWERED
 
 
@@ -470,29 +462,18 @@ def _multiply(table: Any, facts: Any, arena: Any) -> bool:
 
 
 @part
-def _add_family(factors: Any, planned: Any, number: int, weight: float, counters: Any, arena: Any, sums: Any) -> None:
+def _add_family(factors: Any, planned: Any, number: int, weight: float, work: Any, sums: Any) -> None:
     """Add the posterior of a family to the counts, times a weight."""
-    nodes = planned.nodes
-    table = nodes.tables[number]
-    factor, first, length, source = table[FACTOR], table[FIRST], table[LENGTH], table[DOWN]
-    target = factors.places[factor]
-    for i in range(length):
-        counters[INDEX, i] = 0
-        counters[STRIDE, i] = stride_of(factors, factor, planned.order[nodes.scopes[first + i]])
-    for e in range(table[ENTRIES]):
+    nodes, arena = planned.nodes, work.arena
+    factor, source = nodes.tables[number, FACTOR], nodes.tables[number, DOWN]
+    axes = write_factor_axes(factors, factor, nodes, nodes.sizes, planned.order, number, work.axes)
+    work.counters[:axes] = ZERO
+    target = np.uint64(factors.places[factor])
+    for e in range(nodes.tables[number, ENTRIES]):
         x = arena[source + e]
         if x > 0.0:
             add_to(sums, target, weight * x)
-        # The last position changes fastest.
-        i = length - 1
-        while i >= 0:
-            counters[INDEX, i] += 1
-            target += counters[STRIDE, i]
-            if counters[INDEX, i] < nodes.sizes[nodes.scopes[first + i]]:
-                break
-            target -= counters[INDEX, i] * counters[STRIDE, i]
-            counters[INDEX, i] = 0
-            i -= 1
+        target, _, _, _ = next_entry(work.axes, work.counters, 0, axes, target, ZERO, ZERO)
 
 
 @loops

@@ -1,4 +1,4 @@
-"""Loops over the innermost axis of a contraction of two tables of one row (Numba): products, multiples, dot products.
+"""Loops over the innermost axis of a contraction of two tables of one row (Numba): products, dot products.
 
 Called by `contract`. Axes are (entries, stride in one operand, in the other, in the result).
 """
@@ -28,44 +28,21 @@ from junctor_kernels.cpu.vectors import (
     store_apart,
     store_first,
 )
+from junctor_kernels.row_trees.walk import ONE, OTHER, OUT, SIZE, ZERO
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
 loops = partial(_loops, fastmath={"contract"})
 part = partial(_part, fastmath={"contract"})
 inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
-# Axes of a contraction: entries, then the stride in each operand and in the result; innermost first.
-SIZE, ONE, OTHER, OUT = 0, 1, 2, 3
 # Lanes of a vector.
-WIDTH, ZERO, UNIT = np.uint64(8), np.uint64(0), np.uint64(1)
+WIDTH = np.uint64(8)
 
 
 @inlined
 def swapped(axis: Any) -> Any:
     """Return an axis with the operands exchanged."""
     return axis[SIZE], axis[OTHER], axis[ONE], axis[OUT]
-
-
-@inlined
-def next_entry(axes: Any, counters: Any, first: int, end: int, a: Any, b: Any, c: Any) -> Any:
-    """Step along some axes, from the last entry to the first one; return offsets in all three tables.
-
-    Also the axis that went on, `end` behind the last entry. Eliminated axes have no stride in the result.
-    """
-    g = first
-    while g < end:
-        counters[g] += UNIT
-        a += axes[g, ONE]
-        b += axes[g, OTHER]
-        c += axes[g, OUT]
-        if counters[g] < axes[g, SIZE]:
-            break
-        a -= axes[g, SIZE] * axes[g, ONE]
-        b -= axes[g, SIZE] * axes[g, OTHER]
-        c -= axes[g, SIZE] * axes[g, OUT]
-        counters[g] = ZERO
-        g += 1
-    return a, b, c, g
 
 
 @inlined
@@ -90,9 +67,36 @@ def _put8(arena: Any, at: Any, sums: Any, left: Any, adds: Any) -> None:
 # Loops over vectors of eight or four neighbouring entries.
 
 
+@inlined
+def _with8(arena: Any, p: Any, q: Any, j: Any, x: Any, has_both: bool | None) -> Any:
+    """Return eight sums with one more product."""
+    factor = spread8(arena[q]) if has_both is None else load8(arena, q + j)
+    return multiply_add(load8(arena, p + j), factor, x)
+
+
+@inlined
+def _with4(arena: Any, p: Any, q: Any, j: Any, x: Any, has_both: bool | None) -> Any:
+    """Return four sums with one more product."""
+    factor = spread4(arena[q]) if has_both is None else load4(arena, q + j)
+    return multiply_add(load4(arena, p + j), factor, x)
+
+
 @part
-def products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, j] = sum over t of one[l, t, j] * other[l, t, j]."""
+def along(
+    arena: Any,
+    a: Any,
+    b: Any,
+    c: Any,
+    size: Any,
+    terms: Any,
+    lines: Any,
+    adds: Any,
+    has_both: bool | None,
+) -> None:
+    """out[l, j] = sum over t of one[l, t, j] * other[l, t, j].
+
+    has_both: None where the second operand does not have the axis j; its zeros are skipped then.
+    """
     count, step_a, step_b = terms[SIZE], terms[ONE], terms[OTHER]
     four, eight = np.uint64(4), np.uint64(8)
     for _ in range(lines[SIZE]):
@@ -100,10 +104,11 @@ def products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: A
         # Two sums at a time: one alone would wait for every addition.
         while j + eight < size:
             x = y = spread8(0.0)
-            p, q = a + j, b + j
+            p, q = a, b
             for _ in range(count):
-                x = multiply_add(load8(arena, p), load8(arena, q), x)
-                y = multiply_add(load8(arena, p + eight), load8(arena, q + eight), y)
+                if has_both is not None or arena[q] != 0.0:
+                    x = _with8(arena, p, q, j, x, has_both)
+                    y = _with8(arena, p, q, j + eight, y, has_both)
                 p += step_a
                 q += step_b
             _put8(arena, c + j, x, eight, adds)
@@ -111,62 +116,19 @@ def products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: A
             j += eight + eight
         if j + four < size:
             x = spread8(0.0)
-            p, q = a + j, b + j
+            p, q = a, b
             for _ in range(count):
-                x = multiply_add(load8(arena, p), load8(arena, q), x)
+                if has_both is not None or arena[q] != 0.0:
+                    x = _with8(arena, p, q, j, x, has_both)
                 p += step_a
                 q += step_b
             _put8(arena, c + j, x, size - j, adds)
         elif j < size:
             z = spread4(0.0)
-            p, q = a + j, b + j
+            p, q = a, b
             for _ in range(count):
-                z = multiply_add(load4(arena, p), load4(arena, q), z)
-                p += step_a
-                q += step_b
-            _put4(arena, c + j, z, size - j, adds)
-        a += lines[ONE]
-        b += lines[OTHER]
-        c += lines[OUT]
-
-
-@part
-def multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, lines: Any, adds: Any) -> None:
-    """out[l, j] = sum over t of one[l, t, j] * other[l, t]; terms whose factor is zero are skipped."""
-    count, step_a, step_b = terms[SIZE], terms[ONE], terms[OTHER]
-    four, eight = np.uint64(4), np.uint64(8)
-    for _ in range(lines[SIZE]):
-        j = np.uint64(0)
-        while j + eight < size:
-            x = y = spread8(0.0)
-            p, q = a + j, b
-            for _ in range(count):
-                f = arena[q]
-                if f != 0.0:
-                    x = multiply_add(load8(arena, p), spread8(f), x)
-                    y = multiply_add(load8(arena, p + eight), spread8(f), y)
-                p += step_a
-                q += step_b
-            _put8(arena, c + j, x, eight, adds)
-            _put8(arena, c + j + eight, y, size - j - eight, adds)
-            j += eight + eight
-        if j + four < size:
-            x = spread8(0.0)
-            p, q = a + j, b
-            for _ in range(count):
-                f = arena[q]
-                if f != 0.0:
-                    x = multiply_add(load8(arena, p), spread8(f), x)
-                p += step_a
-                q += step_b
-            _put8(arena, c + j, x, size - j, adds)
-        elif j < size:
-            z = spread4(0.0)
-            p, q = a + j, b
-            for _ in range(count):
-                f = arena[q]
-                if f != 0.0:
-                    z = multiply_add(load4(arena, p), spread4(f), z)
+                if has_both is not None or arena[q] != 0.0:
+                    z = _with4(arena, p, q, j, z, has_both)
                 p += step_a
                 q += step_b
             _put4(arena, c + j, z, size - j, adds)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import inlined, part
 from junctor_kernels.cpu.vectors import BYTES
+from junctor_kernels.row_trees import walk
 from junctor_kernels.row_trees.plan import (
     ENTRIES,
     FACTOR,
     FIRST,
     LEFT,
     LENGTH,
-    MOST_AXES,
     ONES,
     PARENT,
     POSITIONS,
@@ -59,7 +59,7 @@ class Lanes(NamedTuple):
     spans: int64 [tables, 6].
     maps: int64 [maps, 3, rows].
     lists: int64 [6, entries].
-    axes: int64 [3 * MOST_AXES, 4].
+    axes: uint64 [axes, columns], of `walk`.
     sizes: int64 [variables], entries of each position in the group at hand.
     every: int64 [rows], 0, 1, 2, ...: the lanes of rows that are one group.
     chosen: int64 [lanes], of rows to gather.
@@ -84,7 +84,7 @@ class Lanes(NamedTuple):
     spans: npt.NDArray[np.int64]
     maps: npt.NDArray[np.int64]
     lists: npt.NDArray[np.int64]
-    axes: npt.NDArray[np.int64]
+    axes: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.int64]
     every: npt.NDArray[np.int64]
     chosen: npt.NDArray[np.int64]
@@ -139,7 +139,7 @@ def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int6
         spans=ints(tables, 6),
         maps=ints(maps, 3, rows),
         lists=ints(6, lists),
-        axes=ints(3 * MOST_AXES, 4),
+        axes=np.zeros((walk.MOST, walk.COLUMNS), dtype=np.uint64),
         sizes=ints(variables),
         every=np.arange(rows, dtype=np.int64),
         chosen=ints(width),

@@ -24,6 +24,7 @@ from junctor_kernels.cpu.vectors import (
     spread,
     store,
 )
+from junctor_kernels.row_trees import walk
 from junctor_kernels.row_trees.lane_layout import (
     AT_DOWN,
     AT_UP,
@@ -66,12 +67,9 @@ from junctor_kernels.row_trees.plan import (
     TABLES,
     UP,
     WANTED,
-    stride_of,
 )
 from junctor_kernels.row_trees.propagate import ANSWERED, DOUBTFUL, IMPOSSIBLE, TINY
 
-# Axes of a contraction: entries, stride in each operand, whether it is kept.
-AXIS_SIZE, AXIS_ONE, AXIS_OTHER, AXIS_KEPT = range(4)
 # From this share of zero entries on, terms are tested before they are computed.
 SPARSE_FROM = 0.25
 # A view of an operand: offset, lanes, offset of its flags, whether it is sparse, its smallest entry above zero.
@@ -228,7 +226,8 @@ def _message(
         if part:
             target = lanes.scratch[0] + 2 * lanes.scratch[1]
         lanes_out = -(-members // WIDTH) * WIDTH if part else width
-        kept, terms = _list_offsets(lanes, _axes(tree.nodes, lanes, one, other, out))
+        axes = _write_axes(tree.nodes, lanes, one, other, walk.scope_of(tree.nodes.tables, out))
+        kept, terms = _list_offsets(lanes, axes)
         _contract(lanes, kept, terms, view_one, view_other, target, lanes_out)
         if not view_one[LEAST_ENTRY] * view_other[LEAST_ENTRY] >= TINY:
             entries_one, entries_other = _entries_of(lanes, one, row), _entries_of(lanes, other, row)
@@ -317,51 +316,10 @@ def _scatter(
 
 
 @inlined
-def _axes(nodes: Any, lanes: Any, one: int, other: int, out: int) -> int:
-    """Write the axes of a contraction, innermost first, without those of one entry; return their number."""
-    i, j, k = _last(nodes, one), _last(nodes, other), _last(nodes, out)
-    first_i, first_j, first_k = _first(nodes, one), _first(nodes, other), _first(nodes, out)
-    scopes, axes = nodes.scopes, lanes.axes
-    stride_i, stride_j, count, before = 1, 1, 0, 0
-    while i >= first_i or j >= first_j or k >= first_k:
-        position = np.int64(-1)
-        if i >= first_i:
-            position = scopes[i]
-        if j >= first_j:
-            position = max(position, scopes[j])
-        if k >= first_k:
-            position = max(position, scopes[k])
-        size = lanes.sizes[position]
-        kind, in_one, in_other = 0, 0, 0
-        if i >= first_i and scopes[i] == position:
-            kind, in_one, i = 1, stride_i, i - 1
-            stride_i *= size
-        if j >= first_j and scopes[j] == position:
-            kind, in_other, j = kind + 2, stride_j, j - 1
-            stride_j *= size
-        if k >= first_k and scopes[k] == position:
-            kind, k = kind + 4, k - 1
-        if size == 1:
-            continue
-        # `kind` is the set of tables with this axis; equal neighbours are contiguous in all of them.
-        if kind == before:
-            axes[count - 1, AXIS_SIZE] *= size
-            continue
-        axes[count, AXIS_SIZE], axes[count, AXIS_ONE], axes[count, AXIS_OTHER] = size, in_one, in_other
-        axes[count, AXIS_KEPT] = 1 if kind >= 4 else 0
-        count += 1
-        before = kind
-    return count
-
-
-@inlined
-def _first(nodes: Any, number: int) -> int:
-    return int(nodes.tables[number, FIRST]) if number >= 0 else 0
-
-
-@inlined
-def _last(nodes: Any, number: int) -> int:
-    return int(nodes.tables[number, FIRST] + nodes.tables[number, LENGTH] - 1) if number >= 0 else -1
+def _write_axes(nodes: Any, lanes: Any, one: int, other: int, out: Any) -> int:
+    """Write the axes of a contraction of two tables; `out`: (first, length) of the scope of the result."""
+    scope_one, scope_other = walk.scope_of(nodes.tables, one), walk.scope_of(nodes.tables, other)
+    return int(walk.write_axes(nodes.scopes, lanes.sizes, lanes.axes, scope_one, scope_other, out, walk.UNIT))
 
 
 @inlined
@@ -371,20 +329,13 @@ def _list_offsets(lanes: Any, axes: int) -> Any:
     kept, terms = 1, 1
     lists[KEPT_ONE, 0] = lists[KEPT_OTHER, 0] = lists[TERM_ONE, 0] = lists[TERM_OTHER, 0] = 0
     for axis in range(axes):
-        size, one, other = lanes.axes[axis, AXIS_SIZE], lanes.axes[axis, AXIS_ONE], lanes.axes[axis, AXIS_OTHER]
-        # Innermost axes first: the list so far is repeated for each further index.
-        if lanes.axes[axis, AXIS_KEPT]:
-            for n in range(1, size):
-                for e in range(kept):
-                    lists[KEPT_ONE, n * kept + e] = lists[KEPT_ONE, e] + n * one
-                    lists[KEPT_OTHER, n * kept + e] = lists[KEPT_OTHER, e] + n * other
-            kept *= size
+        # Signed: Numba would add signed and unsigned integers as doubles.
+        size, one = np.int64(lanes.axes[axis, walk.SIZE]), np.int64(lanes.axes[axis, walk.ONE])
+        other = np.int64(lanes.axes[axis, walk.OTHER])
+        if lanes.axes[axis, walk.OUT] != walk.ZERO:
+            kept = walk.repeat_places(lists[KEPT_ONE], lists[KEPT_OTHER], kept, size, one, other)
         else:
-            for n in range(1, size):
-                for e in range(terms):
-                    lists[TERM_ONE, n * terms + e] = lists[TERM_ONE, e] + n * one
-                    lists[TERM_OTHER, n * terms + e] = lists[TERM_OTHER, e] + n * other
-            terms *= size
+            terms = walk.repeat_places(lists[TERM_ONE], lists[TERM_OTHER], terms, size, one, other)
     return kept, terms
 
 
@@ -401,12 +352,13 @@ def _contract(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int,
         _scalars(lanes.arena, lanes.lists, kept, terms, one, other, out, width)
         return
     # The operand without lanes, if any, comes first.
+    arena, live, lists = lanes.arena, lanes.live, lanes.lists
     if other[WIDE] == 1:
-        _shared_sums(lanes.arena, lanes.live, lanes.lists, kept, terms, other, one, KEPT_OTHER, KEPT_ONE, out, width)
+        _sums(arena, live, lists, kept, terms, other, one, 1, out, width, True)
     elif one[WIDE] == 1:
-        _shared_sums(lanes.arena, lanes.live, lanes.lists, kept, terms, one, other, KEPT_ONE, KEPT_OTHER, out, width)
+        _sums(arena, live, lists, kept, terms, one, other, 0, out, width, True)
     else:
-        _sums(lanes.arena, lanes.live, lanes.lists, kept, terms, one, other, out, width)
+        _sums(arena, live, lists, kept, terms, one, other, 0, out, width, None)
 
 
 @part
@@ -422,7 +374,7 @@ def _scalars(arena: Any, lists: Any, kept: int, terms: int, one: Any, other: Any
 
 
 @part
-def _shared_sums(
+def _sums(
     arena: Any,
     live: Any,
     lists: Any,
@@ -430,55 +382,33 @@ def _shared_sums(
     terms: int,
     one: Any,
     other: Any,
-    kept_one: int,
-    kept_other: int,
+    swapped: int,
     out: int,
     width: int,
+    shares: bool | None,
 ) -> None:
-    """Contract a table that all lanes share with another; its zeros are skipped."""
-    terms_one, terms_other = lists[kept_one + 2], lists[kept_other + 2]
+    """Contract two tables, of which the second has lanes; terms that are zero in all of them are skipped.
+
+    swapped: 1 where the operands have changed places, else 0.
+    shares: whether all lanes share the first table; else None, and it has lanes.
+    """
+    kept_one, kept_other = lists[KEPT_ONE + swapped], lists[KEPT_OTHER - swapped]
+    terms_one, terms_other = lists[TERM_ONE + swapped], lists[TERM_OTHER - swapped]
     chosen_one, chosen_other = lists[LIVE_ONE], lists[LIVE_OTHER]
     sparse = other[SPARSE] != 0
+    if shares is None:
+        sparse |= one[SPARSE] != 0
     for s in range(kept):
-        at, beside = one[PLACE] + lists[kept_one, s], lists[kept_other, s]
-        count = 0
-        for r in range(terms):
-            entry = beside + terms_other[r]
-            if arena[at + terms_one[r]] != 0.0 and (not sparse or live[other[FLAGS] + entry] != 0):
-                chosen_one[count] = at + terms_one[r]
-                chosen_other[count] = other[PLACE] + entry * width
-                count += 1
-        target = out + s * width
-        i = 0
-        while i + 2 * WIDTH <= width:
-            x = y = spread(0.0)
-            for r in range(count):
-                factor, source = spread(arena[chosen_one[r]]), chosen_other[r] + i
-                x = multiply_add(factor, load(arena, source), x)
-                y = multiply_add(factor, load(arena, source + WIDTH), y)
-            store(arena, target + i, x)
-            store(arena, target + i + WIDTH, y)
-            i += 2 * WIDTH
-        if i < width:
-            x = spread(0.0)
-            for r in range(count):
-                x = multiply_add(spread(arena[chosen_one[r]]), load(arena, chosen_other[r] + i), x)
-            store(arena, target + i, x)
-
-
-@part
-def _sums(arena: Any, live: Any, lists: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
-    """Contract two tables with lanes; terms that are zero in all of them are skipped."""
-    terms_one, terms_other = lists[TERM_ONE], lists[TERM_OTHER]
-    chosen_one, chosen_other = lists[LIVE_ONE], lists[LIVE_OTHER]
-    sparse = one[SPARSE] != 0 or other[SPARSE] != 0
-    for s in range(kept):
-        at, beside = lists[KEPT_ONE, s], lists[KEPT_OTHER, s]
+        at, beside = kept_one[s], kept_other[s]
         count = 0
         for r in range(terms):
             entry, partner = at + terms_one[r], beside + terms_other[r]
-            if not sparse or (live[one[FLAGS] + entry] != 0 and live[other[FLAGS] + partner] != 0):
-                chosen_one[count] = one[PLACE] + entry * width
+            if shares is None:
+                counts = not sparse or (live[one[FLAGS] + entry] != 0 and live[other[FLAGS] + partner] != 0)
+            else:
+                counts = arena[one[PLACE] + entry] != 0.0 and (not sparse or live[other[FLAGS] + partner] != 0)
+            if counts:
+                chosen_one[count] = one[PLACE] + entry * one[WIDE]
                 chosen_other[count] = other[PLACE] + partner * width
                 count += 1
         target = out + s * width
@@ -486,17 +416,23 @@ def _sums(arena: Any, live: Any, lists: Any, kept: int, terms: int, one: Any, ot
         while i + 2 * WIDTH <= width:
             x = y = spread(0.0)
             for r in range(count):
-                source, partner = chosen_one[r] + i, chosen_other[r] + i
-                x = multiply_add(load(arena, source), load(arena, partner), x)
-                y = multiply_add(load(arena, source + WIDTH), load(arena, partner + WIDTH), y)
+                source, partner = chosen_one[r], chosen_other[r] + i
+                x = multiply_add(_numbers(arena, source, i, shares), load(arena, partner), x)
+                y = multiply_add(_numbers(arena, source, i + WIDTH, shares), load(arena, partner + WIDTH), y)
             store(arena, target + i, x)
             store(arena, target + i + WIDTH, y)
             i += 2 * WIDTH
         if i < width:
             x = spread(0.0)
             for r in range(count):
-                x = multiply_add(load(arena, chosen_one[r] + i), load(arena, chosen_other[r] + i), x)
+                x = multiply_add(_numbers(arena, chosen_one[r], i, shares), load(arena, chosen_other[r] + i), x)
             store(arena, target + i, x)
+
+
+@inlined
+def _numbers(arena: Any, at: int, lane: int, shares: bool | None) -> Any:
+    """Return an entry in the lanes of a vector."""
+    return load(arena, at + lane) if shares is None else spread(arena[at])
 
 
 @inlined
@@ -617,15 +553,8 @@ def _leaf(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: An
         if factor >= given:
             _likelihood(soft, first, tree, lanes, index, number)
             continue
-        axes = 0
-        for at in range(table[FIRST] + table[LENGTH] - 1, table[FIRST] - 1, -1):
-            position = nodes.scopes[at]
-            if lanes.sizes[position] > 1:
-                lanes.axes[axes, AXIS_SIZE], lanes.axes[axes, AXIS_KEPT] = lanes.sizes[position], 1
-                lanes.axes[axes, AXIS_ONE] = stride_of(factors, factor, tree.order[position])
-                lanes.axes[axes, AXIS_OTHER] = 0
-                axes += 1
-        kept, _ = _list_offsets(lanes, axes)
+        axes = walk.write_factor_axes(factors, factor, nodes, lanes.sizes, tree.order, number, lanes.axes)
+        _, entries = _list_offsets(lanes, axes)
         for i in range(members):
             row = lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i
             base = factors.places[factor]
@@ -633,8 +562,8 @@ def _leaf(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: An
                 v = factors.scopes[at]
                 if states[v, row] >= 0:
                     base += states[v, row] * factors.strides[at]
-            for e in range(kept):
-                arena[place + e * width + i] = factors.values[base + lanes.lists[KEPT_ONE, e]]
+            for e in range(entries):
+                arena[place + e * width + i] = factors.values[base + lanes.lists[TERM_ONE, e]]
 
 
 @part
@@ -668,9 +597,8 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
     nodes = tree.nodes
     host = tree.host[position]
     # The scope of the result is one position, listed after all others.
-    last = nodes.tables.shape[0] - 1
     nodes.scopes[nodes.counts[SCOPES]] = position
-    nodes.tables[last, FIRST], nodes.tables[last, LENGTH] = nodes.counts[SCOPES], 1
+    scope = nodes.counts[SCOPES], np.int64(1)
     above = host if nodes.tables[host, PARENT] >= 0 else -1
     mapped = lanes.spans[host, MAP]
     for index in range(lanes.spans[host, FIRST_GROUP], lanes.spans[host, FIRST_GROUP] + lanes.spans[host, GROUPS]):
@@ -678,7 +606,7 @@ def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, po
         if lanes.loose[position] and states[v, group[ROW]] >= 0:
             continue
         _set_sizes(states, tree, lanes, host, group[ROW])
-        kept, terms = _list_offsets(lanes, _axes(nodes, lanes, host, above, last))
+        kept, terms = _list_offsets(lanes, _write_axes(nodes, lanes, host, above, scope))
         one = group[AT_UP], group[LANES_UP], group[LIVE_UP], group[SPARSE_UP], lanes.least[index, 0]
         other = np.int64(0), np.int64(1), np.int64(0), np.int64(0), 1.0
         if above >= 0:

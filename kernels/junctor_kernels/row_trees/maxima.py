@@ -11,9 +11,10 @@ from typing import Any
 from junctor_kernels.cpu.jit import part
 from junctor_kernels.cpu.vectors import larger, load8, multiply, spread8, store
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, UNIT, WIDTH, ZERO, inlined, next_entry
+from junctor_kernels.row_trees.inner_loops import WIDTH, inlined
 from junctor_kernels.row_trees.plan import ENTRIES, FIRST, LEFT, LENGTH, POSITIONS, RIGHT, TABLES, UNION, UP
 from junctor_kernels.row_trees.tiles import LEAST, multiply_tiled
+from junctor_kernels.row_trees.walk import ONE, OTHER, OUT, SIZE, UNIT, ZERO, next_entry
 
 
 @inlined
@@ -36,9 +37,9 @@ def _maximise(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other
     while kept > 0 and axes[kept - 1, OUT] == ZERO:
         kept -= 1
     # Along the innermost of them in registers.
-    count, step_a, step_b = UNIT, ZERO, ZERO
+    terms = UNIT, ZERO, ZERO
     if kept < groups:
-        count, step_a, step_b = axes[kept, SIZE], axes[kept, ONE], axes[kept, OTHER]
+        terms = axes[kept, SIZE], axes[kept, ONE], axes[kept, OTHER]
     size, in_one, in_other = UNIT, False, False
     if kept > 0:
         # The innermost axis of every table that has it.
@@ -51,30 +52,14 @@ def _maximise(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other
         while j < size:
             x, u, v = spread8(0.0), a, b
             while True:
-                p, q = u, v
                 if in_one and in_other:
-                    p, q = p + j, q + j
-                    for _ in range(count):
-                        x = larger(multiply(load8(arena, p), load8(arena, q)), x)
-                        p += step_a
-                        q += step_b
+                    x = _largest(arena, u + j, v + j, x, terms, True, True)
                 elif in_one:
-                    p += j
-                    for _ in range(count):
-                        x = larger(multiply(load8(arena, p), spread8(arena[q])), x)
-                        p += step_a
-                        q += step_b
+                    x = _largest(arena, u + j, v, x, terms, True, None)
                 elif in_other:
-                    q += j
-                    for _ in range(count):
-                        x = larger(multiply(load8(arena, q), spread8(arena[p])), x)
-                        p += step_a
-                        q += step_b
+                    x = _largest(arena, u, v + j, x, terms, None, True)
                 else:
-                    for _ in range(count):
-                        x = larger(spread8(arena[p] * arena[q]), x)
-                        p += step_a
-                        q += step_b
+                    x = _largest(arena, u, v, x, terms, None, None)
                 u, v, _, g = next_entry(axes, counters, kept + 1, groups, u, v, ZERO)
                 if g >= groups:
                     break
@@ -84,6 +69,19 @@ def _maximise(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other
         a, b, c, g = next_entry(axes, counters, 1, kept, a, b, c)
         if g >= kept:
             return
+
+
+@inlined
+def _largest(arena: Any, p: Any, q: Any, x: Any, terms: Any, in_one: bool | None, in_other: bool | None) -> Any:
+    """Return the largest of some products and those along an axis; an operand without lanes is None to the compiler."""
+    count, step_a, step_b = terms
+    for _ in range(count):
+        one = spread8(arena[p]) if in_one is None else load8(arena, p)
+        other = spread8(arena[q]) if in_other is None else load8(arena, q)
+        x = larger(multiply(one, other), x)
+        p += step_a
+        q += step_b
+    return x
 
 
 @part

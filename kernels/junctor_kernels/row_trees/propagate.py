@@ -17,9 +17,9 @@ from junctor_kernels.cpu.jit import as_bits, inverse_power
 from junctor_kernels.cpu.scaled import log_of, multiplied
 from junctor_kernels.cpu.vectors import first_lanes, highest, larger, least_above_zero, load8, lowest, spread8
 from junctor_kernels.row_trees import tiles
-from junctor_kernels.row_trees.contract import ROWS, contract, write_axes
+from junctor_kernels.row_trees.contract import ROWS, contract
 from junctor_kernels.row_trees.domains import FIRST_STATE, KNOWN, STATES, WEIGHT, narrow
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, inlined, part
+from junctor_kernels.row_trees.inner_loops import inlined, part
 from junctor_kernels.row_trees.maxima import maximise, trace
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -41,6 +41,7 @@ from junctor_kernels.row_trees.plan import (
     find_relevant,
     plan_relevant,
 )
+from junctor_kernels.row_trees.walk import COLUMNS, ONE, OTHER, OUT, SIZE, UNIT, scope_of, write_axes
 
 # Every message is a contraction of two tables, out[kept] = sum over the rest of one[..] * other[..]. Messages go up
 # (from both children of a table) and down (to a child from its parent and its sibling), and a posterior is read off one
@@ -64,7 +65,7 @@ class RowWorkspace(NamedTuple):
     """Memory for the numbers of a row.
 
     arena: all messages.
-    axes: [ROWS, 4] of `contract`; unsigned, so that Numba omits the test for negative indices.
+    axes: [ROWS, COLUMNS] of `contract`.
     counters: [ROWS], index along each axis.
     panel, places: of `tiles`.
     facts: [tables, 6], scale and bounds of messages.
@@ -82,7 +83,7 @@ def work(entries: int, tables: int) -> RowWorkspace:
     """Return memory for rows whose messages have so many entries, in so many tables."""
     return RowWorkspace(
         np.zeros(entries),
-        np.zeros((ROWS, 4), dtype=np.uint64),
+        np.zeros((ROWS, COLUMNS), dtype=np.uint64),
         np.zeros(ROWS, dtype=np.uint64),
         np.zeros(tiles.PANEL),
         np.zeros(tiles.PLACES, dtype=np.uint64),
@@ -114,8 +115,8 @@ def _message(
     scope_one, place_one, lost_one, least_one = _operand(tables, facts, one, one_column)
     scope_other, place_other, lost_other, least_other = _operand(tables, facts, other, other_column)
     place, entries = tables[out, out_column], tables[out, ENTRIES]
-    scope = (tables[out, FIRST], tables[out, LENGTH])
-    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
+    scope = scope_of(tables, out)
+    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope, UNIT)
     # (1 + one) (1 + other) - 1, without cancellation.
     lost = lost_one + lost_other + lost_one * lost_other
     if lost > 0 or least_one * least_other < TINY:
@@ -134,10 +135,10 @@ def _message(
 @inlined
 def _operand(tables: Any, facts: Any, number: int, column: int) -> Any:
     """Return (first, length) of the scope, offset, bound and smallest entry of a message; -1: the number 1."""
+    scope = scope_of(tables, number)
     if number < 0:
-        return (np.int64(0), np.int64(0)), np.uint64(0), 0.0, 1.0
+        return scope, np.uint64(0), 0.0, 1.0
     side = DOWNWARD * (column == DOWN)
-    scope = (tables[number, FIRST], tables[number, LENGTH])
     return scope, np.uint64(tables[number, column]), facts[number, LOST + side], facts[number, LEAST + side]
 
 
@@ -426,7 +427,8 @@ def _read(nodes: Any, work: Any, host: int, position: int, start: int, possible:
     nodes.scopes[nodes.counts[SCOPES]] = position
     scope, up, lost_up, least_up = _operand(nodes.tables, facts, host, UP)
     _, down, lost_down, least_down = _operand(nodes.tables, facts, host, DOWN)
-    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
+    out = nodes.counts[SCOPES], np.int64(1)
+    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, out, UNIT)
     contract(work, groups, up, down, np.uint64(place))
     total = 0.0
     for e in range(size):

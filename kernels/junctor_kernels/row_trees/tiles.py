@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.vectors import lane, larger, load8, multiply, multiply_add, spread8, store, store_first
-from junctor_kernels.row_trees.inner_loops import ONE, OTHER, OUT, SIZE, UNIT, WIDTH, ZERO, inlined, next_entry, part
+from junctor_kernels.row_trees.inner_loops import WIDTH, inlined, part
 from junctor_kernels.row_trees.plan import MOST_AXES
+from junctor_kernels.row_trees.walk import ONE, OTHER, OUT, SIZE, UNIT, ZERO, next_entry, repeat_places
 
 TWO, THREE, FOUR = (np.uint64(number) for number in (2, 3, 4))
 # An innermost axis of so many entries or more fills vectors by itself.
@@ -181,15 +182,8 @@ def _list(
     """Write the places of the entries of some axes in two tables, those of columns `one` and `two`; return how many."""
     places[to_one] = places[to_two] = ZERO
     count = UNIT
-    # Axis by axis: each repeats what there is, so many entries apart.
     for g in range(first, end):
-        a, b, to = axes[g, one], axes[g, two], count
-        for _ in range(axes[g, SIZE] - UNIT):
-            for i in range(count):
-                places[to_one + to + i] = places[to_one + to + i - count] + a
-                places[to_two + to + i] = places[to_two + to + i - count] + b
-            to += count
-        count = to
+        count = repeat_places(places[to_one:], places[to_two:], count, axes[g, SIZE], axes[g, one], axes[g, two])
     return count
 
 
