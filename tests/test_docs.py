@@ -97,6 +97,11 @@ def test_every_page_is_in_the_index_of_its_folder(folder: Path) -> None:
     assert len(listed) == len(set(listed))
 
 
+def test_measurements_have_a_date() -> None:
+    pages = set(MEASUREMENTS.glob("*.md")) - {MEASUREMENTS / "README.md"}
+    assert not [page.name for page in pages if not re.search(r"\b20\d\d-\d\d\b", page.read_text())]
+
+
 def test_decisions_have_context_choice_and_consequence() -> None:
     parts = ("**Context", "**Choice", "**Consequence")
     for page in set(DECISIONS.glob("*.md")) - {DECISIONS / "README.md"}:
