@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers import strategies
@@ -9,11 +13,16 @@ from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors
 from helpers.forced import EXPLAINING, FORCED, engine_by, few_threads  # noqa: F401
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from junctor.backends.joint_table import has_joint_table
+from junctor.backends.cpu import CompiledProgram
+from junctor.backends.gpu import GpuProgram
+from junctor.backends.joint_table import JointTable, has_joint_table
+from junctor.backends.numpy import Program
+from junctor.backends.row_trees import RowEngine
+from junctor.engine import chunked_rows
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import grid, random_network, sample
-from junctor.model.answers import OK
+from junctor.model.answers import OK, Answers
 from junctor.model.errors import BudgetError, InputError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -98,6 +107,46 @@ def test_scores_are_those_of_the_choice(strategy: Strategy) -> None:
     assert found.ways == {strategy.value: batch.rows}
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
     assert (found.status == expected.status).all()
+
+
+def break_outcomes(run: Any) -> Any:
+    return lambda *args: replace(found := run(*args), log_value=found.log_value + 0.01)
+
+
+def break_answers(answer: Any) -> Any:
+    def broken(*args: Any) -> Any:
+        left = answer(*args)
+        (answers,) = (each for each in args if isinstance(each, Answers))
+        answers.log_value[:] += 0.01
+        return left
+
+    return broken
+
+
+# Where numbers of a strategy leave its own code.
+ENDS: dict[Strategy, tuple[Any, str, Any]] = {
+    Strategy.JOINT_TABLE: (JointTable, "answer", break_answers),
+    Strategy.ROW_TREES: (RowEngine, "answer_groups", break_answers),
+    Strategy.ENTRIES: (Program, "run", break_outcomes),
+    Strategy.CPU_BLOCKS: (CompiledProgram, "_run", break_outcomes),
+    Strategy.GPU_BLOCKS: (GpuProgram, "prepare", lambda prepare: lambda *args: break_outcomes(prepare(*args))),
+    Strategy.CHUNKS: (chunked_rows, "answer_case_by_case", break_answers),
+}
+
+
+@pytest.mark.parametrize("broken", ENDS)
+@pytest.mark.parametrize("strategy", FORCED)
+def test_a_broken_strategy_is_seen_and_no_other_one(
+    strategy: Strategy, broken: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that is asked for is taken, and enumeration tells where it is wrong."""
+    owner, name, break_it = ENDS[broken]
+    monkeypatch.setattr(owner, name, break_it(getattr(owner, name)))
+    network = random_network(6, states=2, seed=1)
+    batch = rows_of(network, rows=6)
+    answers = engine_by(strategy, network, Query()).answer(batch)
+    with pytest.raises(AssertionError) if strategy is broken else nullcontext():
+        check_posteriors(network, batch, answers, 1e-12)
 
 
 @pytest.mark.parametrize(
