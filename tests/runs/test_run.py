@@ -615,7 +615,9 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
         survey(engine, [nothing, seen], 2)
 
 
-def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_as_many_as_the_work_and_the_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     estimate, plenty = RunEstimate(least=100, seconds=1000.0), Resources(compute=ComputeOptions(10**9))
     assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(1000)), estimate, 9) == 8
     assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(399)), estimate, 9) == 3
@@ -624,6 +626,9 @@ def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytes
     for cores, workers in ((2, 0), (steps.PROCESS_CORES, 0), (8 * steps.WORKER_CORES, 8)):
         monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
         assert steps.workers_for(plenty, estimate, 9) == workers
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert steps.workers_for(plenty, estimate, 9) == 1
+    assert caplog.messages[-1] == 'one process answers, 8 would be faster: pip install "junctor[cluster]"'
 
 
 def test_few_partitions_of_rows_in_chunks_take_all_gpus_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
