@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import junctor
@@ -29,6 +30,7 @@ from junctor.runtime.remote import location
 from junctor.runtime.remote_lock import RemoteLock
 from pyarrow import parquet
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 COMMON = ("--case-id", "case_id", "--workers", "0", "--no-prefect", "--device", "cpu", "--quiet")
 
 
@@ -107,7 +109,12 @@ def hide_once(bucket: Bucket, key: str, nth: int) -> None:
 # Looks of a run at its manifest: by the check of what is there, the reader of the evidence, the commit.
 @pytest.mark.parametrize(
     ("key", "nth", "code"),
-    [("manifest.json", 3, 0), ("manifest.json", 6, 6), ("evidence/done.json", 5, 6), ("evidence/done.json", 11, 6)],
+    [
+        ("manifest.json", 3, 0),
+        ("manifest.json", 6, 6),
+        slow("evidence/done.json", 5, 6),
+        slow("evidence/done.json", 11, 6),
+    ],
 )
 def test_increments_lose_nothing_for_an_object_that_is_not_found_once(
     bucket: Bucket, tmp_path: Path, key: str, nth: int, code: int
@@ -183,7 +190,7 @@ def hide_in_listings(bucket: Bucket, key: str, nth: int) -> None:
 
 
 # All listings of a run but the second one, of the digest.
-@pytest.mark.parametrize("nth", [1, 3, 4])
+@pytest.mark.parametrize("nth", [slow(1), slow(3), 4])
 def test_a_file_that_one_listing_lacks_is_not_left_out(bucket: Bucket, tmp_path: Path, nth: int) -> None:
     filled(bucket, tmp_path)
     hide_in_listings(bucket, "rows/b.parquet", nth)
@@ -196,10 +203,10 @@ def test_a_file_that_one_listing_lacks_is_not_left_out(bucket: Bucket, tmp_path:
 @pytest.mark.parametrize(
     ("option", "form", "read"),
     [
-        ("--csv", "arrow", "last"),
+        slow("--csv", "arrow", "last"),
         ("--csv", "parquet", "first"),
         ("--rejects", "parquet", "last"),
-        ("rejects on a disk", "parquet", "last"),
+        slow("rejects on a disk", "parquet", "last"),
     ],
 )
 def test_a_part_that_is_refused_for_other_files_is_named(
@@ -231,12 +238,12 @@ def test_a_part_that_is_refused_for_other_files_is_named(
 @pytest.mark.parametrize(
     ("name", "nth"),
     [
-        ("network.parquet", 2),
+        slow("network.parquet", 2),
         ("network.parquet", 3),
-        ("manifest.json", -1),
-        ("budget.json", -1),
+        slow("manifest.json", -1),
+        slow("budget.json", -1),
         ("posteriors.csv", -1),
-        ("report.html", -1),
+        slow("report.html", -1),
     ],
 )
 def test_a_refused_look_at_the_output_has_its_code(bucket: Bucket, tmp_path: Path, name: str, nth: int) -> None:
@@ -281,9 +288,9 @@ def test_a_model_and_rejects_that_a_store_refuses_once_are_not_called_something_
 @pytest.mark.parametrize(
     ("name", "is_answered"),
     [
-        ("evidence/part-00000.arrow", True),
+        slow("evidence/part-00000.arrow", True),
         ("evidence/part-00000.arrow", False),
-        ("posteriors.csv", True),
+        slow("posteriors.csv", True),
         ("a listing", True),
     ],
 )
@@ -325,7 +332,7 @@ def test_nothing_is_left_of_an_upload_that_cannot_begin(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [(("--csv", "--ignore-extra"), "posteriors.csv"), (("--keep", "note"), "/evidence/part-")]
+    ("options", "name"), [(("--csv", "--ignore-extra"), "posteriors.csv"), slow(("--keep", "note"), "/evidence/part-")]
 )
 def test_a_run_goes_on_after_an_upload_that_could_not_begin(
     bucket: Bucket, tmp_path: Path, options: tuple[str, ...], name: str
@@ -337,7 +344,7 @@ def test_a_run_goes_on_after_an_upload_that_could_not_begin(
         assert bucket.get("out/posteriors.csv").count(b"\n") == 60_001
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("nth", [1, slow(2), slow(3), 4])
 def test_overwrite_removes_nothing_of_its_own_run_for_a_refused_read(bucket: Bucket, tmp_path: Path, nth: int) -> None:
     filled(bucket, tmp_path)
     assert run(bucket).exit_code == 0
@@ -350,7 +357,7 @@ def test_overwrite_removes_nothing_of_its_own_run_for_a_refused_read(bucket: Buc
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [("GET", "/evidence/checksums.json"), ("GET", "/out/manifest.json"), ("HEAD", "/out/network.parquet")],
+    [("GET", "/evidence/checksums.json"), slow("GET", "/out/manifest.json"), ("HEAD", "/out/network.parquet")],
 )
 def test_a_refused_request_is_no_damage_for_verify(bucket: Bucket, tmp_path: Path, way: str, name: str) -> None:
     filled(bucket, tmp_path)
@@ -400,7 +407,7 @@ def test_a_fit_without_the_right_to_delete_is_told(bucket: Bucket, tmp_path: Pat
     assert bucket.get("fit.bif")
 
 
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_an_interrupted_run_does_not_wait_for_a_store_that_is_away(
     bucket: Bucket, tmp_path: Path, sign: signal.Signals, code: int
 ) -> None:
