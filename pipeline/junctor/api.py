@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -30,16 +30,24 @@ from junctor.evidence.plain_cells import PlainCells
 from junctor.model.arguments import real, text, texts, whole
 from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.network import Network
-from junctor.model.options import AnswerFiles, ComputeOptions, DeviceChoice
+from junctor.model.option_table import (
+    EvidenceOptions,
+    ExplanationOptions,
+    PosteriorOptions,
+    ResourceOptions,
+    RowResources,
+    SamplingOptions,
+    defaults_of,
+    options_of,
+    takes_keywords,
+)
+from junctor.model.options import AnswerFiles, ComputeOptions
 from junctor.model.query import (
     AnswerKind,
-    Method,
     Precision,
     Query,
     QueryKind,
-    Sampler,
     Sampling,
-    Stages,
     as_posteriors,
     named_variables,
     observed_words,
@@ -74,37 +82,17 @@ LEAST_SHARE, MOST_SHARE = 0.5, 1.25
 NOBODY = -1
 
 _Question = tuple[Query, ComputeOptions]
+# What explanations have no options for.
+_UNSAID: PosteriorOptions = defaults_of(PosteriorOptions)  # type: ignore[assignment]
 
 
+@takes_keywords()
 def posteriors(
     network: Network | str | os.PathLike[str],
     evidence: Any,
     targets: Sequence[str] | None = None,
     precision: Precision = "double",
-    *,
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "auto",
-    device_memory: int | str | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    disk: int | str | None = None,
-    time_limit: float | str | None = None,
-    case_id: str | None = None,
-    ignore_extra: bool = False,
-    strict: bool = False,
-    keep: Sequence[str] = (),
-    mapping: MappingSource | None = None,
-    missing: Sequence[str] = (),
-    method: Method = "exact",
-    sampler: Sampler = "epis-bn",
-    samples: int | None = None,
-    error: float | None = None,
-    seed: int = 0,
-    stages: Stages = "all",
-    answers: AnswerKind = "posteriors",
-    top: int | None = None,
-    probabilities: Sequence[str] = (),
-    hide_targets: bool = False,
+    **options: Unpack[PosteriorOptions],
 ) -> pa.Table:
     """Return the posterior of each target, and log P(evidence), for each row of `evidence`.
 
@@ -113,63 +101,24 @@ def posteriors(
         observed.
     targets: names of variables or patterns of names (`DIAG_*`), None for all.
     precision: numbers to compute with.
-    memory: bytes (or "4GiB") that propagation may take, None for a share of what is free.
-    threads: None for the cores that this process may use, 32 of them at most; answers do not depend on it.
-    device: "auto" is a GPU where there is one that, with its plans, answers this call before the cores would.
-    device_memory: bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside
-        `memory`.
-    spill: folder for tables that exceed the memory, None for the system's temporary folder.
-    disk: bytes of files there, None for half of what is free.
-    time_limit: seconds (or "10min", "none") that a row may be forecast to take, None for a day, and for a minute where
-        the method is "auto".
-    case_id, ignore_extra, strict: as for evidence files.
-    keep: names of columns of the evidence that are carried through, after `case_id`.
-    mapping: what columns and cells mean: a mapping file, or a dictionary of the same content.
-    missing: texts or integers for no observation, in any case, beside empty, `*`, `-`, `?`, `NA`, `None`, `null` ....
-    method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
-        the memory; there are more columns then (`junctor.runs.results`).
-    sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
-    answers: "scores" has, instead of the list of a target X, its most probable state (the name), `X_probability` and
-        `X_entropy` in nats; sampled, also `X_error` (`junctor.runs.score_tables`).
-    top: scores have lists of so many states and probabilities, the most probable first, null beyond the last.
-    probabilities: `variable=state`, each a column of scores with its posterior probability; also of other variables.
-    hide_targets: whether the variables named in `targets` and `probabilities` count as unobserved, whatever the
-        evidence says of them. Where rows observe them all the same, a warning says so: answers repeat the input there.
+    options: of the table.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
     `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
     DeviceError, and InputError for a network, mapping or spill that is no path.
     """
-    resources = memory, threads, device, device_memory, spill, disk, time_limit
-    sampling = method, sampler, samples, error, seed, stages
-    shown = answers, top, probabilities, hide_targets
-    question = _question("posteriors", targets, precision, resources, sampling, shown)
-    return _prepared(network).answer(
-        question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
-    )
+    question = _question("posteriors", targets, precision, options)
+    return _prepared(network).answer(question, _evidence(evidence, options))
 
 
+@takes_keywords()
 def most_probable(
     network: Network | str | os.PathLike[str],
     evidence: Any,
     targets: Sequence[str] | None = None,
     precision: Precision = "double",
-    *,
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "auto",
-    device_memory: int | str | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    disk: int | str | None = None,
-    time_limit: float | str | None = None,
-    case_id: str | None = None,
-    ignore_extra: bool = False,
-    strict: bool = False,
-    keep: Sequence[str] = (),
-    mapping: MappingSource | None = None,
-    missing: Sequence[str] = (),
-    hide_targets: bool = False,
+    **options: Unpack[ExplanationOptions],
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -177,11 +126,9 @@ def most_probable(
     `case_id`, one state name for each target, `log_probability` (natural log of P(states, evidence)), `status` and
     `reason`.
     """
-    resources = memory, threads, device, device_memory, spill, disk, time_limit
-    question = _question("mpe", targets, precision, resources, (), ("posteriors", None, (), hide_targets))
-    return _prepared(network).answer(
-        question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
-    )
+    asked: PosteriorOptions = {**_UNSAID, **options}
+    question = _question("mpe", targets, precision, asked)
+    return _prepared(network).answer(question, _evidence(evidence, asked))
 
 
 class Model:
@@ -206,88 +153,41 @@ class Model:
         # Other processes prepare what they need.
         return Model, (self.network,)
 
+    @takes_keywords()
     def posteriors(
         self,
         evidence: Any,
         targets: Sequence[str] | None = None,
         precision: Precision = "double",
-        *,
-        memory: int | str | None = None,
-        threads: int | None = None,
-        device: DeviceChoice = "auto",
-        device_memory: int | str | None = None,
-        spill: str | os.PathLike[str] | None = None,
-        disk: int | str | None = None,
-        time_limit: float | str | None = None,
-        case_id: str | None = None,
-        ignore_extra: bool = False,
-        strict: bool = False,
-        keep: Sequence[str] = (),
-        mapping: MappingSource | None = None,
-        missing: Sequence[str] = (),
-        method: Method = "exact",
-        sampler: Sampler = "epis-bn",
-        samples: int | None = None,
-        error: float | None = None,
-        seed: int = 0,
-        stages: Stages = "all",
-        answers: AnswerKind = "posteriors",
-        top: int | None = None,
-        probabilities: Sequence[str] = (),
-        hide_targets: bool = False,
+        **options: Unpack[PosteriorOptions],
     ) -> pa.Table:
         """Return the posteriors of the targets for each row of `evidence`; arguments and errors as of `posteriors`."""
-        resources = memory, threads, device, device_memory, spill, disk, time_limit
-        sampling = method, sampler, samples, error, seed, stages
-        shown = answers, top, probabilities, hide_targets
-        question = _question("posteriors", targets, precision, resources, sampling, shown)
-        return self._prepared.answer(
-            question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
-        )
+        question = _question("posteriors", targets, precision, options)
+        return self._prepared.answer(question, _evidence(evidence, options))
 
+    @takes_keywords()
     def most_probable(
         self,
         evidence: Any,
         targets: Sequence[str] | None = None,
         precision: Precision = "double",
-        *,
-        memory: int | str | None = None,
-        threads: int | None = None,
-        device: DeviceChoice = "auto",
-        device_memory: int | str | None = None,
-        spill: str | os.PathLike[str] | None = None,
-        disk: int | str | None = None,
-        time_limit: float | str | None = None,
-        case_id: str | None = None,
-        ignore_extra: bool = False,
-        strict: bool = False,
-        keep: Sequence[str] = (),
-        mapping: MappingSource | None = None,
-        missing: Sequence[str] = (),
-        hide_targets: bool = False,
+        **options: Unpack[ExplanationOptions],
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
-        resources = memory, threads, device, device_memory, spill, disk, time_limit
-        question = _question("mpe", targets, precision, resources, (), ("posteriors", None, (), hide_targets))
-        return self._prepared.answer(
-            question, _evidence(evidence, case_id, ignore_extra, strict, keep, mapping, missing)
-        )
+        asked: PosteriorOptions = {**_UNSAID, **options}
+        question = _question("mpe", targets, precision, asked)
+        return self._prepared.answer(question, _evidence(evidence, asked))
 
 
 def _question(
-    kind: QueryKind,
-    targets: Sequence[str] | None,
-    precision: Precision,
-    resources: tuple[Any, ...],
-    sampling: tuple[Any, ...] = (),
-    scores: tuple[AnswerKind, int | None, Sequence[str], bool] = ("posteriors", None, (), False),
+    kind: QueryKind, targets: Sequence[str] | None, precision: Precision, options: PosteriorOptions
 ) -> _Question:
-    answers, top, probabilities, hide_targets = scores
     named = None if targets is None else texts("targets", targets)
-    number = None if top is None else whole("top", top)
-    shown = answers, number, texts("probabilities", probabilities), bool(hide_targets)
+    top = None if options["top"] is None else whole("top", options["top"])
+    names = texts("probabilities", options["probabilities"])
     # Of one type each: 3.0 and True are equal to good values, and questions are found by what they are equal to.
-    asked = kind, named, precision, _resources(*resources), _sampling(*sampling) if sampling else (), shown
+    shown = options["answers"], top, names, bool(options["hide_targets"])
+    asked = kind, named, precision, _resources(options), _sampling(options), shown
     try:
         return _checked(*asked)
     except TypeError:
@@ -295,19 +195,32 @@ def _question(
         return _checked.__wrapped__(*asked)
 
 
-def _resources(
-    memory: Any, threads: Any, device: Any, device_memory: Any, spill: Any, disk: Any, time_limit: Any
-) -> tuple[Any, ...]:
-    sizes = [None if size is None else str(size) for size in (memory, device_memory, disk)]
+def _resources(options: RowResources) -> tuple[tuple[str, Any], ...]:
+    sizes = {name: None if size is None else str(size) for name, size in _sizes(options)}
+    threads, limit = options["threads"], options["time_limit"]
     cores = None if threads is None else whole("threads", threads, BudgetError)
     # As text: a list has no hash, and True would be found as 1.
-    limit = f"{time_limit}s" if isinstance(time_limit, int | float) else time_limit
-    return sizes[0], cores, device, sizes[1], spill, sizes[2], None if limit is None else str(limit)
+    limit = f"{limit}s" if isinstance(limit, int | float) else limit
+    # By name: an option of the table that is not among them would be passed over.
+    given: dict[str, Any] = {name: options[name] for name in options_of(RowResources)}  # type: ignore[literal-required]
+    given |= {"threads": cores}
+    return tuple((given | sizes | {"time_limit": None if limit is None else str(limit)}).items())
 
 
-def _sampling(method: Any, sampler: Any, samples: Any, error: Any, seed: Any, stages: Any) -> tuple[Any, ...]:
+def _sizes(options: ResourceOptions) -> tuple[tuple[str, int | str | None], ...]:
+    return (
+        ("memory", options["memory"]),
+        ("device_memory", options["device_memory"]),
+        ("disk", options["disk"]),
+    )
+
+
+def _sampling(options: SamplingOptions) -> tuple[Any, ...]:
+    samples, error = options["samples"], options["error"]
     count = None if samples is None else whole("samples", samples)
-    return method, sampler, count, None if error is None else real("error", error), whole("seed", seed), stages
+    number = None if error is None else real("error", error)
+    seed = whole("seed", options["seed"])
+    return options["method"], options["sampler"], count, number, seed, options["stages"]
 
 
 @lru_cache(maxsize=KEPT_QUESTIONS)
@@ -315,16 +228,16 @@ def _checked(
     kind: QueryKind,
     targets: tuple[str, ...] | None,
     precision: Precision,
-    resources: tuple[Any, ...],
+    resources: tuple[tuple[str, Any], ...],
     sampling: tuple[Any, ...],
     scores: tuple[AnswerKind, int | None, tuple[str, ...], bool],
 ) -> _Question:
-    query = Query(kind, targets, precision, "exact", Sampling(), *scores)
-    if sampling:
-        # Checked even where answers are exact: wrong options should not wait for another method to be seen.
-        method, *how = sampling
-        query = replace(query, method=method, sampling=Sampling(*how))
-    options = replace(compute_options(*resources), all_gpus=True)
+    # Checked even where answers are exact: wrong options should not wait for another method to be seen.
+    method, *how = sampling
+    query = Query(kind, targets, precision, method, Sampling(*how), *scores)
+    options = replace(compute_options(**dict(resources)), all_gpus=True)
+    if options.strategy is not None and method != "exact":
+        raise EvidenceError(f"strategy {options.strategy.value!r} is a way to exact answers, the method is {method!r}")
     # Now: a device that is missing should not cost the reading of a network.
     check_device(options.device)
     return query, options
@@ -342,17 +255,10 @@ class _Evidence(NamedTuple):
     missing: tuple[str, ...]
 
 
-def _evidence(
-    table: Any,
-    case_id: Any,
-    ignore_extra: bool,
-    strict: bool,
-    keep: Any,
-    mapping: MappingSource | None,
-    missing: Any,
-) -> _Evidence:
-    keep, missing = texts("keep", keep), texts("missing", missing, numbers=True)
-    return _Evidence(table, text("case_id", case_id), ignore_extra, strict, keep, mapping, missing)
+def _evidence(table: Any, options: EvidenceOptions) -> _Evidence:
+    keep, missing = texts("keep", options["keep"]), texts("missing", options["missing"], numbers=True)
+    case_id = text("case_id", options["case_id"])
+    return _Evidence(table, case_id, options["ignore_extra"], options["strict"], keep, options["mapping"], missing)
 
 
 class _Prepared:
@@ -495,7 +401,7 @@ class _Answerer:
         for v in sorted(v for v in total if v != NOBODY):
             told = observed_words(self._named[v], total[v], total[NOBODY])
             # To the caller of the function or method.
-            warnings.warn(f"{told} (hide_targets=True takes targets as unobserved)", stacklevel=5)
+            warnings.warn(f"{told} (hide_targets=True takes targets as unobserved)", stacklevel=6)
 
     def rest(self) -> None:
         """Let go of what the next call can do without, or make as fast."""

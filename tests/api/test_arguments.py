@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 import junctor
 import numpy as np
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from helpers.files import ASIA
 from junctor import api
-from junctor.model.errors import nearest
+from junctor.model.errors import EvidenceError, InputError, nearest
+from junctor.model.strategies import StrategyName
 
 ROW = {"smoke": ["yes"]}
 SAMPLED: dict[str, Any] = {"method": "sampling", "samples": 200, "seed": 3}
@@ -181,3 +182,21 @@ def test_errors_that_docstrings_name_are_exported(asia: junctor.Model) -> None:
     for options in ({"mapping": b"x"}, {"spill": ""}):
         with pytest.raises(junctor.InputError, match="path"):
             asia.posteriors(ROW, **options)  # type: ignore[arg-type]
+
+
+def test_rows_go_the_way_that_is_asked_for() -> None:
+    evidence = {"smoke": ["yes", None]}
+    expected = junctor.posteriors(ASIA, evidence, ["lung"])["log_evidence"].to_pylist()
+    for name in get_args(StrategyName):
+        if name == "gpu-blocks":
+            with pytest.raises(InputError, match="strategy gpu-blocks: there is no GPU that may be used"):
+                junctor.posteriors(ASIA, evidence, ["lung"], device="cpu", strategy=name)
+            continue
+        found = junctor.posteriors(ASIA, evidence, ["lung"], strategy=name)["log_evidence"].to_pylist()
+        assert found == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(EvidenceError, match="strategy"):
+        junctor.posteriors(ASIA, evidence, strategy="fast")  # type: ignore[arg-type]
+    with pytest.raises(EvidenceError, match="a way to exact answers"):
+        junctor.posteriors(ASIA, evidence, strategy="chunks", method="sampling")
+    with pytest.raises(InputError, match="explanations have no joint table"):
+        junctor.most_probable(ASIA, evidence, strategy="joint-table")

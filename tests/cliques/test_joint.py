@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, posteriors, read_network, write_network
 from junctor.cli import app_for
-from junctor.cli.run import names_in
+from junctor.cli.options import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
 from junctor.cost.stored import StoredForecast

@@ -227,9 +227,9 @@ def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "junctor.toml").write_text('cache = "2GiB"')
     # Set first, so that the change of `load_settings` is taken back at the end.
     monkeypatch.setenv("JUNCTOR_CACHE", "")
-    assert load_settings().cache == user_cache().limit == 2 << 30
+    assert load_settings()["cache"] == user_cache().limit == 2 << 30
     monkeypatch.setenv("JUNCTOR_CACHE", "off")
-    assert load_settings().cache == user_cache().limit == 0
+    assert load_settings()["cache"] == user_cache().limit == 0
     monkeypatch.setenv("JUNCTOR_CACHE", "lots")
     with pytest.raises(InputError, match="JUNCTOR_CACHE: found the size 'lots'"):
         user_cache()

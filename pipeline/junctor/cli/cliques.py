@@ -114,13 +114,12 @@ def joint(
     json: cli.AsJson = False,
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
-    from junctor.cli.run import names_in
     from junctor.cliques.joint import JointQuestions, observed_question
     from junctor.formats import read_network
 
     evidence = _evidence(given or [])
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    wanted = [list(names_in(question)) for question in questions]
+    wanted = [list(cli.names_in(question)) for question in questions]
     options = cli.compute_options(memory, device="cpu", time_limit=time_limit)
     asked = JointQuestions(model, wanted, evidence, precision, options)
     for name in asked.observed:

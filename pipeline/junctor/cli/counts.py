@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import json as json_module
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.model import option_table as table
 from junctor.model.errors import InputError
 
 
+class CountsOptions(
+    table.WeightOptions,
+    table.CaseOptions,
+    table.StrictOptions,
+    table.MeaningOptions,
+    table.NetworkOptions,
+    table.FormatOptions,
+    table.SeparatorOptions,
+    table.WorkerOptions,
+    table.FitResources,
+    table.SchedulerOptions,
+    cli.JsonOptions,
+    cli.MessageOptions,
+    total=False,
+):
+    """Options of `junctor counts`."""
+
+
+@cli.takes_options(
+    workers={"help": "Processes that read and prepare the rows; this process alone if not given."},
+    device=cli.ON_CPU,
+)
 def counts(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
@@ -18,28 +41,7 @@ def counts(
         str,
         typer.Option("--output", "-o", metavar="FILE", help="File for the counts: .parquet or .csv; or its URL."),
     ],
-    weight: cli.Weight = None,
-    case_id: cli.CaseId = None,
-    ignore_extra: cli.IgnoreExtra = False,
-    strict: cli.Strict = False,
-    mapping: cli.MappingFile = None,
-    missing: cli.Missing = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    evidence_format: cli.EvidenceFormat = None,
-    separator: cli.Separator = None,
-    workers: cli.RowWorkers = None,
-    threads: cli.Threads = None,
-    memory: cli.Memory = None,
-    device: cli.LearningDevice = "cpu",
-    device_memory: cli.DeviceMemory = None,
-    time_limit: cli.TimeLimit = None,
-    scheduler: cli.Scheduler = None,
-    insecure_scheduler: cli.InsecureScheduler = False,
-    json: cli.AsJson = False,
-    quiet: cli.Quiet = False,
-    log_format: cli.LogFormatOption = "text",
+    **options: Unpack[CountsOptions],
 ) -> None:
     """Add up P(family | evidence) over the rows of EVIDENCE, for every family of NETWORK: what EM counts.
 
@@ -52,28 +54,33 @@ def counts(
         raise InputError(f"{shown(output)}: expected a file .parquet or .csv")
     from junctor.evidence.files import refuse_target
 
-    refuse_target(output, "--output", (network, evidence, mapping))
+    refuse_target(output, "--output", (network, evidence, cli.mapping_of(options)))
     from junctor.cli.display import progress_display, show_statuses
     from junctor.cli.failures import all_invalid
-    from junctor.formats import read_network
     from junctor.learning.counts import count_rows, counts_table, write_counts
     from junctor.learning.rows import RowOptions
     from junctor.runtime.dask_cluster import check_resources, prepare_workers
-    from junctor.runtime.settings import load_settings
+    from junctor.runtime.settings import load_settings, resources_of
 
-    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format, separator)
-    settings = load_settings()
-    given = memory, threads, device, device_memory
-    compute = cli.compute_options(*given, defaults=settings.compute, time_limit=time_limit)
-    resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
+    rows = RowOptions(
+        options["weight"],
+        options["case_id"],
+        options["ignore_extra"],
+        options["strict"],
+        tuple(map(str, options["missing"])),
+        options["mapping"],
+        options["evidence_format"],
+        options["separator"],
+    )
+    resources = resources_of(load_settings(), options)
     check_resources(resources)
     prepare_workers(resources)
-    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    with progress_display(quiet) as progress:
+    model = cli.network_of(network, options)
+    with progress_display(options["quiet"]) as progress:
         found, statuses, why = count_rows(model, evidence, rows, resources, progress)
     table = counts_table(model, found)
     write_counts(table, path)
-    if json:
+    if options["json"]:
         typer.echo(json_module.dumps({"output": shown(output), "entries": table.num_rows, "rows": statuses}, indent=2))
     else:
         typer.echo(f"{shown(output)}: {table.num_rows:,} entries; rows: {show_statuses(statuses)}")

@@ -63,7 +63,7 @@ def inspect(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     time_limit: cli.TimeLimit = None,
-    strategy: cli.StrategyName = None,
+    strategy: cli.StrategyOption = None,
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     keep: cli.Keep = None,
@@ -81,7 +81,7 @@ def inspect(
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
-    from junctor.cli.run import split_names
+    from junctor.cli.options import split_names
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
     from junctor.evidence.mapping import hiding, read_mapping
@@ -95,7 +95,7 @@ def inspect(
     if plot is not None:
         require_extra("report", "--plot")
     model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    options = cli.compute_options(memory, None, device, device_memory, spill, disk, None, time_limit, strategy)
+    options = cli.compute_options(memory, None, device, device_memory, spill, disk, time_limit, strategy)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
     scores = answers, top, tuple(probability or ()), hide_targets

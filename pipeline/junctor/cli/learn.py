@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -13,12 +13,37 @@ from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import Start
 from junctor.learning.extras import Extras
+from junctor.model import option_table as table
 from junctor.model.errors import counted
 
 if TYPE_CHECKING:
     from junctor.learning.learned import Learned
 
 
+class LearnCommandOptions(
+    table.FailOptions,
+    table.WeightOptions,
+    table.CaseOptions,
+    table.StrictOptions,
+    table.MeaningOptions,
+    table.NetworkOptions,
+    table.FormatOptions,
+    table.SeparatorOptions,
+    table.WorkerOptions,
+    table.FitResources,
+    table.SchedulerOptions,
+    cli.JsonOptions,
+    cli.MessageOptions,
+    total=False,
+):
+    """Options that `junctor learn` shares with other commands."""
+
+
+@cli.takes_options(
+    fail_if={"help": cli.FAIL_IF},
+    workers={"help": "Processes that read and prepare the rows; this process alone if not given."},
+    device=cli.ON_CPU,
+)
 def learn(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
@@ -72,30 +97,8 @@ def learn(
     holdout: fits.Holdout = None,
     errors: fits.Errors = False,
     report: fits.FitReport = None,
-    fail_if: cli.FailIfWithoutDrift = None,
     overwrite: fits.FitOverwrite = False,
-    weight: cli.Weight = None,
-    case_id: cli.CaseId = None,
-    ignore_extra: cli.IgnoreExtra = False,
-    strict: cli.Strict = False,
-    mapping: cli.MappingFile = None,
-    missing: cli.Missing = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    evidence_format: cli.EvidenceFormat = None,
-    separator: cli.Separator = None,
-    workers: cli.RowWorkers = None,
-    threads: cli.Threads = None,
-    memory: cli.Memory = None,
-    device: cli.LearningDevice = "cpu",
-    device_memory: cli.DeviceMemory = None,
-    time_limit: cli.TimeLimit = None,
-    scheduler: cli.Scheduler = None,
-    insecure_scheduler: cli.InsecureScheduler = False,
-    json: cli.AsJson = False,
-    quiet: cli.Quiet = False,
-    log_format: cli.LogFormatOption = "text",
+    **options: Unpack[LearnCommandOptions],
 ) -> None:
     """Fit the tables of NETWORK to the rows of EVIDENCE, whatever they leave out, by expectation maximisation.
 
@@ -104,11 +107,10 @@ def learn(
     """
     from junctor.cli.display import progress_display
     from junctor.cli.failures import told_if_interrupted
-    from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
     from junctor.evidence.pipes import spooled
     from junctor.evidence.read import stamps_of
-    from junctor.formats import read_network, writable_format, write_network
+    from junctor.formats import writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint, checkpoint_path
     from junctor.learning.em import FitOptions
     from junctor.learning.learn import LearnOptions, identity_of, learn_rows
@@ -119,11 +121,11 @@ def learn(
     from junctor.runs.workload import refuse_places
     from junctor.runtime.dask_cluster import check_resources, prepare_workers
     from junctor.runtime.remote import location, shown
-    from junctor.runtime.settings import load_settings
+    from junctor.runtime.settings import load_settings, resources_of
 
-    options = LearnOptions(
+    fit = LearnOptions(
         prior,
-        names_in(fix) if fix is not None else (),
+        cli.names_in(fix) if fix is not None else (),
         tuple(tie or ()),
         start,
         restarts,
@@ -133,23 +135,30 @@ def learn(
         new_states,
         FitOptions(tolerance, max_iterations, acceleration),
     )
-    rows = RowOptions(weight, case_id, ignore_extra, strict, tuple(missing or ()), mapping, evidence_format, separator)
-    settings = load_settings()
-    given = memory, threads, device, device_memory
-    compute = cli.compute_options(*given, defaults=settings.compute, time_limit=time_limit)
-    resources = settings.resources_with(compute, workers, scheduler, insecure_scheduler)
+    mapping = cli.mapping_of(options)
+    rows = RowOptions(
+        options["weight"],
+        options["case_id"],
+        options["ignore_extra"],
+        options["strict"],
+        tuple(map(str, options["missing"])),
+        mapping,
+        options["evidence_format"],
+        options["separator"],
+    )
+    resources = resources_of(load_settings(), options)
     target = location(output)
     form = writable_format(target)
     places = network, evidence, output, report, mapping, prior_file(prior)
     refuse_places(filter(None, places), recorded=is_recorded())
     fits.check_places(network, (evidence, mapping, prior_file(prior)), output, errors, report)
-    conditions = cli.thresholds(fail_if)
+    conditions = tuple(options["fail_if"])
     if is_check():
         fit_thresholds(conditions, None)
         return
     check_resources(resources)
     prepare_workers(resources)
-    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
+    model = cli.network_of(network, options)
     thresholds = fit_thresholds(conditions, [variable.name for variable in model.public])
     if form != "parquet":
         # Other formats have no noisy nodes: too large a table is better refused before the work than after it.
@@ -157,16 +166,16 @@ def learn(
     source = spooled(evidence)
     # Before the digest of the rows, which names the checkpoint.
     stamps = stamps_of(source)
-    checkpoint = Checkpoint(checkpoint_path(target), identity_of(model, source, options, rows), overwrite)
+    checkpoint = Checkpoint(checkpoint_path(target), identity_of(model, source, fit, rows), overwrite)
     files = {"network file": network, "evidence": evidence, "fitted network": output}
     facts = {name: shown(file) for name, file in files.items()}
-    fits.say_resumed(checkpoint, quiet)
+    fits.say_resumed(checkpoint, options["quiet"])
     with told_if_interrupted(GO_ON), ExitStack() as reading:
-        progress = reading.enter_context(progress_display(quiet))
+        progress = reading.enter_context(progress_display(options["quiet"]))
         # Lines would get into a bar: its display ends before the first of them.
-        lines = fits.FitLines(options.restarts, quiet, reading.close)
+        lines = fits.FitLines(fit.restarts, options["quiet"], reading.close)
         extras = Extras(errors, report, facts, lines.tell_extra)
-        found = learn_rows(model, source, options, rows, resources, lines.tell, progress, checkpoint, extras, stamps)
+        found = learn_rows(model, source, fit, rows, resources, lines.tell, progress, checkpoint, extras, stamps)
     mean = found.log_likelihood / found.weight
     refuse_crossed_fit(thresholds, found.rows, mean, report, found.cells, found.reasons)
     for warning in write_network(found.network, target):
@@ -175,7 +184,7 @@ def learn(
         write_parameters(found.parameters, parameters_path(target))
     # Not before: an output that cannot be written is no end.
     checkpoint.remove()
-    _show(found, output, json)
+    _show(found, output, options["json"])
 
 
 def _show(found: Learned, output: str, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from json import dumps
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -13,12 +13,31 @@ from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
 from junctor.learning.choices import ChainStart
 from junctor.learning.extras import Extras
+from junctor.model import option_table as table
 from junctor.model.errors import counted
 
 if TYPE_CHECKING:
     from junctor.hmm.learned import LearnedModel
 
 
+class ChainCommandOptions(
+    table.FailOptions,
+    cli.StepOptions,
+    cli.LabelOptions,
+    cli.SequenceFileOptions,
+    table.FitResources,
+    cli.JsonOptions,
+    cli.MessageOptions,
+    total=False,
+):
+    """Options that `junctor learn-chain` shares with other commands."""
+
+
+@cli.takes_options(
+    fail_if={"help": cli.FAIL_IF},
+    memory={"help": "What sums and rows may take, such as 4GiB; by default 60 % of what is free."},
+    device=cli.ON_CPU,
+)
 def learn_chain(
     model: Annotated[
         str,
@@ -71,35 +90,9 @@ def learn_chain(
     holdout: fits.Holdout = None,
     errors: fits.Errors = False,
     report: fits.FitReport = None,
-    fail_if: cli.FailIfWithoutDrift = None,
     overwrite: fits.FitOverwrite = False,
     weight: Annotated[str | None, typer.Option(help="Column of weights of the sequences.")] = None,
-    column: cli.SequenceColumn = None,
-    case_id: cli.SequenceId = None,
-    step: cli.StepColumn = None,
-    gaps: cli.StepGaps = "invalid",
-    labels: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of states that are known, null for others.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse the file at its first invalid sequence.")] = False,
-    model_format: Annotated[
-        str | None, typer.Option("--format", help="Format of MODEL, if its name does not say: parquet, json, bif, ...")
-    ] = None,
-    sequences_format: cli.SequencesFormat = None,
-    threads: cli.Threads = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="What sums and rows may take, such as 4GiB; by default 60 % of what is free.",
-            rich_help_panel=cli.RESOURCES,
-        ),
-    ] = None,
-    device: cli.LearningDevice = "cpu",
-    device_memory: cli.DeviceMemory = None,
-    time_limit: cli.TimeLimit = None,
-    json: cli.AsJson = False,
-    quiet: cli.Quiet = False,
-    log_format: cli.LogFormatOption = "text",
+    **options: Unpack[ChainCommandOptions],
 ) -> None:
     """Fit MODEL to SEQUENCES by expectation maximisation (Baum-Welch).
 
@@ -107,7 +100,6 @@ def learn_chain(
     """
     from junctor.cli.display import progress_display
     from junctor.cli.failures import told_if_interrupted
-    from junctor.cli.run import names_in
     from junctor.cli.signals import GO_ON
     from junctor.hmm.columns import SequenceColumns
     from junctor.hmm.learning import ChainOptions
@@ -116,11 +108,11 @@ def learn_chain(
     from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
     from junctor.runs.workload import refuse_places
     from junctor.runtime.remote import shown
-    from junctor.runtime.settings import load_settings
+    from junctor.runtime.settings import compute_of, load_settings
 
-    options = ChainOptions(
+    fit = ChainOptions(
         _pseudo_counts(prior or []),  # type: ignore[arg-type]
-        names_in(fix) if fix is not None else (),  # type: ignore[arg-type]
+        cli.names_in(fix) if fix is not None else (),  # type: ignore[arg-type]
         tuple(tie or ()),
         start,
         restarts,
@@ -133,35 +125,38 @@ def learn_chain(
         model=model,
         sequences=sequences,
         output=output,
-        options=options,
-        columns=SequenceColumns(column, case_id, step, labels, weight, gaps),
-        strict=strict,
+        options=fit,
+        columns=SequenceColumns(
+            options["column"], options["case_id"], options["step"], options["labels"], weight, options["gaps"]
+        ),
+        strict=options["strict"],
         overwrite=overwrite,
-        model_format=model_format,
-        sequences_format=sequences_format,
+        model_format=options["model_format"],
+        sequences_format=options["sequences_format"],
     )
-    given = memory, threads, device, device_memory
-    compute = cli.compute_options(*given, defaults=load_settings().compute, time_limit=time_limit)
+    compute = compute_of(load_settings(), options)
     refuse_places(filter(None, (model, sequences, output, report)), recorded=is_recorded())
     fits.check_places(model, (sequences,), output, errors, report)
-    thresholds = fit_thresholds(cli.thresholds(fail_if), ())
+    thresholds = fit_thresholds(tuple(options["fail_if"]), ())
     if is_check():
         return
     files = {"model file": model, "sequences": sequences, "fitted model": output}
     facts = {name: shown(file) for name, file in files.items()}
-    if labels is not None:
-        facts["labels"] = labels
+    if options["labels"] is not None:
+        facts["labels"] = options["labels"]
     with told_if_interrupted(GO_ON), ExitStack() as beginning:
-        beginning.enter_context(progress_display(quiet))
-        lines = fits.FitLines(restarts, quiet, beginning.close)
+        beginning.enter_context(progress_display(options["quiet"]))
+        lines = fits.FitLines(restarts, options["quiet"], beginning.close)
         extras = Extras(errors, report, facts, lines.tell_extra)
 
         def judge(learned: LearnedModel) -> None:
             refuse_crossed_fit(thresholds, learned.statuses, learned.log_likelihood / learned.weight, report)
 
-        learned = job.run(compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, quiet), judge)
+        learned = job.run(
+            compute, lines.tell, extras, lambda checkpoint: fits.say_resumed(checkpoint, options["quiet"]), judge
+        )
     fits.conclude_fit(learned.statuses, learned.fit.trace, learned.fit.converged)
-    if json:
+    if options["json"]:
         typer.echo(dumps({"output": shown(output), **learned.to_record()}, indent=2))
     else:
         _show(learned, shown(output))

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
 from junctor.cli import options as cli
 from junctor.cli.deployed import deployed, is_check
+from junctor.model import option_table as table
 from junctor.model.errors import ThresholdError, counted
-from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
-    from junctor.model.query import Sampling
+    from junctor.model.query import Query
     from junctor.runs.run import Manifest
     from junctor.runs.watch import Watcher
-    from junctor.runs.workload import Workload
+    from junctor.runs.workload import Job, Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
 
 logger = logging.getLogger("junctor")
 
 
+class RunOptions(
+    table.QuestionOptions,
+    table.EvidenceOptions,
+    table.NetworkOptions,
+    table.FormatOptions,
+    table.SeparatorOptions,
+    table.AnswerOptions,
+    table.ReportOptions,
+    table.FailOptions,
+    table.RejectOptions,
+    table.OverwriteOptions,
+    table.GrowthOptions,
+    table.WorkerOptions,
+    table.RowResources,
+    table.PartRowOptions,
+    table.PartSizeOptions,
+    table.ShareOptions,
+    table.SchedulerOptions,
+    table.PrefectOptions,
+    cli.JsonOptions,
+    cli.MessageOptions,
+    total=False,
+):
+    """Options of `junctor run`."""
+
+
+@cli.takes_options()
 def run(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
@@ -34,71 +62,10 @@ def run(
             "-o",
             metavar="DIR",
             help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://.",
-            rich_help_panel=cli.OUTPUT,
+            rich_help_panel=table.OUTPUT,
         ),
     ],
-    targets: cli.Targets = None,
-    hide_targets: cli.HideTargets = False,
-    query: Annotated[
-        QueryKind, typer.Option(help="Posterior marginals or most probable explanations.", rich_help_panel=cli.QUESTION)
-    ] = "posteriors",
-    answers: cli.AnswersOption = "posteriors",
-    top: cli.Top = None,
-    probability: cli.Probabilities = None,
-    precision: cli.PrecisionOption = "double",
-    method: cli.MethodOption = "exact",
-    sampler: cli.SamplerOption = "epis-bn",
-    samples: cli.Samples = None,
-    error: cli.Error = None,
-    stages: cli.StagesOption = "all",
-    seed: cli.Seed = 0,
-    case_id: cli.CaseId = None,
-    ignore_extra: cli.IgnoreExtra = False,
-    strict: cli.Strict = False,
-    keep: cli.Keep = None,
-    mapping: cli.MappingFile = None,
-    missing: cli.Missing = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    evidence_format: cli.EvidenceFormat = None,
-    separator: cli.Separator = None,
-    output_format: cli.OutputFormatOption = "parquet",
-    layout: cli.LayoutOption = "lists",
-    compression: cli.CompressionOption = None,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="Also write the answers as one CSV file.", rich_help_panel=cli.OUTPUT)
-    ] = False,
-    report: cli.Report = None,
-    fail_if: cli.FailIf = None,
-    rejects: cli.Rejects = None,
-    overwrite: cli.Overwrite = False,
-    incremental: cli.Incremental = False,
-    backfill: cli.Backfill = None,
-    drop_removed: cli.DropRemoved = False,
-    workers: cli.Workers = None,
-    threads: cli.Threads = None,
-    memory: cli.Memory = None,
-    device: cli.Device = None,
-    device_memory: cli.DeviceMemory = None,
-    spill: cli.Spill = None,
-    disk: cli.Disk = None,
-    time_limit: cli.TimeLimit = None,
-    strategy: cli.StrategyName = None,
-    partition_rows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Rows in one part; by default 524,288, or 20 s of work, at most.", rich_help_panel=cli.OUTPUT
-        ),
-    ] = None,
-    part_size: cli.PartSize = None,
-    part: cli.PartOfRun = None,
-    scheduler: cli.Scheduler = None,
-    insecure_scheduler: cli.InsecureScheduler = False,
-    prefect: cli.UsePrefect = None,
-    json: cli.AsJson = False,
-    quiet: cli.Quiet = False,
-    log_format: cli.LogFormatOption = "text",
+    **options: Unpack[RunOptions],
 ) -> None:
     """Answer every row of EVIDENCE from NETWORK, into Parquet or Arrow files.
 
@@ -106,61 +73,36 @@ def run(
     """
     from junctor.runtime.devices import count_gpus_ahead
 
-    if device != "cpu":
+    if options.get("device") != "cpu":
         count_gpus_ahead()
-    from junctor.model.query import Query, Sampling
-    from junctor.runs.workload import Job
-    from junctor.runtime.settings import load_settings
+    from junctor.runtime.settings import load_settings, resources_of
 
     settings = load_settings()
     # Before anything is read: a contradiction on the command line needs no minutes of work to be seen.
-    sampling = Sampling(sampler, samples, error, seed, stages)
-    _refuse_idle(method, sampling)
-    if partition_rows is not None and part_size is not None:
+    query = table.query_of(options)
+    _refuse_idle(query)
+    if options["strategy"] is not None and query.method != "exact":
+        raise typer.BadParameter("it is about exact answers: leave out --method", param_hint="--strategy")
+    if options["partition_rows"] is not None and options["part_size"] is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
     cli.refuse_empty(output)
-    _refuse_misplaced(incremental, tuple(backfill or ()), drop_removed, csv)
-    shown = answers, top, tuple(probability or ()), hide_targets
-    job = Job(
-        network=network,
-        evidence=evidence,
-        output=output,
-        query=Query(query, split_names(targets), precision, method, sampling, *shown),
-        partition_rows=partition_rows,
-        case_id=case_id,
-        ignore_extra=ignore_extra,
-        strict=strict,
-        overwrite=overwrite,
-        csv=csv,
-        network_format=network_format,
-        normalize=normalize,
-        ignore_decisions=ignore_decisions,
-        evidence_format=evidence_format,
-        separator=separator,
-        part_bytes=cli.memory_size(part_size, "--part-size"),
-        keep=tuple(keep or ()),
-        missing=tuple(missing or ()),
-        output_format=output_format,
-        layout=layout,
-        compression=compression,
-        incremental=incremental,
-        backfill=tuple(backfill or ()),
-        drop_removed=drop_removed,
-        report=report,
-        fail_if=cli.thresholds(fail_if),
-        rejects=rejects,
-        mapping=mapping,
-    )
-    if strategy is not None and method not in (None, "exact"):
-        raise typer.BadParameter("it is about exact answers: leave out --method", param_hint="--strategy")
-    sizes = memory, threads, device, device_memory, spill, disk
-    options = cli.compute_options(*sizes, settings.compute, time_limit, strategy)
+    _refuse_misplaced(options)
+    job = _job(network, evidence, output, query, options)
     # The command line before settings, and those before defaults.
-    resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
-    if part is not None:
-        run_share_and_show(job, part, resources, prefect, quiet, json)
+    resources = resources_of(settings, options)
+    prefect, quiet, json = options.get("prefect"), options["quiet"], options["json"]
+    if options["part"] is not None:
+        run_share_and_show(job, options["part"], resources, prefect, quiet, json)
         return
-    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json)
+    run_and_show(job, resources, settings.get("prefect") if prefect is None else prefect, quiet, json)
+
+
+def _job(network: str, evidence: str, output: str, query: Query, options: RunOptions) -> Job:
+    from junctor.runs.workload import Job
+
+    told: Mapping[str, Any] = {**options, "part_bytes": options["part_size"], "query": query}
+    rest = {each.name: told[each.name] for each in fields(Job) if each.name in told}
+    return Job(network=network, evidence=evidence, output=output, **rest)
 
 
 def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:
@@ -284,46 +226,25 @@ def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:
     return [*found, Reporter(job.flow_name, ready=None if server is None else server.wait)]
 
 
-def _refuse_idle(method: Method, sampling: Sampling) -> None:
+def _refuse_idle(query: Query) -> None:
     """Raise BadParameter for options that say how to sample where nothing is."""
-    idle = [option.name for option in fields(sampling) if getattr(sampling, option.name) != option.default]
-    if method == "exact" and idle:
+    idle = [each.name for each in fields(query.sampling) if getattr(query.sampling, each.name) != each.default]
+    if query.method == "exact" and idle:
         raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
 
 
-def _refuse_misplaced(incremental: bool, backfill: tuple[str, ...], drop_removed: bool, csv: bool) -> None:
+def _refuse_misplaced(options: RunOptions) -> None:
     """Raise BadParameter for options of incremental runs at others, and the other way round."""
     from junctor.model.errors import EvidenceError
     from junctor.runs.inputs import Backfill
 
-    if incremental and csv:
+    if options["incremental"] and options["csv"]:
         raise typer.BadParameter("one file of all answers does not grow: leave it out", param_hint="--csv")
-    if not incremental and (backfill or drop_removed):
-        hint = "--backfill" if backfill else "--drop-removed"
+    if not options["incremental"] and (options["backfill"] or options["drop_removed"]):
+        hint = "--backfill" if options["backfill"] else "--drop-removed"
         raise typer.BadParameter("it belongs to --incremental: add that", param_hint=hint)
     try:
-        for text in backfill:
+        for text in options["backfill"]:
             Backfill.parse(text)
     except EvidenceError as error:
         raise typer.BadParameter(str(error), param_hint="--backfill") from None
-
-
-def split_names(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in `A,B,C`, in quotes where they have commas themselves, None for None."""
-    return None if text is None else names_in(text)
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in `A,"B, with a comma",C`; raises BadParameter for what is no such list."""
-    import csv
-
-    # The quoting of CSV, which users know: names may contain commas.
-    try:
-        # A line without anything has no names, where there is one that is empty.
-        names = next(csv.reader([text], skipinitialspace=True)) or [""]
-    except csv.Error as error:
-        raise typer.BadParameter(f"found {text!r}, expected names like A,B,C ({error})") from None
-    names = [name.strip() for name in names]
-    if not all(names):
-        raise typer.BadParameter(f"found {text!r}, in which a name is empty; expected names like A,B,C")
-    return tuple(names)

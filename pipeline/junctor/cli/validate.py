@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json as json_module
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.model import option_table as table
 from junctor.model.errors import counted
 
 if TYPE_CHECKING:
@@ -21,51 +22,53 @@ SHOWN = 10
 CHUNK = 65_536
 
 
+class ValidateOptions(
+    table.TargetOptions,
+    table.HidingOptions,
+    table.CaseOptions,
+    table.KeepOptions,
+    table.MeaningOptions,
+    table.NetworkOptions,
+    table.FormatOptions,
+    table.SeparatorOptions,
+    cli.JsonOptions,
+    total=False,
+):
+    """Options of `junctor validate`."""
+
+
+@cli.takes_options()
 def validate(
     network: cli.NetworkFile,
     evidence: Annotated[str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence to check against it.")] = None,
-    targets: cli.Targets = None,
-    hide_targets: cli.HideTargets = False,
-    case_id: cli.CaseId = None,
-    ignore_extra: cli.IgnoreExtra = False,
-    keep: cli.Keep = None,
-    mapping: cli.MappingFile = None,
-    missing: cli.Missing = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    evidence_format: cli.EvidenceFormat = None,
-    separator: cli.Separator = None,
-    json: cli.AsJson = False,
+    **options: Unpack[ValidateOptions],
 ) -> None:
     """Check NETWORK, and every row of EVIDENCE against it; exit code 3 where something is wrong."""
-    from junctor.cli.run import split_names
     from junctor.evidence.mapping import hiding, read_mapping
     from junctor.evidence.read import open_evidence
-    from junctor.formats import read_network
-    from junctor.model.query import Query, named_variables
+    from junctor.model.query import named_variables
 
-    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
+    model = cli.network_of(network, options)
     report: dict[str, Any] = {"network": network_facts(model)}
     # Unknown targets are told, with evidence and without.
-    asked = Query(targets=split_names(targets), hide_targets=hide_targets)
+    asked = table.query_of({"targets": options["targets"], "hide_targets": options["hide_targets"]})
     names = named_variables(model, asked)
     if evidence is not None:
-        meant = read_mapping(mapping, model)
+        meant = read_mapping(options["mapping"], model)
         source = open_evidence(
             evidence,
             model,
-            case_id=case_id,
-            ignore_extra=ignore_extra,
-            keep=keep or (),
-            missing=missing or (),
-            format=evidence_format,
-            separator=separator,
+            case_id=options["case_id"],
+            ignore_extra=options["ignore_extra"],
+            keep=options["keep"],
+            missing=tuple(map(str, options["missing"])),
+            format=options["evidence_format"],
+            separator=options["separator"],
             # A mapping that hides targets is as good as another where none are named.
-            mapping=hiding(meant, model, asked) if names or hide_targets else meant,
+            mapping=hiding(meant, model, asked) if names or options["hide_targets"] else meant,
         )
         report["evidence"] = _evidence_facts(source)
-    if json:
+    if options["json"]:
         typer.echo(json_module.dumps(report, indent=2))
     else:
         from junctor.runtime.remote import shown

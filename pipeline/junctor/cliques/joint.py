@@ -104,7 +104,7 @@ def joint_posteriors(
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
     if not isinstance(network, Network):
         network = read_network(network)
-    options = compute_options(memory, device="cpu", time_limit=time_limit)
+    options = compute_options(memory=memory, device="cpu", time_limit=time_limit)
     asked = JointQuestions(network, questions, {} if given is None else given, precision, options)
     for name in asked.observed:
         warnings.warn(observed_question(name), stacklevel=2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from junctor.hmm.columns import SequenceColumns
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.model.options import ComputeOptions, DeviceChoice, Gaps
+from junctor.model.option_table import ResourceOptions, takes_keywords
+from junctor.model.options import ComputeOptions, Gaps
 from junctor.model.query import Precision, one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import compute_options
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_ABOUT = {
+    "memory": {"python": 'bytes (or "4GiB") for rows of the trellis, None for a share of the free memory.'},
+    "device": {"python": '"auto" takes a GPU for enough work.'},
+    "device_memory": {"python": "bytes for rows of the trellis on a GPU."},
+    "time_limit": {"python": 'seconds (or "10min", "none") that a sequence may be forecast to take, None for a day.'},
+}
+
+
+@takes_keywords(**_ABOUT)
 def viterbi(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
@@ -27,13 +37,7 @@ def viterbi(
     case_id: str | None = None,
     step: str | None = None,
     gaps: Gaps = "invalid",
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "auto",
-    device_memory: int | str | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    disk: int | str | None = None,
-    time_limit: float | str | None = None,
+    **options: Unpack[ResourceOptions],
 ) -> pa.Table:
     """Return the most probable path of each sequence, and log P(path, sequence).
 
@@ -47,22 +51,16 @@ def viterbi(
     column, case_id, step, gaps: names of the columns of a table, None for those that are found: of lists, or of
         symbols in a table with a row for each step; of names of sequences; of numbers or times of steps. What becomes
         of gaps in whole numbers of steps: the sequence is "invalid", they are "unobserved", or "ignore".
-    memory: bytes (or "4GiB") for rows of the trellis, None for a share of the free memory.
-    threads: None for all cores.
-    device: "auto" takes a GPU for enough work.
-    device_memory: bytes for rows of the trellis on a GPU.
-    spill: folder for rows that exceed the memory.
-    disk: bytes of files there.
-    time_limit: seconds (or "10min", "none") that a sequence may be forecast to take, None for a day.
+    options: of the table.
 
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
     smaller state on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
-    options = compute_options(memory, threads, device, device_memory, spill, disk, time_limit)
     names = SequenceColumns(column, case_id, step, gaps=gaps)
-    return _answer(model, sequences, lengths, names, "viterbi", precision, options)
+    return _answer(model, sequences, lengths, names, "viterbi", precision, compute_options(**options))
 
 
+@takes_keywords(**_ABOUT)
 def posteriors(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
@@ -73,21 +71,14 @@ def posteriors(
     case_id: str | None = None,
     step: str | None = None,
     gaps: Gaps = "invalid",
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "auto",
-    device_memory: int | str | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    disk: int | str | None = None,
-    time_limit: float | str | None = None,
+    **options: Unpack[ResourceOptions],
 ) -> pa.Table:
     """Return the posterior of the state at each step of each sequence, and log P(sequence).
 
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
-    options = compute_options(memory, threads, device, device_memory, spill, disk, time_limit)
     names = SequenceColumns(column, case_id, step, gaps=gaps)
-    return _answer(model, sequences, lengths, names, "posteriors", precision, options)
+    return _answer(model, sequences, lengths, names, "posteriors", precision, compute_options(**options))
 
 
 def _answer(

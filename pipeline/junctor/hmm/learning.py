@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,14 @@ from junctor.learning.extras import Extras
 from junctor.learning.holdout import HoldoutResult, compared, is_held_out
 from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
+from junctor.learning.rows import fit_compute
 from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError, InputError
-from junctor.model.options import ComputeOptions, DeviceChoice, Gaps
+from junctor.model.option_table import FIT_KEYWORDS, FitResources, takes_keywords
+from junctor.model.options import ComputeOptions, Gaps
 from junctor.model.query import one_of
 from junctor.runtime.devices import check_device
-from junctor.runtime.machine import allowed_memory, compute_options
+from junctor.runtime.machine import allowed_memory
 from junctor.runtime.remote import AnyPath, location, shown
 
 logger = logging.getLogger("junctor")
@@ -81,6 +83,7 @@ class ChainOptions:
         check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
 
 
+@takes_keywords(**FIT_KEYWORDS)
 def learn(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
@@ -103,14 +106,10 @@ def learn(
     acceleration: Acceleration = "squarem",
     holdout: float = 0.0,
     impossible: Impossible = "refuse",
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "cpu",
-    device_memory: int | str | None = None,
-    time_limit: float | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
     errors: bool = False,
     report: AnyPath | str | os.PathLike[str] | None = None,
+    **options: Unpack[FitResources],
 ) -> LearnedModel:
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
 
@@ -130,14 +129,10 @@ def learn(
     acceleration: "squarem" or "none".
     holdout: share of the sequences that are kept for a check.
     impossible: "refuse" sequences that the zeros of the model rule out, "skip" them, or "smooth" the zeros.
-    memory: bytes (or "4GiB"), None for a share of the free memory.
-    threads: None for all cores.
-    device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
-    device_memory: bytes of the GPU.
-    time_limit: seconds (or "10min", "none") that a sequence may be forecast to take, None for a day.
     watch: told of each iteration, with the number of its start.
     errors: whether `parameters` of the result has standard errors (two E-steps a free parameter).
     report: path of a page on the fit, HTML.
+    options: of the table.
 
     Invalid sequences take no part, and are reported. What is returned does not depend on threads, memory or device.
 
@@ -150,16 +145,16 @@ def learn(
     parts: tuple[Part, ...] = texts("fix", fix)  # type: ignore[assignment]
     if prior is not None and not isinstance(prior, Mapping):
         raise InputError(f"found prior {prior!r}, expected pseudo counts by part, such as {{'emission': 0.5}}")
-    options = ChainOptions(dict(prior or {}), parts, texts("tie", tie), start, restarts, seed, holdout, impossible, fit)
+    fitted = ChainOptions(dict(prior or {}), parts, texts("tie", tie), start, restarts, seed, holdout, impossible, fit)
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
     batch = encode_sequences(sequences, model, labels, lengths, SequenceColumns(column, case_id, step, gaps=gaps)).batch
-    check_device(device)
-    compute = compute_options(memory, threads, device, device_memory, time_limit=time_limit)
+    check_device(options["device"])
+    compute = fit_compute(options)
     weights = checked_weights(weights, len(batch))
     extras = Extras(errors, report, facts)
-    return fit_model(model, batch, weights, options, compute, watch, extras=extras)
+    return fit_model(model, batch, weights, fitted, compute, watch, extras=extras)
 
 
 def fit_model(

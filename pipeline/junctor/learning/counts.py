@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
 from junctor.evidence.files import refuse_changes
-from junctor.evidence.mapping import MappingSource
 from junctor.formats import read_network
 from junctor.learning.expectation import Floats
 from junctor.learning.observations import values_of
 from junctor.learning.pieces import read_rows
-from junctor.learning.rows import RowOptions, open_rows, row_options, stamps_of_rows
+from junctor.learning.rows import RowOptions, fit_compute, open_rows, row_options, stamps_of_rows
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.option_table import FIT_KEYWORDS, LearningOptions, takes_keywords
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
 from junctor.runtime.files import aside
-from junctor.runtime.machine import compute_options
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath
 
@@ -38,44 +36,28 @@ COUNTS_SCHEMA = pa.schema(
 )
 
 
+@takes_keywords(**FIT_KEYWORDS)
 def expected_counts(
     network: Network | str | os.PathLike[str] | RemotePath,
     table: Any,
-    *,
-    weight: str | None = None,
-    case_id: str | None = None,
-    ignore_extra: bool = False,
-    strict: bool = False,
-    missing: Sequence[str] = (),
-    mapping: MappingSource | None = None,
-    separator: str | None = None,
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "cpu",
-    device_memory: int | str | None = None,
-    time_limit: float | str | None = None,
+    **options: Unpack[LearningOptions],
 ) -> pa.Table:
     """Return the sum over rows of weight * P(family | evidence), a row for each entry of each table of the network.
 
     network: a Bayesian Network, or the path of a network file.
     table: evidence, as for `junctor.posteriors`, or the path of a file or folder.
-    weight: name of the column of weights, None for a weight of 1 each.
-    case_id, ignore_extra, strict, missing, mapping: as for `junctor.posteriors`; invalid rows are left out, and so are
-        impossible ones.
-    separator: of the columns of a file of text, as for `junctor.learn`.
-    memory, threads: None for shares of what is free; no count depends on them.
-    device: "cpu", "gpu", or "auto" for a GPU where there is one and enough work; counts differ by rounding.
-    device_memory: bytes of the GPU.
-    time_limit: seconds (or "10min", "none") that a row may be forecast to take, None for a day.
+    options: of the table.
+
+    Invalid rows are left out, and so are impossible ones. No count depends on threads and memory; those of a GPU
+    differ from those of a CPU by rounding.
 
     The columns are `variable`, `parents` (a list of records with the `variable` and the `state` of each parent),
     `state` and `count` (float64). Raises ModelError, EvidenceError, BudgetError, DeviceError, and
     InputError for a path that is none.
     """
     network = network if isinstance(network, Network) else read_network(network)
-    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping, separator)
-    compute = compute_options(memory, threads, device, device_memory, time_limit=time_limit)
-    resources = Resources(workers=0, compute=compute)
+    rows = row_options(options)
+    resources = Resources(workers=0, compute=fit_compute(options))
     counts, _, _ = count_rows(network, table, rows, resources)
     return counts_table(network, counts)
 

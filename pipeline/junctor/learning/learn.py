@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from junctor.evidence.files import Stamps, refuse_changes
-from junctor.evidence.mapping import MappingSource, read_mapping
+from junctor.evidence.mapping import read_mapping
 from junctor.evidence.read import EvidenceSource, digest_of
 from junctor.formats import read_network
 from junctor.learning.check import check_holdout, row_logs
@@ -39,15 +39,16 @@ from junctor.learning.parameters import NetworkParameters, named_variables, tied
 from junctor.learning.pieces import HeldOut, RowReading, read_rows
 from junctor.learning.priors import prior_file, pseudo_counts
 from junctor.learning.restarts import best_of_starts
-from junctor.learning.rows import RowOptions, open_rows, row_options, stamps_of_rows, with_new_states
+from junctor.learning.rows import RowOptions, fit_compute, open_rows, row_options, stamps_of_rows, with_new_states
 from junctor.model.arguments import real, texts, whole
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.option_table import FIT_KEYWORDS, LearningOptions, takes_keywords
+from junctor.model.options import ComputeOptions
 from junctor.model.query import one_of
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
-from junctor.runtime.machine import allowed_memory, compute_options
+from junctor.runtime.machine import allowed_memory
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
 
@@ -86,6 +87,7 @@ class LearnOptions:
         check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
 
 
+@takes_keywords(**FIT_KEYWORDS)
 def learn(
     network: Network | str | os.PathLike[str] | RemotePath,
     table: Any,
@@ -101,22 +103,11 @@ def learn(
     acceleration: Acceleration = "squarem",
     holdout: float = 0.0,
     impossible: Impossible = "refuse",
-    weight: str | None = None,
     new_states: bool = False,
-    case_id: str | None = None,
-    ignore_extra: bool = False,
-    strict: bool = False,
-    missing: Sequence[str] = (),
-    mapping: MappingSource | None = None,
-    separator: str | None = None,
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "cpu",
-    device_memory: int | str | None = None,
-    time_limit: float | str | None = None,
     watch: Callable[[int, Iteration], None] | None = None,
     errors: bool = False,
     report: str | os.PathLike[str] | RemotePath | None = None,
+    **options: Unpack[LearningOptions],
 ) -> Learned:
     """Fit the tables of a Bayesian network to rows of evidence with gaps, by expectation maximisation.
 
@@ -133,24 +124,20 @@ def learn(
     acceleration: "squarem" or "none".
     holdout: share of the rows that are kept for a check.
     impossible: "refuse" rows that the network's zeros rule out, "skip" them, or "smooth" the zeros.
-    weight: name of the column of weights.
     new_states: add states that rows name and the network lacks.
-    case_id, ignore_extra, strict, missing, mapping, memory, threads: as for `junctor.posteriors`; invalid rows are left
-        out.
-    separator: of the columns of a file of text, as "tab", "blanks" or ";"; None for the one that its first lines show.
-    device: of expected counts: "cpu", "gpu", or "auto" for a GPU where there is one and enough work.
-    device_memory: bytes of the GPU.
-    time_limit: seconds (or "10min", "none") that a row may be forecast to take, None for a day.
     watch: told of each iteration, with the number of its start.
     errors: whether `parameters` of the result has standard errors (two E-steps a parameter, unless rows are complete).
     report: path of a page on the fit, HTML.
+    options: of the table.
+
+    Invalid rows are left out.
 
     Raises ModelError, EvidenceError, InputError and DeviceError, and BudgetError for standard errors of too many
     parameters. What is returned does not depend on threads; counts of a GPU differ from those of a CPU by rounding.
     """
     if not isinstance(prior, str):
         raise InputError(f"found the prior {prior!r}, expected none, bdeu:N or dirichlet:FILE")
-    options = LearnOptions(
+    fit = LearnOptions(
         prior,
         texts("fix", fix),
         texts("tie", tie),
@@ -164,13 +151,12 @@ def learn(
             real("tolerance", tolerance, InputError), whole("max_iterations", max_iterations, InputError), acceleration
         ),
     )
-    rows = row_options(weight, case_id, ignore_extra, strict, missing, mapping, separator)
+    rows = row_options(options)
     report = None if report is None else location(report, "report")
     extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
     network = network if isinstance(network, Network) else read_network(network)
-    compute = compute_options(memory, threads, device, device_memory, time_limit=time_limit)
-    resources = Resources(workers=0, compute=compute)
-    return learn_rows(network, table, options, rows, resources, watch, extras=extras)
+    resources = Resources(workers=0, compute=fit_compute(options))
+    return learn_rows(network, table, fit, rows, resources, watch, extras=extras)
 
 
 def learn_rows(

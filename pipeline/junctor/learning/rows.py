@@ -24,7 +24,10 @@ from junctor.learning.pieces import read_new_states
 from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
+from junctor.model.option_table import FitResources, LearningOptions
+from junctor.model.options import ComputeOptions
 from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.machine import compute_options
 from junctor.runtime.remote import AnyPath, RemotePath, location
 
 # Rows of a table in memory that are encoded at a time.
@@ -47,19 +50,29 @@ class RowOptions:
     separator: str | None = None
 
 
-def row_options(
-    weight: Any,
-    case_id: Any,
-    ignore_extra: bool,
-    strict: bool,
-    missing: Any,
-    mapping: MappingSource | None,
-    separator: Any = None,
-) -> RowOptions:
+def row_options(options: LearningOptions) -> RowOptions:
     """Return the record of what users gave; raises EvidenceError for other types."""
-    more = texts("missing", missing, numbers=True)
-    names = text("weight", weight), text("case_id", case_id)
-    return RowOptions(*names, ignore_extra, strict, more, mapping, separator=text("separator", separator))
+    more = texts("missing", options["missing"], numbers=True)
+    names = text("weight", options["weight"]), text("case_id", options["case_id"])
+    return RowOptions(
+        *names,
+        options["ignore_extra"],
+        options["strict"],
+        more,
+        options["mapping"],
+        separator=text("separator", options["separator"]),
+    )
+
+
+def fit_compute(options: FitResources) -> ComputeOptions:
+    """Return the record of resources that users gave."""
+    return compute_options(
+        memory=options["memory"],
+        threads=options["threads"],
+        device=options["device"],
+        device_memory=options["device_memory"],
+        time_limit=options["time_limit"],
+    )
 
 
 def stamps_of_rows(table: Any) -> Stamps:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
+
+# Its values, for options: those that rows can be asked to go.
+StrategyName = Literal["joint-table", "row-trees", "entries", "cpu-blocks", "gpu-blocks", "chunks"]
 
 
 class Strategy(Enum):

@@ -12,10 +12,14 @@ import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Unpack
 
 from junctor.model.arguments import whole
 from junctor.model.errors import BudgetError, InputError
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.option_table import RowResources
+from junctor.model.options import ComputeOptions
+from junctor.model.query import one_of
+from junctor.model.strategies import Strategy, StrategyName
 from junctor.planning.budget import parse_bytes, parse_time_limit
 from junctor.runtime.remote import local_path
 
@@ -69,35 +73,27 @@ def peak_memory(process: int | None = None) -> int:
         return peak << (0 if sys.platform == "darwin" else 10)
 
 
-def compute_options(
-    memory: int | str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice = "auto",
-    device_memory: int | str | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    disk: int | str | None = None,
-    time_limit: float | str | None = None,
-) -> ComputeOptions:
+def compute_options(**options: Unpack[RowResources]) -> ComputeOptions:
     """Return the record of options; sizes in bytes, or as text such as "4GiB", times in seconds or as "90s".
 
-    memory, threads, device, device_memory: as in the record.
-    spill: `spill_dir` of the record.
-    disk: `spill_bytes` of the record.
-    time_limit: as in the record; "none" for no limit.
     Raises BudgetError for texts that are no sizes or times, and for threads that are no number of at least one;
     InputError for what is no path.
     """
+    threads, spill, strategy = options.get("threads"), options.get("spill"), options.get("strategy")
+    if strategy is not None:
+        one_of("strategy", strategy, StrategyName)
     threads = None if threads is None else whole("threads", threads, BudgetError)
     if threads is not None and threads < 1:
         raise BudgetError(f"found {threads} threads, expected at least one, or None for all usable cores")
     return ComputeOptions(
-        memory=_size(memory),
+        memory=_size(options.get("memory")),
         threads=threads,
-        device=device,
-        device_memory=_size(device_memory),
+        device=options.get("device", "auto"),
+        device_memory=_size(options.get("device_memory")),
         spill_dir=None if spill is None else local_path(spill, "spill"),
-        spill_bytes=_size(disk),
-        time_limit=_seconds(time_limit),
+        spill_bytes=_size(options.get("disk")),
+        time_limit=_seconds(options.get("time_limit")),
+        strategy=None if strategy is None else Strategy(strategy),
     )
 
 

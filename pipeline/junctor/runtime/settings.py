@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
+from junctor.model.option_table import (
+    DeviceOptions,
+    MemoryOptions,
+    Option,
+    PrefectOptions,
+    RowResources,
+    SchedulerOptions,
+    SpillOptions,
+    ThreadOptions,
+    TimeOptions,
+    WorkerOptions,
+    options_of,
+)
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import LEAST_LIMIT, parse_bytes, parse_time_limit
 from junctor.runtime.cache import VARIABLE, cache_bytes
@@ -38,43 +50,40 @@ _SWITCHES = ("insecure_scheduler", "prefect")
 _ON, _OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Resources under the users' names; None for unset."""
+class Settings(
+    WorkerOptions,
+    ThreadOptions,
+    MemoryOptions,
+    SchedulerOptions,
+    DeviceOptions,
+    SpillOptions,
+    TimeOptions,
+    PrefectOptions,
+    total=False,
+):
+    """What is set, under the users' names: sizes in bytes, times in seconds."""
 
-    workers: int | None = None
-    threads: int | None = None
-    memory: int | None = None
-    scheduler: str | None = None
-    insecure_scheduler: bool = False
-    device: DeviceChoice | None = None
-    device_memory: int | None = None
-    spill: str | None = None
-    disk: int | None = None
-    time_limit: float | None = None
-    prefect: bool | None = None
-    cache: int | None = None
-
-    @property
-    def compute(self) -> ComputeOptions:
-        """Resources of a computation without options."""
-        device = self.device or "auto"
-        sizes = self.memory, self.threads, device, self.device_memory, self.spill, self.disk
-        return compute_options(*sizes, self.time_limit)
-
-    def resources_with(
-        self, compute: ComputeOptions, workers: int | None, scheduler: str | None, insecure_scheduler: bool
-    ) -> Resources:
-        """Return the resources of a run; for options that are None, those of the settings."""
-        return Resources(
-            self.workers if workers is None else workers,
-            self.scheduler if scheduler is None else scheduler,
-            self.insecure_scheduler or insecure_scheduler,
-            compute,
-        )
+    cache: Annotated[int | str, Option(None, "Most bytes of plans and bytecode that are kept.", least=0)]
 
 
-_NAMES = tuple(each.name for each in fields(Settings))
+def compute_of(settings: Settings, options: Mapping[str, object]) -> ComputeOptions:
+    """Return the resources of a computation: the options that are given, then the settings, then defaults.
+
+    options: of a command, whichever resources it has.
+    """
+    given: Mapping[str, Any] = {**settings, **options}
+    return compute_options(**{name: given[name] for name in options_of(RowResources) if name in given})
+
+
+def resources_of(settings: Settings, options: Mapping[str, object]) -> Resources:
+    """Return the resources of a run, as `compute_of`."""
+    given: Mapping[str, Any] = {**settings, **options}
+    names = (*options_of(WorkerOptions), *options_of(SchedulerOptions))
+    return Resources(**{name: given[name] for name in names if name in given}, compute=compute_of(settings, options))
+
+
+_ROWS = options_of(Settings)
+_NAMES = tuple(_ROWS)
 
 
 def load_settings() -> Settings:
@@ -82,24 +91,24 @@ def load_settings() -> Settings:
     _refuse_misspelt()
     given = _from_file() | _from_environment()
     settings = _checked(given) if given else Settings()
-    if settings.cache is not None:
+    if "cache" in settings:
         # For workers too: they read no settings.
-        os.environ[VARIABLE] = str(settings.cache)
+        os.environ[VARIABLE] = str(settings["cache"])
     return settings
 
 
 def _checked(given: dict[str, Any]) -> Settings:
     """Return the settings of a dictionary; raises InputError for bad values."""
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     wrong = []
     for name, found in given.items():
         try:
-            settings[name] = _value(name, found)
+            settings[name] = _value(name, found)  # type: ignore[literal-required]
         except (ValueError, JunctorError) as error:
             wrong.append(_explain(name, found, error))
     if wrong:
         raise InputError("; ".join(wrong))
-    return Settings(**settings)
+    return settings
 
 
 def _value(name: str, found: object) -> object:
