@@ -13,7 +13,6 @@ import numpy.typing as npt
 from junctor_kernels.cpu.jit import loops
 from junctor_kernels.orders.dense import entries_for
 from junctor_kernels.orders.sparse import SparseGraph
-from junctor_kernels.row_trees import walk
 from junctor_kernels.row_trees.plan import COLUMNS, MOST_AXES, Factors, Tree, tree
 
 Ints = npt.NDArray[np.int64]
@@ -26,6 +25,8 @@ MOST_WORDS = 8
 MOST_CASES = MOST_WORDS * BITS
 # What `decide` finds of a case.
 IMPOSSIBLE, POSSIBLE, TOO_LARGE = 0, 1, 2
+# Rows of `axes`: entries of each axis of a message, words to its next entry in both operands and the result, index.
+SIZE, ONE, OTHER, OUT, INDEX = range(5)
 # Masks of configurations are used instead of single cases where there are so many cases for each.
 CASES_A_MASK = 4
 MOST_MASKS = MOST_CASES // CASES_A_MASK
@@ -69,8 +70,7 @@ class Room(NamedTuple):
     tree: of a block.
     arena: uint64, words of all messages.
     alive: uint64 [tables, words], cases in which a message is not all zeros.
-    axes: uint64 [axes, columns] of a message, of `walk`, strides in words.
-    counters: uint64 [axes], index along each axis.
+    axes: uint64 [5, axes] of a message; unsigned, so that Numba omits the test for negative indices.
     masks: uint64 [2, MOST_MASKS, words], cases of each configuration of the observed variables of a factor, and those
         of one variable less.
     different: uint64 [2, MOST_MASKS], offset of each of these configurations in the factor.
@@ -89,7 +89,6 @@ class Room(NamedTuple):
     arena: Words
     alive: Words
     axes: Words
-    counters: Words
     masks: Words
     different: Words
     marks: Words
@@ -112,8 +111,7 @@ def room(graph: SparseGraph, factors: int, columns: int, states: int, words: int
         tree=trees,
         arena=np.zeros(words, dtype=np.uint64),
         alive=np.zeros((tables, MOST_WORDS), dtype=np.uint64),
-        axes=np.zeros((2 * MOST_AXES, walk.COLUMNS), dtype=np.uint64),
-        counters=np.zeros(2 * MOST_AXES, dtype=np.uint64),
+        axes=np.zeros((5, 2 * MOST_AXES), dtype=np.uint64),
         masks=np.zeros((2, MOST_MASKS, MOST_WORDS), dtype=np.uint64),
         different=np.zeros((2, MOST_MASKS), dtype=np.uint64),
         # Compiled code takes no empty arrays.

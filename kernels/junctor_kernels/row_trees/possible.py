@@ -18,10 +18,15 @@ from junctor_kernels.row_trees.case_words import (
     BITS,
     CASES_A_MASK,
     IMPOSSIBLE,
+    INDEX,
     MOST_MASKS,
     NOTHING,
+    ONE,
+    OTHER,
+    OUT,
     PLANNED,
     POSSIBLE,
+    SIZE,
     TOO_LARGE,
     words_for,
 )
@@ -30,6 +35,7 @@ from junctor_kernels.row_trees.plan import (
     ARENA,
     ENTRIES,
     FACTOR,
+    FIRST,
     LEFT,
     LENGTH,
     ONES,
@@ -40,16 +46,6 @@ from junctor_kernels.row_trees.plan import (
     UNION,
     UP,
     plan_row,
-)
-from junctor_kernels.row_trees.walk import (
-    ONE,
-    OTHER,
-    OUT,
-    SIZE,
-    next_entry,
-    scope_of,
-    write_axes,
-    write_factor_axes,
 )
 
 # Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
@@ -192,7 +188,7 @@ def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, foun
     _write_marks(supports.factors, findings, begin, end, words, room)
     for number in range(nodes.counts[TABLES]):
         if nodes.tables[number, LEFT] >= 0:
-            _join(room, words, number)
+            _join(nodes, room.axes, arena, words, number)
         else:
             _load(supports, findings, begin, end, words, room, number)
         if nodes.tables[number, PARENT] < 0:
@@ -203,39 +199,86 @@ def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, foun
 
 
 @inlined
-def _join(room: Any, words: int, number: int) -> None:
+def _join(nodes: Any, axes: Any, arena: Any, words: int, number: int) -> None:
     """Compute a message from those of both children: the or over eliminated states of the and of both."""
     # Inlined, as all that one place calls for each table: a call copies every array of every tuple.
-    nodes, axes, counters, arena = room.tree.nodes, room.axes, room.counters, room.arena
     tables = nodes.tables
     left, right = tables[number, LEFT], tables[number, RIGHT]
     one, other, out = np.uint64(tables[left, UP] * words), NOTHING, np.uint64(tables[number, UP] * words)
     if right >= 0:
         other = np.uint64(tables[right, UP] * words)
-    scopes = scope_of(tables, left), scope_of(tables, right), scope_of(tables, number)
-    groups = write_axes(nodes.scopes, nodes.sizes, axes, *scopes, words)
-    # Eliminated positions come first in a scope, so their axes are the outermost.
-    kept = groups
-    while kept > 0 and axes[kept - 1, OUT] == NOTHING:
-        kept -= 1
+    kept, groups = _write_axes(nodes, axes, words, number, left, right)
     terms, step_one, step_other = BIT, NOTHING, NOTHING
     if kept < groups:
-        terms, step_one, step_other = axes[kept, SIZE], axes[kept, ONE], axes[kept, OTHER]
-    counters[:groups] = NOTHING
+        terms, step_one, step_other = axes[SIZE, kept], axes[ONE, kept], axes[OTHER, kept]
+    axes[INDEX, :groups] = NOTHING
     entries = tables[number, ENTRIES]
-    run = np.int64(axes[0, SIZE]) if words == 1 and kept and axes[0, SIZE] >= LEAST_RUN else 1
+    run = np.int64(axes[SIZE, 0]) if words == 1 and kept and axes[SIZE, 0] >= LEAST_RUN else 1
     # Of several eliminated axes the outer ones add to what is there.
     for outer in range(tables[number, UNION] // (entries * np.int64(terms))):
         keep = NOTHING if outer == 0 else ALL
         for _ in range(entries // run):
             if run > 1:
-                _or_run(arena, one, other, out, run, axes[0, ONE], axes[0, OTHER], terms, step_one, step_other, keep)
+                _or_run(arena, one, other, out, run, axes[ONE, 0], axes[OTHER, 0], terms, step_one, step_other, keep)
             elif words == 1:
                 _or_word(arena, one, other, out, terms, step_one, step_other, keep)
             else:
                 _or_words(arena, one, other, out, terms, step_one, step_other, keep)
-            one, other, out, _ = next_entry(axes, counters, int(run > 1), kept, one, other, out)
-        one, other, out, _ = next_entry(axes, counters, kept + 1, groups, one, other, out)
+            one, other, out = _advance(axes, int(run > 1), kept, one, other, out)
+        one, other, out = _advance(axes, kept + 1, groups, one, other, out)
+
+
+@inlined
+def _write_axes(nodes: Any, axes: Any, words: int, number: int, left: int, right: int) -> Any:
+    """Write the axes of a message, innermost first, neighbours in the same tables merged; return kept and all axes."""
+    scopes, tables = nodes.scopes, nodes.tables
+    first_i, first_k = tables[left, FIRST], tables[number, FIRST]
+    first_j = first_i if right < 0 else tables[right, FIRST]
+    i, k = first_i + tables[left, LENGTH] - 1, first_k + tables[number, LENGTH] - 1
+    j = first_j - 1 if right < 0 else first_j + tables[right, LENGTH] - 1
+    step_i = step_j = step_k = np.uint64(words)
+    kept, groups, before = 0, 0, 0
+    while i >= first_i or j >= first_j:
+        position = np.int64(-1)
+        if i >= first_i:
+            position = scopes[i]
+        if j >= first_j:
+            position = max(position, scopes[j])
+        size = np.uint64(nodes.sizes[position])
+        one, other, out, kind = NOTHING, NOTHING, NOTHING, 0
+        if i >= first_i and scopes[i] == position:
+            one, step_i, kind, i = step_i, step_i * size, kind + 1, i - 1
+        if j >= first_j and scopes[j] == position:
+            other, step_j, kind, j = step_j, step_j * size, kind + 2, j - 1
+        if k >= first_k and scopes[k] == position:
+            out, step_k, kind, k = step_k, step_k * size, kind + 4, k - 1
+        # `kind` is the set of tables with this axis; equal neighbours are contiguous in all of them.
+        if kind == before:
+            axes[SIZE, groups - 1] *= size
+        else:
+            axes[SIZE, groups], axes[ONE, groups], axes[OTHER, groups], axes[OUT, groups] = size, one, other, out
+            groups += 1
+            # Eliminated positions come first in a scope, so their axes are the outermost.
+            kept += kind >= 4
+            before = kind
+    return kept, groups
+
+
+@part
+def _advance(axes: Any, first: int, end: int, one: Any, other: Any, out: Any) -> Any:
+    """Return the next offsets in three tables along some axes, innermost first; the last is followed by the first."""
+    for g in range(first, end):
+        axes[INDEX, g] += BIT
+        one += axes[ONE, g]
+        other += axes[OTHER, g]
+        out += axes[OUT, g]
+        if axes[INDEX, g] < axes[SIZE, g]:
+            break
+        one -= axes[SIZE, g] * axes[ONE, g]
+        other -= axes[SIZE, g] * axes[OTHER, g]
+        out -= axes[SIZE, g] * axes[OUT, g]
+        axes[INDEX, g] = NOTHING
+    return one, other, out
 
 
 @part
@@ -326,9 +369,7 @@ def _load(supports: Any, findings: Any, begin: int, end: int, words: int, room: 
     elif factor >= given:
         _load_findings(findings, factor - given, size, begin, end, words, room, place)
     else:
-        tree = room.tree
-        axes = write_factor_axes(factors, factor, tree.nodes, tree.nodes.sizes, tree.order, number, room.axes)
-        room.counters[:axes] = NOTHING
+        _write_strides(factors, room, number)
         configurations, line = _write_masks(factors, findings, factor, end - begin, words, room)
         if configurations:
             _load_configurations(supports.above, configurations, line, words, room, table)
@@ -361,6 +402,20 @@ def _load_findings(
                         arena[at + state * words] |= bit
         for state in range(size):
             arena[at + state * words] |= free
+
+
+@inlined
+def _write_strides(factors: Any, room: Any, number: int) -> None:
+    """Write the axes of a leaf with their strides in the factor, innermost first."""
+    nodes, axes = room.tree.nodes, room.axes
+    table = nodes.tables[number]
+    factor, last = table[FACTOR], table[FIRST] + table[LENGTH] - 1
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        position = room.tree.position[factors.scopes[at]]
+        for g in range(table[LENGTH]):
+            if nodes.scopes[last - g] == position:
+                axes[SIZE, g], axes[ONE, g] = nodes.sizes[position], factors.strides[at]
+                axes[OTHER, g] = axes[OUT, g] = axes[INDEX, g] = NOTHING
 
 
 @inlined
@@ -442,7 +497,7 @@ def _load_configurations(above: Any, configurations: int, line: int, words: int,
                         arena[target + w] |= masks[line, n, w]
             target += words
             at += step
-        source, _, _, _ = next_entry(axes, room.counters, 1, table[LENGTH], source, NOTHING, NOTHING)
+        source, _, _ = _advance(axes, 1, table[LENGTH], source, source, source)
 
 
 @inlined
@@ -461,7 +516,7 @@ def _load_cases(above: Any, cases: int, words: int, room: Any, table: Any) -> No
                 arena[target + w] = word
             target += words
             at += step
-        source, _, _, _ = next_entry(axes, room.counters, 1, table[LENGTH], source, NOTHING, NOTHING)
+        source, _, _ = _advance(axes, 1, table[LENGTH], source, source, source)
 
 
 @part
@@ -469,4 +524,4 @@ def _innermost(axes: Any, length: int) -> Any:
     """Return entries and step of the innermost axis."""
     if length == 0:
         return np.int64(1), NOTHING
-    return np.int64(axes[0, SIZE]), axes[0, ONE]
+    return np.int64(axes[SIZE, 0]), axes[ONE, 0]

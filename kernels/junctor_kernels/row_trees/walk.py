@@ -1,7 +1,8 @@
 """Walks over the tables of a contraction: the axes that they have together, and their entries in order (Numba).
 
-Main functions: `write_axes` and `next_entry`, called wherever messages are multiplied: those of one row (`contract`),
-of rows that share a tree (`lanes`) and of bits (`possible`).
+Main functions: `write_axes` and `next_entry`, called wherever messages of numbers are multiplied: those of one row
+(`contract`) and of rows that share a tree (`lanes`). Bits (`possible`) have a walk of their own: along kept axes, then
+along eliminated ones.
 """
 
 from __future__ import annotations
