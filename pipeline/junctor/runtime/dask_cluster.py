@@ -209,7 +209,7 @@ def check_resources(resources: Resources) -> None:
     Raises InputError for workers without Dask.
     """
     if resources.scheduler is not None or (resources.workers or 0) > 1:
-        require_extra("cluster", "work in other processes", "leave --workers and --scheduler out")
+        require_extra("cluster", "work in other processes", "use --workers 0 without a scheduler")
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
         check_certificates(resources.scheduler)
