@@ -1,7 +1,7 @@
 """The table of options: each is said once, for the command line, Python, Prefect's form and settings.
 
 A class is a group of options that go together; a command or function takes the groups that it names:
-`**options: Unpack[RunOptions]`. Main functions: `options_in`, the rows of a class, and `takes_keywords`, which shows
+`**options: Unpack[RunOptions]`. Main functions: `options_of`, the rows of a class, and `takes_keywords`, which shows
 them as keywords of a Python function; `junctor.cli.options` makes options of the command line of them, from which
 Prefect's form comes, `junctor.runtime.settings` the names `JUNCTOR_*`.
 """
@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import cache, reduce, wraps
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from junctor.model.options import Compression, DeviceChoice, Layout, OutputFormat
@@ -685,7 +685,11 @@ def defaults_of(group: Any) -> dict[str, Any]:
 def group_of(function: Callable[..., Any]) -> Any:
     """Return the class of options of a function with `**options: Unpack[class]`."""
     told = function.__annotations__["options"]
-    return get_args(eval(told, function.__globals__) if isinstance(told, str) else told)[0]
+    if not isinstance(told, str):
+        return get_args(told)[0]
+    # The text of `Unpack[module.Group]`, where annotations are texts.
+    first, *rest = told.removeprefix("Unpack[").removesuffix("]").split(".")
+    return reduce(getattr, rest, function.__globals__[first])
 
 
 # What functions that learn say otherwise.
