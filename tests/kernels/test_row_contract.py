@@ -31,11 +31,11 @@ def _contract(memory: Any, groups: int, way: int, largest: bool, one: Any, other
 
 
 @loops
-def _walk(scopes: Any, sizes: Any, axes: Any, counters: Any, step: int, places: Any) -> int:
+def _walk(scopes: Any, sizes: Any, axes: Any, counters: Any, places: Any) -> int:
     """Write the offsets of all entries in three tables, whose scopes are parts of one array; return the axes."""
     lengths = sizes[-3:]
     one, other = (np.int64(0), lengths[0]), (lengths[0], lengths[1])
-    groups = write_axes(scopes, sizes, axes, one, other, (lengths[0] + lengths[1], lengths[2]), step)
+    groups = write_axes(scopes, sizes, axes, one, other, (lengths[0] + lengths[1], lengths[2]))
     a = b = c = ZERO
     for e in range(places.shape[0]):
         places[e, 0], places[e, 1], places[e, 2] = a, b, c
@@ -137,8 +137,8 @@ def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int
     np.testing.assert_array_equal(memory.arena[end + BEHIND :], before[end + BEHIND :])
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(KINDS)), max_size=5), st.sampled_from([1, 8]))
-def test_walks_visit_all_entries_in_order(axes: list[tuple[int, tuple[int, int, int]]], step: int) -> None:
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(KINDS)), max_size=5))
+def test_walks_visit_all_entries_in_order(axes: list[tuple[int, tuple[int, int, int]]]) -> None:
     # Positions are numbered from the outermost axis on.
     scopes = [[position for position, (_, kind) in enumerate(axes) if kind[table]] for table in range(3)]
     sizes = [size for size, _ in axes]
@@ -147,12 +147,12 @@ def test_walks_visit_all_entries_in_order(axes: list[tuple[int, tuple[int, int, 
     written = np.zeros((MOST, COLUMNS), dtype=np.uint64)
     joined, lengths = np.array([at for scope in scopes for at in scope], dtype=np.int64), list(map(len, scopes))
     counters = np.zeros(MOST, dtype=np.uint64)
-    groups = _walk(joined, np.array([*sizes, *lengths]), written, counters, step, found)
+    groups = _walk(joined, np.array([*sizes, *lengths]), written, counters, found)
     for table, scope in enumerate(scopes):
         own = np.arange(math.prod(sizes[at] for at in scope)).reshape(
             [sizes[at] if at in scope else 1 for at in range(len(sizes))]
         )
-        np.testing.assert_array_equal(found[:, table], step * np.broadcast_to(own, sizes).reshape(-1))
+        np.testing.assert_array_equal(found[:, table], np.broadcast_to(own, sizes).reshape(-1))
     # Neighbours in the same tables are one axis, and there is always one.
     kinds = [kind for _, kind in axes]
     assert groups == max(1, sum(i == 0 or kind != kinds[i - 1] for i, kind in enumerate(kinds)))

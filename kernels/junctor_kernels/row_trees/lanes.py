@@ -319,7 +319,7 @@ def _scatter(
 def _write_axes(nodes: Any, lanes: Any, one: int, other: int, out: Any) -> int:
     """Write the axes of a contraction of two tables; `out`: (first, length) of the scope of the result."""
     scope_one, scope_other = walk.scope_of(nodes.tables, one), walk.scope_of(nodes.tables, other)
-    return int(walk.write_axes(nodes.scopes, lanes.sizes, lanes.axes, scope_one, scope_other, out, walk.UNIT))
+    return int(walk.write_axes(nodes.scopes, lanes.sizes, lanes.axes, scope_one, scope_other, out))
 
 
 @inlined

@@ -41,7 +41,7 @@ from junctor_kernels.row_trees.plan import (
     find_relevant,
     plan_relevant,
 )
-from junctor_kernels.row_trees.walk import COLUMNS, ONE, OTHER, OUT, SIZE, UNIT, scope_of, write_axes
+from junctor_kernels.row_trees.walk import COLUMNS, ONE, OTHER, OUT, SIZE, scope_of, write_axes
 
 # Every message is a contraction of two tables, out[kept] = sum over the rest of one[..] * other[..]. Messages go up
 # (from both children of a table) and down (to a child from its parent and its sibling), and a posterior is read off one
@@ -116,7 +116,7 @@ def _message(
     scope_other, place_other, lost_other, least_other = _operand(tables, facts, other, other_column)
     place, entries = tables[out, out_column], tables[out, ENTRIES]
     scope = scope_of(tables, out)
-    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope, UNIT)
+    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
     # (1 + one) (1 + other) - 1, without cancellation.
     lost = lost_one + lost_other + lost_one * lost_other
     if lost > 0 or least_one * least_other < TINY:
@@ -428,7 +428,7 @@ def _read(nodes: Any, work: Any, host: int, position: int, start: int, possible:
     scope, up, lost_up, least_up = _operand(nodes.tables, facts, host, UP)
     _, down, lost_down, least_down = _operand(nodes.tables, facts, host, DOWN)
     out = nodes.counts[SCOPES], np.int64(1)
-    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, out, UNIT)
+    groups = write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, out)
     contract(work, groups, up, down, np.uint64(place))
     total = 0.0
     for e in range(size):

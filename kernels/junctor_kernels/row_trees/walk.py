@@ -31,16 +31,15 @@ def scope_of(tables: Any, number: int) -> Any:
 
 
 @inlined
-def write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any, step: Any) -> int:
+def write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
     """Write the axes of a contraction, innermost first, neighbours in the same tables merged; return their number.
 
     scopes, sizes: of the tree.
     axes: written.
     one, other, out: (first, length) of the scope of each table.
-    step: from an entry of a table to the next one.
     """
     i, j, k = one[0] + one[1] - 1, other[0] + other[1] - 1, out[0] + out[1] - 1
-    stride_i = stride_j = stride_k = np.uint64(step)
+    stride_i = stride_j = stride_k = UNIT
     groups, before = 0, 0
     while i >= one[0] or j >= other[0] or k >= out[0]:
         position = np.int64(-1)
