@@ -69,7 +69,7 @@ class ChunkRouting(Planner):
         return Route(
             group,
             Strategy.CHUNKS,
-            f"in chunks, {way}: the plan exceeds the memory",
+            self.reason(Strategy.CHUNKS, f"in chunks, {way}: the plan exceeds the memory"),
             MemoryUse(self.allowed, budget.reserved, size, size),
             uses,
             plan,

@@ -69,13 +69,14 @@ class Grouping(Planner):
         return [replace(group, copies=int(sharing[group.rows].sum()) - len(group.rows)) for group in groups]
 
     def _groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
-        if self.options.strategy is None and (few := self._on_joint_table(batch)) is not None:
+        if self.options.strategy is not None:
+            shares = self._has_room_for_shared(batch)
+            return forced_groups(self, self.options.strategy, patterns_of(batch, self.threads), batch, shares)
+        if (few := self._on_joint_table(batch)) is not None:
             return [few] if few.rows.size else []
-        if self.options.strategy is None and self.takes_gpu and (together := self._together(batch)) is not None:
+        if self.takes_gpu and (together := self._together(batch)) is not None:
             return together
         patterns = patterns_of(batch, self.threads)
-        if self.options.strategy is not None:
-            return forced_groups(self, self.options.strategy, patterns, batch, self._has_room_for_shared(batch))
         if self._goes_row_by_row(patterns, batch):
             return [patterns.together()] if patterns.rows.size else []
         if self._shares_trees(patterns, batch):

@@ -178,6 +178,10 @@ class Planner:
             return self.asks_gpu
         return self.asks_gpu or (self.options.device == "auto" and has_gpu())
 
+    def reason(self, strategy: Strategy, otherwise: str) -> str:
+        """Return why a strategy is taken, for people; otherwise: where nobody asks for it."""
+        return f"{strategy.value}: asked for" if strategy is self.options.strategy else otherwise
+
     @property
     def asks_gpu(self) -> bool:
         """True if a GPU was asked for, whatever the rows are worth."""

@@ -72,22 +72,6 @@ class Router(Grouping, ChunkRouting):
         kept: fixed bytes of the programs in memory, the oldest first; changed to those that the route leaves there.
         uses: rows that the plan is made for, if not those of the run that are like these.
         """
-        route = self._chosen(group, batch, budget, compiled, gpu, kept, uses)
-        if route.refused is None and route.strategy is self.options.strategy:
-            return replace(route, reason=f"{route.strategy.value}: asked for")
-        return route
-
-    def _chosen(
-        self,
-        group: PatternGroup,
-        batch: EvidenceBatch,
-        budget: Budget,
-        compiled: bool,
-        gpu: GpuRoom | None,
-        kept: MutableMapping[PlanKey, int],
-        uses: int | None,
-    ) -> Route:
-        """Return the same with its reason; arguments as of `route`."""
         uses = self.uses(group, batch) if uses is None else uses
         if not group.by_plan:
             return self._without_plan(group, batch, budget, kept)
@@ -109,6 +93,7 @@ class Router(Grouping, ChunkRouting):
         projected = sizes.projected(self.ladder[0].dtype.itemsize) + budget.reserved
         use = replace(use, projected=min(self.allowed, projected))
         strategy, reason = self._of_plan(sizes, gpu)
+        reason = self.reason(strategy, reason)
         return replace(refused, strategy=strategy, reason=reason, memory=use, sizes=sizes)
 
     def _takes_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
@@ -155,13 +140,14 @@ class Router(Grouping, ChunkRouting):
             size = budget.reserved + self.joint_table.nbytes
             few = "few rows that differ" if group.copies else "few rows"
             reason = f"row by row: {few}, and few states of all variables together"
+            reason = self.reason(Strategy.JOINT_TABLE, reason)
             return Route(group, Strategy.JOINT_TABLE, reason, MemoryUse(self.allowed, budget.reserved, size, size))
         memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))
         why = "too few rows for a plan" if self._are_few(batch) else "their patterns have too little in common"
         reason = f"row by row, a tree for each: {why}"
         if group.shared:
             reason = "together on a tree made in compiled code: a plan would take longer than they do"
-        return Route(group, Strategy.ROW_TREES, reason, memory)
+        return Route(group, Strategy.ROW_TREES, self.reason(Strategy.ROW_TREES, reason), memory)
 
 
 def _give_way(kept: MutableMapping[PlanKey, int], key: PlanKey, memory: PlanMemory, free: int) -> int:
