@@ -8,32 +8,10 @@ from typing import Annotated, Unpack
 import typer
 
 from junctor.cli import options as cli
-from junctor.model import option_table as table
 from junctor.model.errors import InputError
 
 
-class CountsOptions(
-    table.WeightOptions,
-    table.CaseOptions,
-    table.StrictOptions,
-    table.MeaningOptions,
-    table.NetworkOptions,
-    table.FormatOptions,
-    table.SeparatorOptions,
-    table.WorkerOptions,
-    table.FitResources,
-    table.SchedulerOptions,
-    cli.JsonOptions,
-    cli.MessageOptions,
-    total=False,
-):
-    """Options of `junctor counts`."""
-
-
-@cli.takes_options(
-    workers={"help": "Processes that read and prepare the rows; this process alone if not given."},
-    device=cli.ON_CPU,
-)
+@cli.takes_options(workers={"help": cli.READERS}, device=cli.ON_CPU)
 def counts(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
@@ -41,7 +19,7 @@ def counts(
         str,
         typer.Option("--output", "-o", metavar="FILE", help="File for the counts: .parquet or .csv; or its URL."),
     ],
-    **options: Unpack[CountsOptions],
+    **options: Unpack[cli.WeightedRowOptions],
 ) -> None:
     """Add up P(family | evidence) over the rows of EVIDENCE, for every family of NETWORK: what EM counts.
 
@@ -58,20 +36,11 @@ def counts(
     from junctor.cli.display import progress_display, show_statuses
     from junctor.cli.failures import all_invalid
     from junctor.learning.counts import count_rows, counts_table, write_counts
-    from junctor.learning.rows import RowOptions
+    from junctor.learning.rows import row_options
     from junctor.runtime.dask_cluster import check_resources, prepare_workers
     from junctor.runtime.settings import load_settings, resources_of
 
-    rows = RowOptions(
-        options["weight"],
-        options["case_id"],
-        options["ignore_extra"],
-        options["strict"],
-        tuple(map(str, options["missing"])),
-        options["mapping"],
-        options["evidence_format"],
-        options["separator"],
-    )
+    rows = row_options(options, options["evidence_format"])
     resources = resources_of(load_settings(), options)
     check_resources(resources)
     prepare_workers(resources)

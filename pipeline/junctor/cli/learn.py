@@ -22,18 +22,7 @@ if TYPE_CHECKING:
 
 class LearnCommandOptions(
     table.FailOptions,
-    table.WeightOptions,
-    table.CaseOptions,
-    table.StrictOptions,
-    table.MeaningOptions,
-    table.NetworkOptions,
-    table.FormatOptions,
-    table.SeparatorOptions,
-    table.WorkerOptions,
-    table.FitResources,
-    table.SchedulerOptions,
-    cli.JsonOptions,
-    cli.MessageOptions,
+    cli.WeightedRowOptions,
     total=False,
 ):
     """Options that `junctor learn` shares with other commands."""
@@ -41,7 +30,7 @@ class LearnCommandOptions(
 
 @cli.takes_options(
     fail_if={"help": cli.FAIL_IF},
-    workers={"help": "Processes that read and prepare the rows; this process alone if not given."},
+    workers={"help": cli.READERS},
     device=cli.ON_CPU,
 )
 def learn(
@@ -116,7 +105,7 @@ def learn(
     from junctor.learning.learn import LearnOptions, identity_of, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
     from junctor.learning.priors import prior_file
-    from junctor.learning.rows import RowOptions
+    from junctor.learning.rows import row_options
     from junctor.learning.thresholds import fit_thresholds, refuse_crossed_fit
     from junctor.runs.workload import refuse_places
     from junctor.runtime.dask_cluster import check_resources, prepare_workers
@@ -136,16 +125,7 @@ def learn(
         FitOptions(tolerance, max_iterations, acceleration),
     )
     mapping = cli.mapping_of(options)
-    rows = RowOptions(
-        options["weight"],
-        options["case_id"],
-        options["ignore_extra"],
-        options["strict"],
-        tuple(map(str, options["missing"])),
-        mapping,
-        options["evidence_format"],
-        options["separator"],
-    )
+    rows = row_options(options, options["evidence_format"])
     resources = resources_of(load_settings(), options)
     target = location(output)
     form = writable_format(target)

@@ -91,6 +91,24 @@ class MessageOptions(TypedDict, total=False):
     ]
 
 
+class WeightedRowOptions(
+    table.WeightOptions,
+    table.CaseOptions,
+    table.StrictOptions,
+    table.MeaningOptions,
+    table.NetworkOptions,
+    table.FormatOptions,
+    table.SeparatorOptions,
+    table.WorkerOptions,
+    table.FitResources,
+    table.SchedulerOptions,
+    JsonOptions,
+    MessageOptions,
+    total=False,
+):
+    """How rows with weights are read and counted."""
+
+
 class StepOptions(TypedDict, total=False):
     """The columns of sequences."""
 
@@ -131,6 +149,8 @@ class SequenceFileOptions(TypedDict, total=False):
 
 # Of commands that take no GPU unasked, whatever is set for others.
 ON_CPU = {"default": "cpu", "is_setting": False}
+# Of commands that count rows.
+READERS = "Processes that read and prepare the rows; this process alone if not given."
 # Fits and sequences have no drift.
 FAIL_IF = "End as failed (code 7) where it holds: 'impossible > 1%', 'rows < 1000', ...; repeatable."
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from junctor.runs.workload import Job, Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
+    from junctor.runtime.settings import Settings
 
 logger = logging.getLogger("junctor")
 
@@ -75,7 +76,7 @@ def run(
 
     if options.get("device") != "cpu":
         count_gpus_ahead()
-    from junctor.runtime.settings import load_settings, resources_of
+    from junctor.runtime.settings import load_settings
 
     settings = load_settings()
     # Before anything is read: a contradiction on the command line needs no minutes of work to be seen.
@@ -88,13 +89,7 @@ def run(
     cli.refuse_empty(output)
     _refuse_misplaced(options)
     job = _job(network, evidence, output, query, options)
-    # The command line before settings, and those before defaults.
-    resources = resources_of(settings, options)
-    prefect, quiet, json = options.get("prefect"), options["quiet"], options["json"]
-    if options["part"] is not None:
-        run_share_and_show(job, options["part"], resources, prefect, quiet, json)
-        return
-    run_and_show(job, resources, settings.get("prefect") if prefect is None else prefect, quiet, json)
+    do_as_told(job, settings, options)
 
 
 def _job(network: str, evidence: str, output: str, query: Query, options: RunOptions) -> Job:
@@ -103,6 +98,21 @@ def _job(network: str, evidence: str, output: str, query: Query, options: RunOpt
     told: Mapping[str, Any] = {**options, "part_bytes": options["part_size"], "query": query}
     rest = {each.name: told[each.name] for each in fields(Job) if each.name in told}
     return Job(network=network, evidence=evidence, output=output, **rest)
+
+
+def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) -> None:
+    """Do `job`, or a share of it, and print what it did.
+
+    options: of the command line, which go before settings, and those before defaults.
+    """
+    from junctor.runtime.settings import resources_of
+
+    resources = resources_of(settings, options)
+    prefect, quiet, json = options.get("prefect"), options["quiet"], options["json"]
+    if options["part"] is not None:
+        run_share_and_show(job, options["part"], resources, prefect, quiet, json)
+        return
+    run_and_show(job, resources, settings.get("prefect") if prefect is None else prefect, quiet, json)
 
 
 def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.run import run_and_show, run_share_and_show
+from junctor.cli.run import do_as_told
 from junctor.model import option_table as table
 
 if TYPE_CHECKING:
@@ -67,17 +67,11 @@ def viterbi(
     """
     cli.refuse_empty(output)
     from junctor.hmm.run import SequenceJob
-    from junctor.runtime.settings import load_settings, resources_of
+    from junctor.runtime.settings import load_settings
 
     # One command for both questions: they share model, sequences and all ways to run.
     query: SequenceKind = "posteriors" if posteriors else "viterbi"
     told: Mapping[str, Any] = options
     rest = {each.name: told[each.name] for each in fields(SequenceJob) if each.name in told}
     job = SequenceJob(model=model, sequences=sequences, output=output, query=query, **rest)
-    settings = load_settings()
-    resources = resources_of(settings, options)
-    prefect, quiet, json = options.get("prefect"), options["quiet"], options["json"]
-    if options["part"] is not None:
-        run_share_and_show(job, options["part"], resources, prefect, quiet, json)
-        return
-    run_and_show(job, resources, settings.get("prefect") if prefect is None else prefect, quiet, json)
+    do_as_told(job, load_settings(), options)

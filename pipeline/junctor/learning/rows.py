@@ -24,7 +24,7 @@ from junctor.learning.pieces import read_new_states
 from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
-from junctor.model.option_table import FitResources, LearningOptions
+from junctor.model.option_table import FitResources, LearningOptions, options_for
 from junctor.model.options import ComputeOptions
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.machine import compute_options
@@ -50,8 +50,11 @@ class RowOptions:
     separator: str | None = None
 
 
-def row_options(options: LearningOptions) -> RowOptions:
-    """Return the record of what users gave; raises EvidenceError for other types."""
+def row_options(options: LearningOptions, format: str | None = None) -> RowOptions:
+    """Return the record of what users gave; raises EvidenceError for other types.
+
+    format: of the evidence, None for the one that its name says.
+    """
     more = texts("missing", options["missing"], numbers=True)
     names = text("weight", options["weight"]), text("case_id", options["case_id"])
     return RowOptions(
@@ -60,19 +63,14 @@ def row_options(options: LearningOptions) -> RowOptions:
         options["strict"],
         more,
         options["mapping"],
-        separator=text("separator", options["separator"]),
+        format,
+        text("separator", options["separator"]),
     )
 
 
 def fit_compute(options: FitResources) -> ComputeOptions:
     """Return the record of resources that users gave."""
-    return compute_options(
-        memory=options["memory"],
-        threads=options["threads"],
-        device=options["device"],
-        device_memory=options["device_memory"],
-        time_limit=options["time_limit"],
-    )
+    return compute_options(**options_for(FitResources, options))
 
 
 def stamps_of_rows(table: Any) -> Stamps:

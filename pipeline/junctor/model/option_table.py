@@ -672,6 +672,11 @@ def options_of(group: Any) -> dict[str, Option]:
     return {name: kind.__metadata__[0] for name, kind in _kinds(group).items()}
 
 
+def options_for(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some options that are of a group; one that is not given is none of them."""
+    return {name: options[name] for name in options_of(group) if name in options}
+
+
 def type_of(group: Any, name: str) -> Any:
     """Return the type of the keyword of an option."""
     return _kinds(group)[name].__origin__
@@ -723,9 +728,9 @@ def takes_keywords(**changes: dict[str, Any]) -> Callable[[Function], Function]:
 
         @wraps(function)
         def called(*given: Any, **named: Any) -> Any:
-            if not named.keys() <= known:
-                name = next(name for name in named if name not in known)
-                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+            for name in named:
+                if name not in known:
+                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
             return function(*given, **{**defaults, **named})
 
         keyword = inspect.Parameter.KEYWORD_ONLY

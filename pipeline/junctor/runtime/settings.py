@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.option_table import (
@@ -20,9 +20,11 @@ from junctor.model.option_table import (
     ThreadOptions,
     TimeOptions,
     WorkerOptions,
+    options_for,
     options_of,
+    type_of,
 )
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import ComputeOptions
 from junctor.planning.budget import LEAST_LIMIT, parse_bytes, parse_time_limit
 from junctor.runtime.cache import VARIABLE, cache_bytes
 from junctor.runtime.dask_cluster import Resources
@@ -36,17 +38,12 @@ PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"
 
 
-# What numbers may be at the least, and what returns the number that a text stands for.
-_LEAST = {"workers": 0, "threads": 1, "memory": 1, "device_memory": 1, "disk": 1, "cache": 0, "time_limit": LEAST_LIMIT}
-_PARSE: dict[str, Callable[[str], float]] = {
-    "memory": parse_bytes,
-    "device_memory": parse_bytes,
-    "disk": parse_bytes,
-    "cache": cache_bytes,
-    "time_limit": parse_time_limit,
+# By what the table says that a text stands for: what returns its number, and the least that this may be.
+_PARSE: dict[str | None, tuple[Callable[[str], float], float]] = {
+    "size": (parse_bytes, 1),
+    "time": (parse_time_limit, LEAST_LIMIT),
 }
-# Settings that are true or false, and the texts of both.
-_SWITCHES = ("insecure_scheduler", "prefect")
+# The texts of settings that are true or false.
 _ON, _OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -72,14 +69,14 @@ def compute_of(settings: Settings, options: Mapping[str, object]) -> ComputeOpti
     options: of a command, whichever resources it has.
     """
     given: Mapping[str, Any] = {**settings, **options}
-    return compute_options(**{name: given[name] for name in options_of(RowResources) if name in given})
+    return compute_options(**options_for(RowResources, given))
 
 
 def resources_of(settings: Settings, options: Mapping[str, object]) -> Resources:
     """Return the resources of a run, as `compute_of`."""
     given: Mapping[str, Any] = {**settings, **options}
-    names = (*options_of(WorkerOptions), *options_of(SchedulerOptions))
-    return Resources(**{name: given[name] for name in names if name in given}, compute=compute_of(settings, options))
+    workers = options_for(WorkerOptions, given) | options_for(SchedulerOptions, given)
+    return Resources(**workers, compute=compute_of(settings, options))
 
 
 _ROWS = options_of(Settings)
@@ -113,14 +110,16 @@ def _checked(given: dict[str, Any]) -> Settings:
 
 def _value(name: str, found: object) -> object:
     """Return what a setting stands for; raises ValueError or JunctorError, in words, for what it cannot be."""
-    if name in _LEAST:
-        return _number(name, found)
-    if name in _SWITCHES:
+    row, kind = _ROWS[name], type_of(Settings, name)
+    parse, least = (cache_bytes, 0) if name == "cache" else _PARSE.get(row.text, (_plain, row.least))
+    if least is not None:
+        return _number(found, parse, least, whole=row.text != "time")
+    if bool in (kind, *get_args(kind)):
         return _switch(found)
     if not isinstance(found, str):
         raise ValueError("expected a text")
-    if name == "device" and found not in get_args(DeviceChoice):
-        raise ValueError(f"expected {' or '.join(get_args(DeviceChoice))}")
+    if get_origin(kind) is Literal and found not in get_args(kind):
+        raise ValueError(f"expected {' or '.join(get_args(kind))}")
     return found
 
 
@@ -132,14 +131,14 @@ def _switch(found: object) -> bool:
     return word in _ON
 
 
-def _number(name: str, found: object) -> float:
-    value = _PARSE.get(name, _plain)(found) if isinstance(found, str) else found
+def _number(found: object, parse: Callable[[str], float], least: float, whole: bool) -> float:
+    value = parse(found) if isinstance(found, str) else found
     # To Python `true` is the number 1: one byte of memory.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number")
-    if not value >= _LEAST[name]:
-        raise ValueError(f"expected {_LEAST[name]} or more")
-    if name == "time_limit":
+    if not value >= least:
+        raise ValueError(f"expected {least} or more")
+    if not whole:
         return float(value)
     # An infinite one has a remainder that is no number.
     if value % 1 != 0:

@@ -89,7 +89,7 @@ def drawing(height: float) -> Iterator[Figure]:
 
 
 def whole_numbers(axis: Axis, most: int) -> None:
-    """Have ticks at whole numbers; most: how many steps there are between them."""
+    """Put the ticks of an axis at whole numbers; most: intervals between them."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, integer=True))
