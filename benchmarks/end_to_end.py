@@ -32,7 +32,6 @@ from typing import Any
 
 import pyarrow as pa
 from junctor import generate
-from junctor.backends import blocks as execution
 from junctor.backends import cpu as compiled
 from junctor.backends import numpy as propagation
 from junctor.backends import row_trees as rowwise
@@ -48,6 +47,7 @@ from junctor.runs.score_tables import tables_for
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
+from junctor.strategies import number_ladder as execution
 from pyarrow import parquet
 from side_by_side import print_jobs
 

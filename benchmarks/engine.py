@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from common import in_a_child
-from junctor.backends import blocks as execution
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import MOST_LANES, ProgramCache
@@ -36,6 +35,7 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.planning.shape import Pattern
+from junctor.strategies import number_ladder as execution
 from junctor_kernels.tables.reference import Algebra
 
 # Seconds of silence of a process that mean it hangs.

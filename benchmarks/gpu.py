@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.backends.blocks import block_of
+from junctor.backends.evidence_blocks import block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import Program
 from junctor.engine.engine import Engine

@@ -26,7 +26,7 @@ import numpy as np
 from junctor.backends import gpu
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
-from junctor.backends.blocks import block_of
+from junctor.backends.evidence_blocks import block_of
 from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
 from junctor.backends.lowered_plans import LoweredPlan
 from junctor.backends.numpy import Program

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from common import in_a_child
-from junctor.backends import blocks
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
@@ -31,6 +30,7 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, Query, QueryKind
 from junctor.runs.results import default_partition_rows
+from junctor.strategies import number_ladder as blocks
 
 # The same variables in every row, complete; 5 % of these cells empty; 30 %; every row its own set; 5 % of the cells set
 # to a random state; all states random.

@@ -9,7 +9,6 @@ from helpers.engine_cases import TOLERANCE, assert_same, check_posteriors, in_lo
 from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.backends import blocks
 from junctor.backends import numpy as plain
 from junctor.backends import plan_memory as memory
 from junctor.backends.cpu import CompiledProgram
@@ -24,6 +23,7 @@ from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import shape_of
+from junctor.strategies import number_ladder as blocks
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 NO_LOSS_WILL_DO = {"double": -1.0, "single": -1.0}

@@ -7,7 +7,7 @@ import pickle
 import cloudpickle
 import numpy as np
 import pytest
-from junctor.backends.blocks import block_of
+from junctor.backends.evidence_blocks import block_of
 from junctor.backends.numpy import GIVEN, EvidenceBlock
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.compiled_cells import evidence_cells

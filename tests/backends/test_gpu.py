@@ -14,7 +14,6 @@ from helpers.blocks import blocks_of, compare, questions
 from helpers.engine_cases import in_log_space
 from helpers.gpu_blocks import DEVICES, ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
 from hypothesis import given, settings
-from junctor.backends import blocks
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
@@ -33,6 +32,7 @@ from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies import number_ladder as blocks
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.tables.scores import score

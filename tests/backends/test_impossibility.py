@@ -12,7 +12,7 @@ from helpers import oracle, strategies
 from helpers.engine_cases import in_log_space
 from hypothesis import example, given
 from hypothesis import strategies as st
-from junctor.backends import blocks, impossibility
+from junctor.backends import impossibility
 from junctor.backends.impossibility import (
     FindingColumns,
     Limits,
@@ -23,7 +23,7 @@ from junctor.backends.impossibility import (
     operations_of,
     zeros_of,
 )
-from junctor.engine import grouping, planner
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
 from junctor.generate import random_network, sample
@@ -31,6 +31,8 @@ from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, UNANSWERED, An
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network
 from junctor.model.query import Query
+from junctor.strategies import facts as planner
+from junctor.strategies import number_ladder as blocks
 from junctor_kernels.orders.sparse import moral_graph
 from junctor_kernels.row_trees import case_words as words
 from junctor_kernels.row_trees import contradictions as searching

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from junctor.backends import row_trees, shared_trees
 from junctor.backends.row_queue import RowTask
 from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
-from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
+from junctor.evidence.patterns import patterns_of
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import OK
 from junctor.model.errors import Place

@@ -11,10 +11,11 @@ from junctor.backends import register_tiles as tiles
 from junctor.backends import sparsity as support
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import Program
-from junctor.engine import pattern_prices as pricing
+from junctor.engine import plan_groups as pricing
 from junctor.engine.engine import Engine
-from junctor.engine.patterns import PatternChoice, patterns_of
+from junctor.engine.plan_groups import PatternChoice
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.patterns import patterns_of
 from junctor.generate import layered
 from junctor.model.network import Network
 from junctor.model.query import Query

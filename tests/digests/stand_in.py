@@ -24,7 +24,7 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cliques import streamed as stored_stream
 from junctor.cliques.tree import StoredTree
 from junctor.cost.model import CostModel
-from junctor.engine import engine, grouping, planner, router
+from junctor.engine import engine, grouping, router
 from junctor.engine.engine import Engine
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -50,6 +50,7 @@ from junctor.runtime.machine import compute_options
 from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.gpu import GpuSampling
+from junctor.strategies import facts as planner
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.hmm import device as hmm_gpu

@@ -14,16 +14,17 @@ from helpers.engine_cases import plans_alone
 from junctor import api
 from junctor.backends.row_work import RowWork
 from junctor.engine import engine as engine_module
-from junctor.engine import grouping, planner
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.patterns import MOST_PATTERNS
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.patterns import MOST_PATTERNS
 from junctor.generate import random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.strategies import facts as planner
 
 ROWS, COLUMNS = 3000, 12
 # Of all rows to come: work for trees, and too little for compiled plans.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_work
 from junctor.engine import grouping
-from junctor.engine import pattern_prices as pricing
+from junctor.engine import plan_groups as pricing
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, sample
@@ -155,6 +155,6 @@ def test_unknown_targets_are_refused_with_the_nearest_names() -> None:
 @pytest.mark.parametrize(("asked", "taken"), [(None, 32), (64, 64), (3, 3)])
 def test_threads_of_a_batch(asked: int | None, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than 32 only where they are asked for."""
-    monkeypatch.setattr("junctor.engine.planner.usable_cores", lambda: 96)
+    monkeypatch.setattr("junctor.strategies.facts.usable_cores", lambda: 96)
     options = ComputeOptions(threads=asked, device="cpu")
     assert Engine(chain(3, seed=1), Query(), options).router.threads == taken

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from junctor import generate
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import local_cost_models
-from junctor.engine import kept_chunks
-from junctor.engine.kept_chunks import KeptChunks
 from junctor.engine.router import Router
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.out_of_core import kept_cuts as kept_chunks
 from junctor.out_of_core import memory_splits
 from junctor.out_of_core.cluster.workers import WorkerPool
+from junctor.out_of_core.kept_cuts import KeptChunks
 from junctor.out_of_core.memory_splits import ChunkRoute, GpuSplits, MemoryLimits, Overlap
 from junctor.planning import chunk_search
 from junctor.planning.chunk_search import ChunkChoice

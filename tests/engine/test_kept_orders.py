@@ -13,8 +13,8 @@ from helpers.encoding import encode_table
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor import generate
+from junctor.backends.kept_orders import KIND, KeptOrders
 from junctor.engine.engine import Engine
-from junctor.engine.kept_orders import KIND, KeptOrders
 from junctor.formats import read_network, store, write_network
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions

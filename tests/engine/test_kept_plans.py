@@ -13,9 +13,9 @@ from helpers.strategies import networks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import generate
-from junctor.engine import kept_plans
+from junctor.backends import kept_plans
+from junctor.backends.kept_plans import KeptPlans
 from junctor.engine.engine import Engine
-from junctor.engine.kept_plans import KeptPlans
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
-from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.strategies.strategy import Route
 
 
 def batch_of(network: Network, rows: int, soft: bool) -> EvidenceBatch:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from junctor.engine.engine import Engine
-from junctor.engine.part_sizes import PART_SECONDS, rows_of_part, shorter_part
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.runs.part_sizes import PART_SECONDS, rows_of_part, shorter_part
 
 ROWS = 4096
 

@@ -12,13 +12,15 @@ from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from junctor.engine import grouping, patterns
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
-from junctor.engine.patterns import (
+from junctor.engine.plan_groups import PatternChoice, PatternPricer
+from junctor.engine.router import Router
+from junctor.evidence import patterns
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
+from junctor.evidence.patterns import (
     EvidenceCounts,
-    PatternChoice,
     PatternGroup,
-    PatternPricer,
     distinct,
     patterns_of,
     rows_that_observe,
@@ -26,8 +28,6 @@ from junctor.engine.patterns import (
     serving_all,
     serving_few,
 )
-from junctor.engine.router import Router
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import random_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -162,7 +162,7 @@ def test_patterns_are_told_apart_whatever_their_hashes(marks: np.ndarray, data: 
     expected = sorted(seen.items(), key=lambda item: -item[1])
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):
-            patch.setattr("junctor.engine.patterns.keys_of", lambda marks, *_: np.zeros(len(marks), dtype=np.uint64))
+            patch.setattr("junctor.evidence.patterns.keys_of", lambda marks, *_: np.zeros(len(marks), dtype=np.uint64))
         found, totals, numbers = distinct(marks, counts)
     assert [(tuple(row), count) for row, count in zip(found.tolist(), totals.tolist(), strict=True)] == expected
     assert (found[numbers] == marks).all()

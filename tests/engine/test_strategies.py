@@ -18,7 +18,6 @@ from junctor.backends.gpu import GpuProgram
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.numpy import Program
 from junctor.backends.row_trees import RowEngine
-from junctor.engine import chunked_rows
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import grid, random_network, sample
@@ -28,6 +27,7 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.strategies import chunks as chunked_rows
 
 
 @st.composite

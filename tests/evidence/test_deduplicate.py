@@ -12,7 +12,7 @@ from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.engine import grouping, planner
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -20,6 +20,7 @@ from junctor.evidence.deduplicate import find_equal_rows
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import Answers, Scores
 from junctor.model.query import Query
+from junctor.strategies import facts as planner
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -18,12 +18,12 @@ from helpers.command_line import junctor_cli
 from helpers.encoding import encode_table
 from helpers.format_helpers import CONTENT
 from helpers.hmm_models import random_model, sparse_of
+from junctor.backends.kept_orders import KeptOrders
 from junctor.cli.report import _outcome as outcome
 from junctor.cliques.calibrated import load_cliques
 from junctor.cliques.tree import StoredTree
 from junctor.cost import dataset
 from junctor.cost.model import local_cost_models
-from junctor.engine.kept_orders import KeptOrders
 from junctor.evidence.encode import as_arrow
 from junctor.evidence.encoded import read_partition, write_partition
 from junctor.evidence.read import open_evidence

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from junctor.engine import grouping, planner
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.grouping import Grouping
 from junctor.evidence.batch import EvidenceBatch
@@ -18,6 +18,7 @@ from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
+from junctor.strategies import facts as planner
 
 from helpers import oracle, strategies
 

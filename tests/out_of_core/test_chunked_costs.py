@@ -26,11 +26,8 @@ from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel, CostModels
-from junctor.engine import chunk_routes
-from junctor.engine.chunk_routes import one_piece_seconds
 from junctor.engine.engine import Engine
 from junctor.engine.router import Router
-from junctor.engine.routes import GpuRoom
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -47,6 +44,9 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies import chunk_cuts as chunk_routes
+from junctor.strategies.chunk_cuts import one_piece_seconds
+from junctor.strategies.strategy import GpuRoom
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
 from junctor_kernels.tables import reference

@@ -17,7 +17,6 @@ from helpers.options import on_cpu
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
-from junctor.engine import explanations as engine_explanations
 from junctor.engine.engine import Engine
 from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
@@ -33,6 +32,7 @@ from junctor.out_of_core.explanations import decisions, log_probability
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies import chunk_explanations
 
 MPE = Query("mpe")
 # What the log probability of an explanation may be below the largest: rounding decides between those.
@@ -183,18 +183,18 @@ def test_what_does_not_add_up_is_decided_step_by_step(monkeypatch: pytest.Monkey
     def read(outcome: Any, block: Any, rounding: float) -> Any:
         found = real(outcome, block, rounding)
         seen.append(rounding)
-        if rounding == engine_explanations.EVERYTHING:
+        if rounding == chunk_explanations.EVERYTHING:
             return found
         return replace(found, unambiguous=found.unambiguous | found.ambiguous | {1: 0}, ambiguous={})
 
-    monkeypatch.setattr(engine_explanations, "read_max_marginals", read)
+    monkeypatch.setattr(chunk_explanations, "read_max_marginals", read)
     network = markov((("a", "b"), [[0, 1], [1, 0]]), (("b", "c"), [[1, 0], [0, 1]]))
     with in_chunks(0) as algebras:
         answers = Engine(network, MPE).answer(EvidenceBatch(1))
     check_explanations(network, EvidenceBatch(1), answers, NEAR)
     # The one in the middle, then the others.
     assert algebras == ["max-single", "max", "max"]
-    assert seen[2:] == [engine_explanations.EVERYTHING] * 2
+    assert seen[2:] == [chunk_explanations.EVERYTHING] * 2
 
 
 @pytest.mark.parametrize("query", [MPE, Query("mpe", precision="log"), Query(precision="log")], ids=str)

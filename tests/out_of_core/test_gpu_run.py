@@ -15,11 +15,11 @@ from helpers import strategies
 from helpers.chunk_plans import ENDLESS, least_working
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from junctor.backends.blocks import block_of
+from junctor.backends.evidence_blocks import block_of
 from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.constants import GPU
-from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.evidence.patterns import patterns_of
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Factor, Network, Variable

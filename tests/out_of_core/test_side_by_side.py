@@ -20,7 +20,6 @@ from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
-from junctor.engine import chunked_rows, routes
 from junctor.engine.engine import Engine
 from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
@@ -34,6 +33,8 @@ from junctor.out_of_core.memory_splits import OFFSET_BYTES, ChunkRoute, GpuGroup
 from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies import chunks as chunked_rows
+from junctor.strategies import strategy as routes
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 

@@ -19,7 +19,6 @@ import numpy as np
 from junctor.cost.model import CostModels, local_cost_models
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import chain, dynamic, grid, random_network, sample
@@ -27,6 +26,7 @@ from junctor.model.errors import JunctorError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.strategies.strategy import Route
 
 RECORD = Path(__file__).parent / "record.json"
 DATA = Path(__file__).parents[2] / "data"

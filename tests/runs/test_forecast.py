@@ -12,7 +12,6 @@ from junctor.backends.row_trees import room_bytes
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import estimate, forecast
-from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.encode import EncodedPartition
@@ -22,6 +21,7 @@ from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.runs.forecast import RunSeconds, forecast_run, sampled_rows
+from junctor.strategies.strategy import Route
 
 NETWORK = random_network(40, seed=3)
 

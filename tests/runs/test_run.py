@@ -19,21 +19,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
-from junctor.backends import blocks, cpu, row_trees
-from junctor.engine import grouping, part_sizes
+from junctor.backends import cpu, row_trees
+from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, survey
-from junctor.engine.patterns import patterns_of
-from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.files import lists
+from junctor.evidence.patterns import patterns_of
 from junctor.generate import Pattern, evidence_table, grid, random_network, sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, RunError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.runs import part_sizes, workload
 from junctor.runs import run as steps
-from junctor.runs import workload
 from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
 from junctor.runs.run import Manifest, run
 from junctor.runs.share import Share, finish, run_share
@@ -44,6 +43,8 @@ from junctor.runtime.files import Checksum
 from junctor.runtime.progress import Silence
 from junctor.runtime.remote import location
 from junctor.runtime.threads import in_threads
+from junctor.strategies import number_ladder as blocks
+from junctor.strategies.strategy import Route
 from pyarrow import csv, parquet
 
 HERE = Resources(workers=0)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from junctor_kernels.row_trees import plan as rowplan
+from junctor_kernels.row_trees.together import block_rows
 
 from junctor.cost.constants import CPU
 
+# Rows of a vector: fewer are computed with lanes left empty.
+LANES = 8
 # Seconds a table with its messages, to choose what is answered here; tests replace it.
 TABLE_SECONDS = CPU.tree_table
 
@@ -41,3 +46,22 @@ def run_seconds(work: RowWork, has_zeros: bool) -> float:
     """
     far = max(0.0, work.entries - CPU.far_bytes / 8)
     return alone_seconds(work) + has_zeros * work.tables * CPU.tree_start + far * CPU.far_entry
+
+
+def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float) -> npt.NDArray[np.float64]:
+    """Return the seconds of groups of so many rows on one tree each.
+
+    work: of a row of such a group.
+    mixed: whether its rows differ in what they observe.
+    above_zero: share of the entries of the network's factors.
+    """
+    counts = np.asarray(rows, dtype=np.float64)
+    # Tables that are too large go nowhere, and fewer rows than a vector has lanes not together.
+    block = block_rows(work.entries, work.tables, mixed) if math.isfinite(work.entries) else 0
+    if block < LANES:
+        return np.full(counts.shape, np.inf)
+    lanes = np.ceil(counts / LANES) * LANES
+    operations = work.operations * above_zero
+    row = operations * CPU.lane_operation + work.entries * CPU.lane_entry
+    start = operations * CPU.lane_start + work.tables * (CPU.lane_table + CPU.tree_plan)
+    return lanes * row * (CPU.lane_mixed if mixed else 1) + np.ceil(counts / block) * start

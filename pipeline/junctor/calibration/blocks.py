@@ -11,7 +11,7 @@ import numpy.typing as npt
 from junctor_kernels.gpu.blocks import FIELDS, BlockDevice, LaunchList
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
-from junctor.backends.blocks import answer_in, block_of
+from junctor.backends.evidence_blocks import block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.gpu_items import Schedule, items_of
 from junctor.backends.lowered_plans import LoweredPlan
@@ -35,6 +35,7 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.levels import LaunchLevels
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies.number_ladder import answer_in
 
 Counts = Mapping[str, float]
 

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from junctor.engine.router import Router
-    from junctor.engine.routes import Route
+    from junctor.strategies.strategy import Route
 
 
 def choices(router: Router, routes: Sequence[Route], stored: Mapping[str, Any]) -> dict[str, str]:

@@ -21,13 +21,13 @@ from junctor.planning.budget import approximate, format_bytes
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.engine.router import Router
-    from junctor.engine.routes import Route
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import RowSample
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.planning.junction_tree import JunctionTree
     from junctor.planning.plan import Plan
+    from junctor.strategies.strategy import Route
 
 # Largest tables and most expensive evidence patterns that are shown.
 SHOWN = 5
@@ -278,8 +278,8 @@ def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dic
 
 def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     """Return what the plan with the most work does not have to do, in multiply-adds of a row."""
-    from junctor.engine.plan_store import rounded
     from junctor.planning.savings import Saving, count_savings
+    from junctor.strategies.plan_store import rounded
 
     # Routes are sorted by work; rows with trees of their own have no plan that could be compared.
     largest = next((route for route in routes if route.plan is not None and route.plan.case_operations), None)

@@ -186,9 +186,9 @@ def _look() -> None:
     """Look at more rows than `_answer` has, as for a GPU, and take their states."""
     import numpy as np
 
-    from junctor.backends.blocks import block_of
-    from junctor.engine.patterns import LEAST_STEP, MOST_PATTERNS, sampled_patterns
+    from junctor.backends.evidence_blocks import block_of
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.evidence.patterns import LEAST_STEP, MOST_PATTERNS, sampled_patterns
     from junctor.planning.shape import Pattern
 
     rows = LEAST_STEP * MOST_PATTERNS

@@ -26,8 +26,7 @@ from junctor.cost.features.cliques import asking_work
 from junctor.cost.stored import stored_forecast
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
-from junctor.engine.routes import Route
+from junctor.engine.plan_groups import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
 from junctor.model.arguments import texts
@@ -38,6 +37,7 @@ from junctor.model.query import Architecture, Precision, Query
 from junctor.planning.budget import Budget, approximate
 from junctor.planning.cliques import plan_stored
 from junctor.runtime.machine import compute_options
+from junctor.strategies.strategy import Route
 
 # Plans with at most so many entry operations are bound to their numbers for a forecast, which takes up to a second.
 BOUND_OPERATIONS = 10**9

@@ -12,16 +12,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.blocks import answer_rows
 from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.row_trees import TreeRows
-from junctor.engine.patterns import PatternGroup, Rows, patterns_of
-from junctor.engine.plan_store import PlanKey, PlanStore
 from junctor.engine.router import Router
-from junctor.engine.routes import GpuRoom, Route
 from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, copy_answers, find_equal_rows
+from junctor.evidence.patterns import PatternGroup, Rows, patterns_of
 from junctor.model.answers import (
     IMPOSSIBLE,
     UNANSWERED,
@@ -42,14 +39,17 @@ from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.progress import counts_rows
 from junctor.runtime.threads import short_turns
+from junctor.strategies.number_ladder import answer_rows
+from junctor.strategies.plan_store import PlanKey, PlanStore
+from junctor.strategies.strategy import GpuRoom, Route
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.cost.model import CostModels
-    from junctor.engine.chunked_rows import ChunkedRows
-    from junctor.engine.explanations import ChunkExplainer
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.strategies.chunk_explanations import ChunkExplainer
+    from junctor.strategies.chunks import ChunkedRows
 
 # Bytes of a step of a plan, with its tables.
 PLAN_STEP_BYTES = 300
@@ -522,13 +522,13 @@ class Engine:
     def _chunked_rows(self, budget: Budget, resources: _Resources) -> ChunkedRows:
         """Return what answers rows whose plan exceeds the memory."""
         # Imported where rows go in chunks: few do, and it loads much.
-        from junctor.engine.chunked_rows import ChunkedRows
+        from junctor.strategies.chunks import ChunkedRows
 
         return ChunkedRows(self.router, resources.device, resources.gpu, budget.free, self._answer_impossible)
 
     def _chunk_explainer(self, chunked: ChunkedRows, budget: Budget, resources: _Resources) -> ChunkExplainer:
         """Return what finds explanations of rows in chunks."""
-        from junctor.engine.explanations import ChunkExplainer
+        from junctor.strategies.chunk_explanations import ChunkExplainer
 
         def route_of(batch: EvidenceBatch) -> Route:
             (group,) = patterns_of(batch).exact(np.arange(1))

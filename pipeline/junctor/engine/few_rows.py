@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from junctor.backends.joint_table import JointTable, has_joint_table
-from junctor.engine.patterns import Patterns, patterns_of
 from junctor.engine.scores import ScoreMaker, clear_unanswered
 from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.patterns import Patterns, patterns_of
 from junctor.model.answers import IMPOSSIBLE, Answers, clear_states, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -25,7 +25,7 @@ from junctor.runtime.kept_results import keeping
 
 if TYPE_CHECKING:
     from junctor.backends.row_trees import RowEngine
-    from junctor.engine.pattern_prices import Work
+    from junctor.engine.plan_groups import Work
 
 # Rows that are few. A tree that all rows of a pattern share, and what chooses it, takes longer than trees of their own
 # for so many rows; a plan in NumPy takes longer than to load compiled code.

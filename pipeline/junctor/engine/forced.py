@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from junctor.engine.patterns import PatternGroup, Patterns, serving_few
-from junctor.engine.tree_choice import LANES, TreeChoice
+from junctor.backends.row_work import LANES
+from junctor.engine.tree_groups import TreeChoice
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.patterns import PatternGroup, Patterns, serving_few
 from junctor.model.errors import InputError
 from junctor.model.strategies import Strategy
 
 if TYPE_CHECKING:
-    from junctor.engine.planner import Planner
+    from junctor.strategies.facts import Planner
 
 
 def forced_groups(

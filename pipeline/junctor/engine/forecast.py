@@ -13,22 +13,20 @@ from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
-from junctor.backends.row_work import RowWork, alone_seconds, run_seconds
+from junctor.backends.row_work import RowWork, alone_seconds, run_seconds, shared_seconds
 from junctor.cost.constants import CPU
-from junctor.cost.features.plans import plan_work
+from junctor.cost.features.plans import plain_seconds, plan_work
 from junctor.cost.model import gpu_prices
-from junctor.engine.pattern_prices import plain_seconds
-from junctor.engine.patterns import PatternGroup, patterns_of, spread
 from junctor.engine.router import Router
-from junctor.engine.routes import Route
-from junctor.engine.tree_choice import shared_seconds
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.patterns import PatternGroup, patterns_of, spread
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import row_seconds, too_long
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
+from junctor.strategies.strategy import Route
 
 if TYPE_CHECKING:
     import numpy.typing as npt

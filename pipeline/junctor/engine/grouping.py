@@ -15,16 +15,25 @@ from junctor_kernels.row_trees.together import BLOCK_BYTES
 from junctor_kernels.tables import reference
 
 from junctor.backends.plan_memory import LANE_BYTES
-from junctor.backends.row_work import RowWork, alone_seconds
+from junctor.backends.row_work import LANES, RowWork, alone_seconds, shared_seconds
 from junctor.cost.constants import CPU, GPU
+from junctor.cost.features.plans import plain_seconds
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.forced import forced_groups
-from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
-from junctor.engine.patterns import (
-    Mask,
+from junctor.engine.plan_groups import (
     PatternChoice,
-    PatternGroup,
     PatternPricer,
+    Work,
+    compiled_prices,
+    plain_prices,
+    row_tree_seconds,
+)
+from junctor.engine.tree_groups import SAMPLED, TreeChoice
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.compiled_cells import evidence_cells
+from junctor.evidence.patterns import (
+    Mask,
+    PatternGroup,
     Patterns,
     patterns_of,
     sampled_patterns,
@@ -32,13 +41,10 @@ from junctor.engine.patterns import (
     serving_few,
     spread,
 )
-from junctor.engine.planner import KEPT_PLANS, Planner
-from junctor.engine.tree_choice import LANES, SAMPLED, TreeChoice, shared_seconds
-from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.compiled_cells import evidence_cells
 from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 from junctor.runtime.kept_results import keeping
+from junctor.strategies.facts import KEPT_PLANS, Planner
 
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
 LEAST_DECIDED = 256

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
 from junctor.cost.constants import CPU
-from junctor.engine.chunk_routes import ChunkRouting
+from junctor.cost.features.plans import plain_seconds
 from junctor.engine.grouping import Grouping
-from junctor.engine.pattern_prices import plain_seconds
-from junctor.engine.patterns import PatternGroup
-from junctor.engine.plan_store import PlanKey
-from junctor.engine.routes import GpuRoom, MemoryUse, Route
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget, row_seconds
 from junctor.planning.shape import Pattern
+from junctor.strategies.chunk_cuts import ChunkRouting
+from junctor.strategies.plan_store import PlanKey
+from junctor.strategies.strategy import GpuRoom, MemoryUse, Route
 
 # Share of the time allowed up to which the coarsest forecast of a row will do.
 SURE_SHARE = 0.1

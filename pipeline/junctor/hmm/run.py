@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from junctor.cost.constants import CPU
-from junctor.engine.part_sizes import shorter_part
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.answers import STATUS_NAMES
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions, Gaps, OutputFormat
 from junctor.model.query import Precision
+from junctor.runs.part_sizes import shorter_part
 from junctor.runs.partition import Answered, PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, OPTIONAL, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload

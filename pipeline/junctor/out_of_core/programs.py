@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.blocks import block_of, write, write_tables
+from junctor.backends.evidence_blocks import block_of, write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.constants import CPU, GPU
 from junctor.evidence.batch import EvidenceBatch

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.answers import answer_width
@@ -21,6 +20,7 @@ from junctor.model.strategies import Strategy
 from junctor.runs.partition import WRITERS
 from junctor.runs.results import default_partition_rows
 from junctor.runs.run import INPUTS_AHEAD
+from junctor.strategies.strategy import Route
 
 # Parts of a sample at most that are forecast: each is planned as in a run.
 FORECAST_PARTS = 4

@@ -47,11 +47,11 @@ from junctor.runtime.threads import ahead
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import RunForecast
-    from junctor.engine.routes import Route
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.out_of_core.memory_splits import ChunkRoute, GpuGroup
+    from junctor.strategies.strategy import Route
 
 
 # Threads that read partitions while patterns of others are looked at.
@@ -734,7 +734,7 @@ class _PlannedRun:
 
     def part_rows(self, seconds: float, rows: int, least: int) -> int:
         """Return how many rows make a part, as of `Workload.part_rows`; rows: of all partitions."""
-        from junctor.engine.part_sizes import rows_of_part, shorter_part
+        from junctor.runs.part_sizes import rows_of_part, shorter_part
 
         size = self.spec.partition_rows
         # Before evidence is read again.

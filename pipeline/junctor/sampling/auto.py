@@ -20,8 +20,8 @@ import numpy.typing as npt
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.patterns import PatternGroup, patterns_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.model.answers import Answers, SampledAnswers
 from junctor.model.errors import RunError
 from junctor.model.network import Network

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 
 from junctor.backends.plan_memory import BlockSizes
-from junctor.engine.patterns import PatternGroup
+from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan

@@ -8,12 +8,10 @@ not common to all, or goes row by row through the row engine.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import and_, or_
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +33,6 @@ COMPILED_CELLS = 1 << 20
 MOST_PATTERNS = 4096
 # Patterns of fewer than every so many-th row take about as long as those of all.
 LEAST_STEP = 4
-# The share of what a search may save at the most that it finds.
-FOUND_SHARE = 0.25
-# Sets of loose columns that are tried.
-MOST_TRIALS = 24
-# The share of the rows from which on the most frequent pattern stands for all.
-TYPICAL_SHARE = 0.1
-# Parts of the columns that most rows observe, of which a typical pattern has some.
-TYPICAL_PARTS = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,24 +123,6 @@ class PatternGroup:
     def served(self) -> int:
         """How many rows get answers, copies included."""
         return len(self.rows) + self.copies
-
-
-@dataclass(frozen=True, slots=True)
-class PatternPricer:
-    """Prices of an engine, in seconds.
-
-    row: a row of a plan for a pattern.
-    once: to make that plan.
-    fits: whether a plan for a pattern fits the memory.
-    per_row: a row with a tree of its own, infinite where that cannot be.
-    mark: to look at a column of a pattern, which each trial of a search does.
-    """
-
-    row: Callable[[Pattern], float]
-    once: Callable[[Pattern], float]
-    fits: Callable[[Pattern], bool]
-    per_row: float = math.inf
-    mark: float = 0.0
 
 
 def patterns_of(batch: EvidenceBatch, threads: int = 1) -> Patterns:
@@ -302,156 +274,6 @@ def serving_few(batch: EvidenceBatch, variables: int) -> tuple[Pattern, int]:
 def _parts(marks: Mask, threads: int) -> list[slice]:
     """Return the columns of marks in as many parts as are worth threads."""
     return stretches(marks.shape[1], min(threads, marks.size // PART_CELLS))
-
-
-class PatternChoice:
-    """The cheapest answers to the rows of a batch of several patterns: their `groups`, and `seconds` in all.
-
-    search: whether sets of loose columns are tried, where they may save more than that takes.
-    rows: that the patterns stand for, where they are those of some rows.
-    """
-
-    def __init__(
-        self, patterns: Patterns, prices: PatternPricer, search: bool = False, rows: int | None = None
-    ) -> None:
-        self._patterns = patterns
-        self._prices = prices
-        self._is_hard = np.arange(len(patterns.variables)) < patterns.hard
-        self._share = rows_that_observe(patterns.marks, patterns.counts) / patterns.counts.sum()
-        always = (self._share == 1) & self._is_hard
-        shared = patterns.pattern(always, (self._share > 0) & ~always)
-        together = prices.row(shared) if prices.fits(shared) else math.inf
-        self._shared = shared
-        self._per_row = prices.per_row < together
-        # Price of a row that is not worth a plan of its pattern.
-        self._rest = min(prices.per_row, together)
-        step = -(-len(patterns.counts) // MOST_PATTERNS)
-        self._marks = patterns.marks[::step]
-        self._counts = patterns.counts[::step]
-        # Sampled patterns stand for all rows.
-        self._rows = float(patterns.counts.sum() if rows is None else rows)
-        self._scale = self._rows / self._counts.sum()
-        self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
-        # Nothing is loose, and all patterns are distinct.
-        self.seconds = self._total(self._loose, np.arange(len(self._counts)))
-        if search and self._may_pay():
-            self._search()
-
-    def _may_pay(self) -> bool:
-        """Return True if a search may save more than it takes, and more than a plan does."""
-        seen = self._share > 0
-        # At the most, of rows of which all is cut out.
-        least = self._patterns.pattern(seen & self._is_hard, seen & ~self._is_hard)
-        saving = self.seconds - self._rows * self._prices.row(least)
-        search = MOST_TRIALS * self._marks.size * self._prices.mark
-        return FOUND_SHARE * saving > search and saving > self._prices.once(least)
-
-    def _search(self) -> None:
-        """Find columns that are better left loose: they cost little and are often missing."""
-        share = self._share
-        # What is observed in fewer rows than not would only split groups.
-        seldom = (share < 0.5) | ~self._is_hard
-        order = self._by_price(seldom, share)
-        words = words_of(len(seldom))
-        keys = keys_of(self._marks, words, np.flatnonzero(~seldom))
-        loose, done = seldom.copy(), 0
-        # Prefixes of one order instead of all sets, which are too many.
-        for count in sorted({round(len(order) * i / MOST_TRIALS) for i in range(MOST_TRIALS + 1)}):
-            # What no longer tells patterns apart leaves their keys.
-            keys -= keys_of(self._marks, words, order[done:count])
-            loose[order[done:count]] = True
-            done, total = count, self._total(loose, keys)
-            if total < self.seconds:
-                self._loose, self.seconds = loose.copy(), total
-
-    def groups(self) -> list[PatternGroup]:
-        """Return the groups: patterns that are worth a plan, then the rest."""
-        patterns, loose = self._patterns, self._loose
-        marks, counts, numbers = self._united(patterns.marks, patterns.counts, loose)
-        worth = self._worth(counts, self._seconds(self._typical(marks, counts, loose), loose))
-        planned = [patterns.serving(patterns.marks[numbers == p], loose) for p in range(worth)]
-        # Sorted by counts: those worth a plan come first, and the last group takes the rest.
-        group_of_pattern = np.minimum(numbers, worth)
-        group_of_row = group_of_pattern[patterns.numbers]
-        rows = [patterns.rows[group_of_row == g] for g in range(worth + 1)]
-        members = [np.flatnonzero(group_of_pattern == g) for g in range(worth + 1)]
-        groups = [PatternGroup(pattern, rows[g], len(members[g])) for g, pattern in enumerate(planned)]
-        if members[-1].size:
-            shared = self._shared
-            if worth:
-                marks = patterns.marks[members[-1]]
-                shared = patterns.serving(marks)
-            alone = Strategy.ROW_TREES if self._per_row else None
-            groups.append(PatternGroup(shared, rows[-1], len(members[-1]), alone))
-        return groups
-
-    def _by_price(self, seldom: Mask, share: npt.NDArray[np.float64]) -> list[int]:
-        """Return the columns that are often observed but not always, the cheapest to leave loose first."""
-        often = np.flatnonzero(~seldom & (share < 1))
-        # Rounded, so that the next batch of the same kind gets the same order, and its plans serve again.
-        missing = 2.0 ** np.round(np.log2(1 - share[often]))
-        base = self._price(~seldom, seldom)
-        # What a loose column adds to the price of a row, over the share of rows that it unites with others.
-        added = []
-        for column, rows in zip(often, missing, strict=True):
-            loose = seldom.copy()
-            loose[column] = True
-            added.append((self._price(~loose, loose) - base) / rows)
-        return [int(often[i]) for i in np.argsort(added, kind="stable")]
-
-    def _total(self, loose: Mask, keys: npt.NDArray[np.integer]) -> float:
-        """Return the seconds of all rows where some columns are loose; keys: equal for patterns equal beside them."""
-        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-        counts = np.bincount(numbers.ravel(), weights=self._counts, minlength=len(first)).astype(np.int64)
-        order = np.lexsort((first, -counts))
-        counts = counts[order]
-        seconds = self._seconds(self._typical(self._marks[first[order[:1]]] & ~loose, counts, loose), loose)
-        worth = self._worth(counts * self._scale, seconds)
-        once, row = seconds
-        planned = float(counts[:worth].sum())
-        return float(self._scale) * (planned * row + float(counts[worth:].sum()) * self._rest) + worth * once
-
-    def _united(self, marks: Mask, counts: Rows, loose: Mask) -> tuple[Mask, Rows, Rows]:
-        """Return patterns without loose columns, as `distinct` does; they are distinct already where none is loose."""
-        return distinct(marks & ~loose, counts) if loose.any() else (marks, counts, np.arange(len(counts)))
-
-    def _typical(self, marks: Mask, counts: Rows, loose: Mask) -> Mask:
-        """Return the most frequent pattern or, where none is frequent, columns that most rows observe.
-
-        Where all are rare, each batch would have another one first, and its price would be asked for anew.
-        """
-        if counts[0] >= TYPICAL_SHARE * counts.sum():
-            frequent: Mask = marks[0]
-            return frequent
-        typical = np.zeros(len(loose), dtype=np.bool_)
-        often = np.flatnonzero((self._share >= 0.5) & ~loose)
-        if often.size:
-            # Not more of them than a row observes: most rows observe each, and hardly one observes all. Evenly spread,
-            # and about so many, so that the next batch has the same ones.
-            observed = float(self._share[~loose].sum())
-            parts = min(TYPICAL_PARTS, round(TYPICAL_PARTS * observed / often.size))
-            typical[often[np.arange(often.size) * parts % TYPICAL_PARTS < parts]] = True
-        return typical
-
-    def _seconds(self, marks: Mask, loose: Mask) -> tuple[float, float]:
-        """Return the price of a plan, once and for each row: that of a typical pattern stands for all."""
-        pattern = self._patterns.serving((marks | loose)[None, :], loose)
-        if not self._prices.fits(pattern):
-            return math.inf, math.inf
-        return self._prices.once(pattern), self._prices.row(pattern)
-
-    def _worth(self, counts: npt.NDArray[Any], seconds: tuple[float, float]) -> int:
-        """Return how many of the patterns (most frequent first) are worth a plan of their own."""
-        once, row = seconds
-        if math.isinf(self._rest):
-            return len(counts)
-        if row >= self._rest:
-            return 0
-        # A plan pays where what its rows save exceeds what it takes to make.
-        return int(np.count_nonzero(counts * (self._rest - row) > once))
-
-    def _price(self, sliced: Mask, loose: Mask) -> float:
-        return self._prices.row(self._patterns.serving((sliced | loose)[None, :], loose))
 
 
 def rows_that_observe(marks: Mask, counts: Rows) -> Rows:

@@ -16,10 +16,7 @@ from junctor.backends.number_formats import GPU_CHUNK_FORMATS
 from junctor.cost.constants import GPU
 from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel
-from junctor.engine.patterns import PatternGroup
-from junctor.engine.plan_store import PlanKey, cached, rounded
-from junctor.engine.planner import Planner
-from junctor.engine.routes import GpuRoom, MemoryUse, Route
+from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget, row_seconds
@@ -27,6 +24,9 @@ from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.runtime.devices import count_gpus
 from junctor.runtime.machine import allowed_disk
+from junctor.strategies.facts import Planner
+from junctor.strategies.plan_store import PlanKey, cached, rounded
+from junctor.strategies.strategy import GpuRoom, MemoryUse, Route
 
 if TYPE_CHECKING:
     from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits

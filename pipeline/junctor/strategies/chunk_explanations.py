@@ -14,7 +14,6 @@ import numpy as np
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.network import Network
 from junctor.out_of_core.explanations import (
@@ -26,6 +25,7 @@ from junctor.out_of_core.explanations import (
     traced,
 )
 from junctor.planning.plan import Plan
+from junctor.strategies.strategy import Route
 
 # All states of a variable are as good as the best, as far as that is known.
 EVERYTHING = 1.0

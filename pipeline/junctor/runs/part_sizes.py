@@ -13,8 +13,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
-    from junctor.engine.routes import Route
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.strategies.strategy import Route
 
 # Most seconds of forecast work in a part, of one core or of the GPU that answers: what is lost with a process. Choice;
 # 2026-11-29.

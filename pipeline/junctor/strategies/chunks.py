@@ -13,13 +13,10 @@ import numpy as np
 from junctor_kernels.gpu.blocks import BlockDevice, CudaBlockDevice
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.blocks import write, write_tables
+from junctor.backends.evidence_blocks import write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine.explanations import ChunkExplainer
-from junctor.engine.patterns import Rows
-from junctor.engine.router import Router
-from junctor.engine.routes import GpuRoom, Route
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.patterns import Rows
 from junctor.model.answers import Answers
 from junctor.out_of_core.explanations import as_outcome
 from junctor.out_of_core.memory_splits import ChunkRoute
@@ -31,6 +28,9 @@ from junctor.out_of_core.programs import (
     rounds_of,
 )
 from junctor.runtime.devices import open_other_gpus
+from junctor.strategies.chunk_cuts import ChunkRouting
+from junctor.strategies.chunk_explanations import ChunkExplainer
+from junctor.strategies.strategy import GpuRoom, Route
 
 logger = logging.getLogger("junctor")
 
@@ -45,7 +45,7 @@ class ChunkedRows:
     answer_impossible: answers the impossible ones among rows in doubt, and returns the others.
     """
 
-    router: Router
+    router: ChunkRouting
     device: BlockDevice | None
     gpu: GpuRoom | None
     free: int

@@ -7,17 +7,18 @@ the router for batches on CPUs.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.row_trees.together import block_rows
 
 from junctor.backends.row_trees import RowEngine
-from junctor.backends.row_work import RowWork, alone_seconds
+from junctor.backends.row_work import LANES, RowWork, alone_seconds, shared_seconds
 from junctor.cost.constants import CPU
-from junctor.engine.patterns import (
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.compiled_cells import evidence_cells
+from junctor.evidence.deduplicate import numbered
+from junctor.evidence.patterns import (
     EvidenceCounts,
     Mask,
     PatternGroup,
@@ -28,14 +29,9 @@ from junctor.engine.patterns import (
     spread,
     words_of,
 )
-from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.compiled_cells import evidence_cells
-from junctor.evidence.deduplicate import numbered
 from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 
-# Rows of a vector: fewer are computed with lanes left empty.
-LANES = 8
 # Share of the work of a batch that trees tried for the choice may take.
 CHOICE_SHARE = 0.04
 # Counts of columns that tell groups apart, in the order in which they are tried.
@@ -60,25 +56,6 @@ class _Trial:
     counts: Rows
     together: Mask
     seconds: float
-
-
-def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float) -> npt.NDArray[np.float64]:
-    """Return the seconds of groups of so many rows on one tree each.
-
-    work: of a row of such a group.
-    mixed: whether its rows differ in what they observe.
-    above_zero: share of the entries of the network's factors.
-    """
-    counts = np.asarray(rows, dtype=np.float64)
-    # Tables that are too large go nowhere, and fewer rows than a vector has lanes not together.
-    block = block_rows(work.entries, work.tables, mixed) if math.isfinite(work.entries) else 0
-    if block < LANES:
-        return np.full(counts.shape, np.inf)
-    lanes = np.ceil(counts / LANES) * LANES
-    operations = work.operations * above_zero
-    row = operations * CPU.lane_operation + work.entries * CPU.lane_entry
-    start = operations * CPU.lane_start + work.tables * (CPU.lane_table + CPU.tree_plan)
-    return lanes * row * (CPU.lane_mixed if mixed else 1) + np.ceil(counts / block) * start
 
 
 class TreeChoice:

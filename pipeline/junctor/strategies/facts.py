@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
 
 from junctor.backends.joint_table import JointTable, has_joint_table
+from junctor.backends.kept_orders import KeptOrders
+from junctor.backends.kept_plans import KeptPlans
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory
 from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
-from junctor.engine.kept_chunks import KeptChunks
-from junctor.engine.kept_orders import KeptOrders
-from junctor.engine.kept_plans import KeptPlans
-from junctor.engine.plan_store import PlanKey, PlanStore, cached, rounded
-from junctor.engine.routes import GpuRoom
 from junctor.model.answers import answer_bytes
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
 from junctor.model.strategies import Strategy
+from junctor.out_of_core.kept_cuts import KeptChunks
 from junctor.planning.elimination import keep_orders_in
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
@@ -36,6 +34,8 @@ from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
+from junctor.strategies.plan_store import PlanKey, PlanStore, cached, rounded
+from junctor.strategies.strategy import GpuRoom
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice

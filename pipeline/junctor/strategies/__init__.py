@@ -1,0 +1,1 @@
+"""Ways to answer rows exactly: each prices, prepares and answers groups of rows."""
