@@ -66,7 +66,7 @@ def measure(network: Network, batch: EvidenceBatch, precision: str, threads: int
         seconds.append(clock() - start)
     (prepared,) = engine.programs
     operations = prepared.plan.case_operations
-    nonzero = prepared.program(engine.router.ladder[0]).nonzero_operations
+    nonzero = prepared.program(engine.facts.ladder[0]).nonzero_operations
     rate = batch.rows / statistics.median(seconds)
     return f"{precision} | {rate:,.0f} | {operations:,} | {nonzero:,} | {rate * operations:.2e} | {sum(rows[1:]):,}"
 
@@ -75,7 +75,7 @@ def plan_seconds(path: str, rows: int, precision: Precision) -> Iterator[list[tu
     """Yield the seconds of each step from a pattern to bytecode, by the clock and of all cores."""
     network = read_network(path)
     pattern = Pattern(frozenset(batch_of(network, 1, seed=1).states), frozenset())
-    router = Engine(network, Query(precision=precision), ComputeOptions(device="cpu"), expected_rows=rows).router
+    router = Engine(network, Query(precision=precision), ComputeOptions(device="cpu"), expected_rows=rows).facts
     found = []
 
     def timed(step: Callable[[], Result]) -> Result:

@@ -288,7 +288,7 @@ def answer_for(options: argparse.Namespace) -> None:
     if large.states.keys() != prepared.states.keys():
         raise SystemExit(f"{options.file} was not prepared with --seed {options.seed}")
     engine = engine_on(CudaBlockDevice(), network, "single")
-    engine.router.plan = lambda pattern, rows=1: plans["pattern"]  # type: ignore[method-assign]
+    engine.facts.plan = lambda pattern, rows=1: plans["pattern"]  # type: ignore[method-assign]
     engine.answer(large)
     print("ready", flush=True)
     input()

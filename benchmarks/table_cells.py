@@ -202,7 +202,7 @@ def climbing_rows(engine: Engine) -> Iterator[list[int]]:
     answer_in = blocks.answer_in
 
     def counting(prepared: Any, algebra: Any, batch: EvidenceBatch, rows: npt.NDArray[Any], *rest: Any) -> Any:
-        if algebra is not engine.router.ladder[0]:
+        if algebra is not engine.facts.ladder[0]:
             counts.append(len(rows))
         return answer_in(prepared, algebra, batch, rows, *rest)
 

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 
 from junctor.backends.joint_table import has_joint_table
-from junctor.engine.few_rows import FewRows, are_few, load_trees
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.plain_cells import PlainCells
 from junctor.model.arguments import real, text, texts, whole
@@ -143,6 +142,8 @@ class Model:
         self.network = _read(network)
         self._prepared = _prepared(self.network)
         if not has_joint_table(self.network):
+            from junctor.strategies.row_trees import load_trees
+
             load_trees()
 
     def __repr__(self) -> str:
@@ -308,7 +309,6 @@ class _Answerer:
         self._network = network
         self._encoder = encoder
         self._query, self._options = question
-        self._few = FewRows(network, self._query, self._options)
         self._tables = tables_for(network, self._query)
         self._named = {network.index[name]: name for name in named_variables(network, self._query)}
         self._engine: Engine | None = None
@@ -367,7 +367,7 @@ class _Answerer:
             def read_once(piece: tuple[int, pa.Table]) -> EncodedPartition:
                 return first if piece is pieces[0] else read(piece)
 
-            engine_for, batch_of = (lambda: self._engine_for(rows).without_gpu), (lambda each: each.batch)
+            engine_for, batch_of = (lambda: self._engine_for(rows)), (lambda each: each.batch)
             results = list(answer_in_sequence(pieces, read_once, batch_of, engine_for, finish))
             self._warn(observed)
             return one_after_another(results)
@@ -399,17 +399,13 @@ class _Answerer:
         self._sampler = None
         if self._engine is not None:
             self._engine.keep(KEPT_BYTES)
-        self.held = self._few.held + (0 if self._engine is None else self._engine.held)
+        self.held = 0 if self._engine is None else self._engine.held
 
     def _answer(self, batch: EvidenceBatch, first: int, rows: int) -> Answers:
         """Return the answers to a batch; first: number of its first row; rows: of all batches together."""
-        if self._options.strategy is None and are_few(self._network, self._query, self._options.device, rows):
-            answers = self._few.answer(batch, rows, lambda: _allowed(self._options))
-            if answers is not None:
-                return answers
         if self._query.method == "exact":
-            engine = self._engine_for(rows).serving(batch)
-            with _turn(engine.router.takes_gpu):
+            engine = self._engine_for(rows)
+            with _turn(_may_use_gpu(self._options) and engine.uses_gpu(batch)):
                 return engine.answer(batch)
         with _turn(_may_use_gpu(self._options)):
             # Random numbers of a row go by its number in the table, not in its batch.
@@ -422,7 +418,7 @@ class _Answerer:
 
     def _uses_gpu(self, batch: EvidenceBatch, rows: int) -> bool:
         """Return True if a GPU answers a batch; rows: of all batches together."""
-        return _may_use_gpu(self._options) and self._engine_for(rows).serving(batch).router.takes_gpu
+        return _may_use_gpu(self._options) and self._engine_for(rows).uses_gpu(batch)
 
     def _engine_for(self, rows: int) -> Engine:
         # Imported when needed, as below: each of them loads kernels that the others do without.
@@ -430,14 +426,14 @@ class _Answerer:
 
         engine, allowed = self._engine, _allowed(self._options)
         if engine is None or not LEAST_SHARE * allowed <= engine.allowed <= MOST_SHARE * allowed:
-            store = None if engine is None else engine.router.store
+            store = None if engine is None else engine.facts.store
             if store is not None:
                 # Made for the other amount.
                 store.row_engines.clear()
             engine = self._engine = Engine(self._network, self._query, self._options, store=store)
-            engine.router.is_lasting = True
+            engine.facts.is_lasting = True
         # As a new engine would be told, so that answers do not depend on earlier calls.
-        engine.router.expected_rows = rows
+        engine.facts.expected_rows = rows
         return engine
 
     def _sampler_for(self, rows: int) -> SamplingEngine | AutoEngine:

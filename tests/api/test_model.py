@@ -172,12 +172,12 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
             model.posteriors(70 * [dict.fromkeys(names[:count], 0)])
         idle = model._prepared._idle[0]
         assert idle._engine is not None
-        assert len(idle._engine.programs) == len(idle._engine.router.store.plans) == 6
+        assert len(idle._engine.programs) == len(idle._engine.facts.store.plans) == 6
         held = idle.held
         monkeypatch.setattr(api, "KEPT_BYTES", held // 2)
         model.posteriors(70 * [dict.fromkeys(names[:2], 0)])
         assert 0 < idle.held <= held // 2
-        assert len(idle._engine.router.store.plans) < 6
+        assert len(idle._engine.facts.store.plans) < 6
         # Nothing stays where a single program is too large, and calls go on.
         monkeypatch.setattr(api, "KEPT_BYTES", 1)
         assert model.posteriors(70 * [{}])["status"].to_pylist() == 70 * ["ok"]
@@ -199,14 +199,14 @@ def _check_that_plans_stay(model: junctor.Model, rows: pa.Table, monkeypatch: py
     first = model.posteriors(rows, device="cpu", threads=2)
     idle = model._prepared._idle[0]
     assert idle._engine is not None
-    ((key, plan),) = idle._engine.router.store.plans.items()
+    ((key, plan),) = idle._engine.facts.store.plans.items()
     (program,) = idle._engine.programs
     blocks = sum(each.held for each in program._compiled.values())
     assert blocks > 0
     monkeypatch.setattr(api, "KEPT_BYTES", idle.held - blocks // 2)
     for _ in range(2):
         assert model.posteriors(rows, device="cpu", threads=2).equals(first)
-        assert idle._engine.router.store.plans == {key: plan}
+        assert idle._engine.facts.store.plans == {key: plan}
         assert idle._engine.programs == (program,)
         assert idle.held <= api.KEPT_BYTES
 

@@ -127,11 +127,11 @@ def test_rows_whose_evidence_rules_out_states_get_trees_of_their_own() -> None:
     states = sample(network, rows, seed=2).astype(np.int32)
     batch = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in seen})
     engine = Engine(network, Query())
-    trees = engine.router.row_engine
+    trees = engine.facts.row_engine
     works = trees.works_alone(EvidenceCells(batch), np.arange(0, rows, 40))
     whole = trees.work(frozenset(seen))
     assert 20 * np.mean([work.operations for work in works]) < whole.operations
-    (group,) = engine.router.groups(batch)
+    (group,) = engine.choice(batch).groups
     assert group.alone
     # As few as are possible come out, each of them certain.
     answers, alone = engine.answer(batch), blank(network, batch)

@@ -126,8 +126,8 @@ def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
     network = grid(14, 14, seed=2)
     batch = EvidenceBatch(1, {0: np.array([1], np.int32)})
     engine = Engine(network, Query(), on_cpu(1 << 30), expected_rows=64)
-    group = engine.router.groups(batch)[0]
-    limits = memory.PlanMemory(engine.router.plan(group.pattern, 64), 2, itemsize=8)
+    group = engine.choice(batch).groups[0]
+    limits = memory.PlanMemory(engine.facts.plan(group.pattern, 64), 2, itemsize=8)
     one = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 1, to_come=1)
     assert (one.entry_threads, one.lanes) == (1, 0)
     many = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 5000, to_come=5000)

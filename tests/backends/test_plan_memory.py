@@ -44,7 +44,7 @@ def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
     answers = engine.answer(batch)
     formats = 1 if query.kind == "mpe" or query.precision == "log" else 2 + (query.precision == "single")
     needs = [
-        memory.PlanMemory(engine.router.plan(group.pattern), formats).least for group in engine.router.groups(batch)
+        memory.PlanMemory(engine.facts.plan(group.pattern), formats).least for group in engine.choice(batch).groups
     ]
     return max(needs, default=0) + answers.nbytes
 
@@ -65,9 +65,9 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     tight = Engine(network, query, on_cpu(enough - 1))
     # In chunks from there on.
     whole = Engine(network, query, on_cpu(enough))
-    for group in tight.router.groups(first):
-        assert tight.router.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
-        assert not whole.router.in_chunks(group.pattern, 1, enough - answers.nbytes)
+    for group in tight.choice(first).groups:
+        assert tight.facts.cuts.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
+        assert not whole.facts.cuts.in_chunks(group.pattern, 1, enough - answers.nbytes)
     try:
         chunked = tight.answer(first)
     except BudgetError as error:

@@ -401,7 +401,7 @@ def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: Devic
     gpu = local_cost_models().gpu(MeasuredDevice("any"))
     (alone,), (bound,) = (forecast(engine, batch, bound=most) for most in (0, 10**9))
     assert 0.2 < alone.seconds / bound.seconds < 5
-    assert gpu_seconds(engine.router, alone, gpu) != alone.seconds
+    assert gpu_seconds(engine.facts, alone, gpu) != alone.seconds
     (half,) = forecast(
         engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
     )

@@ -44,10 +44,10 @@ def holes(rows: int, variables: int) -> EvidenceBatch:
 def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
     engine, batch = Engine(network, Query()), holes(40, 6)
     prices = pricing.compiled_prices(
-        engine.router.work,
+        engine.facts.work,
         1 << 30,
-        pricing.row_tree_seconds(engine.router.row_engine, patterns_of(batch), batch),
-        engine.router.row_price,
+        pricing.row_tree_seconds(engine.facts.row_engine, patterns_of(batch), batch),
+        engine.facts.row_price,
     )
     cut, entering, none = (
         Pattern(frozenset(range(8)), NOTHING),
@@ -57,7 +57,7 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
     assert prices.row(cut) < prices.row(none) < prices.row(entering)
     assert prices.once(cut) < prices.once(none) < prices.once(entering)
     assert 0 < prices.per_row < math.inf
-    plain = pricing.plain_prices(engine.router.plan, len(network.variables), lambda _: True)
+    plain = pricing.plain_prices(engine.facts.plan, len(network.variables), lambda _: True)
     assert plain.row(cut) < plain.row(entering)
     assert plain.once(cut) < plain.once(none)
     assert plain.per_row == math.inf
@@ -66,11 +66,10 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
 def test_what_does_not_fit(network: Network) -> None:
     engine = Engine(network, Query())
     pattern = Pattern(frozenset(range(8)), NOTHING)
-    entries = engine.router.row_engine.work(pattern.sliced)[1]
+    entries = engine.facts.row_engine.work(pattern.sliced)[1]
     for allowed, fits in ((int(8 * entries), False), (int(8 * entries) + 1, True)):
         assert (
-            pricing.compiled_prices(engine.router.work, allowed, math.inf, engine.router.row_price).fits(pattern)
-            == fits
+            pricing.compiled_prices(engine.facts.work, allowed, math.inf, engine.facts.row_price).fits(pattern) == fits
         )
 
 
@@ -78,14 +77,14 @@ def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_
     batch = holes(60, 8)
     engine = Engine(network, Query(), expected_rows=600)
     exact = patterns_of(batch).exact(np.arange(60))[0]
-    assert engine.router.uses(exact, batch) == 10 * len(exact.rows)
-    several = engine.router.groups(batch)[-1]
+    assert engine.facts.uses(exact, batch) == 10 * len(exact.rows)
+    several = engine.choice(batch).groups[-1]
     assert several.patterns > 1
     # A group of all rows comes again, too.
     again = len(several.rows) == batch.rows
-    assert engine.router.uses(several, batch) == (10 if again else 1) * len(several.rows)
+    assert engine.facts.uses(several, batch) == (10 if again else 1) * len(several.rows)
     part = replace(several, rows=several.rows[1:])
-    assert engine.router.uses(part, batch) == len(part.rows)
+    assert engine.facts.uses(part, batch) == len(part.rows)
 
 
 def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) -> None:
@@ -95,7 +94,7 @@ def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) ->
         EvidenceBatch(4000, {v: np.where(rng.random(4000) < 0.94, 0, UNOBSERVED).astype(np.int32) for v in range(12)})
         for _ in range(2)
     ]
-    prices = pricing.compiled_prices(Engine(network, Query()).router.work, 1 << 30, math.inf, (2e-10, 1.8e-8))
+    prices = pricing.compiled_prices(Engine(network, Query()).facts.work, 1 << 30, math.inf, (2e-10, 1.8e-8))
     one, other = (PatternChoice(patterns_of(batch), prices, search=True).groups() for batch in found)
     assert one[0].pattern == other[0].pattern
     assert one[0].pattern.weighted
@@ -112,7 +111,7 @@ def test_no_plan_is_made_twice(network: Network, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("junctor.engine.grouping.COMPILED_SECONDS", 0)
     engine, batch = Engine(network, Query()), holes(3000, 8)
     engine.answer(batch)
-    groups = engine.router.groups(batch)
+    groups = engine.choice(batch).groups
     assert len(made) - len(set(made)) <= 1, "the first look at all patterns together may plan for a single row"
     assert len(set(made)) <= len(groups) + 1
 

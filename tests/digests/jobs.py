@@ -22,6 +22,7 @@ from junctor.cli import app_for
 from junctor.generate import chain, evidence_table, grid, layered, random_network, sample
 from junctor.generate import hmm as unrolled
 from junctor.model.network import Network
+from junctor.model.strategies import Strategy
 from pyarrow import ipc, parquet
 from typer.testing import CliRunner
 
@@ -101,7 +102,7 @@ def settled(folder: Path) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
         # What is planned for many rows is shown with few of them.
-        patch.setattr("junctor.engine.few_rows.FEW_ROWS", 0)
+        patch.setattr("junctor.strategies.facts.FEW_ROWS", 0)
         yield
 
 
@@ -265,7 +266,7 @@ def explanations(network: Any, evidence: Any) -> pa.Table:
 def _calls(_: Path, precision: str) -> Outputs:
     """A few rows in a call: of a small network, of a larger one, and rows that leave the range of double."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("junctor.engine.few_rows.FEW_ROWS", 64)
+        patch.setattr("junctor.strategies.facts.FEW_ROWS", 64)
         table = np.array([[1 - 1e-9, 1e-9], [1e-9, 1 - 1e-9]])
         unlikely = {f"symbol_{n + 1}": ["0", "01"[n % 2]] for n in range(60)}
         larger = random_network(40, seed=3, zeros=0.1)
@@ -282,14 +283,14 @@ def _calls(_: Path, precision: str) -> Outputs:
 
 @each_precision("blocks-many-rows")
 def _blocks(_: Path, precision: str) -> Outputs:
-    with stand_in.compiled_at_once(blocks=True):
+    with stand_in.compiled(Strategy.CPU_BLOCKS):
         words = ("--precision", precision, "--partition-rows", "500")
         return answered("run", *files(layered(5, 4, (2, 3), seed=2), 1200), *words)
 
 
 @job("blocks-mpe")
 def _blocks_mpe(_: Path) -> Outputs:
-    with stand_in.compiled_at_once(blocks=True):
+    with stand_in.compiled(Strategy.CPU_BLOCKS):
         network = files(layered(4, 4, (2, 3), seed=5, zeros=0.3), 300)
         return answered("run", *network, "--query", "mpe", folder="mpe")
 
@@ -303,19 +304,19 @@ def _as_they_come(_: Path) -> Outputs:
 
 @job("blocks-patterns")
 def _patterns(_: Path) -> Outputs:
-    with stand_in.compiled_at_once(blocks=True):
+    with stand_in.compiled(Strategy.CPU_BLOCKS):
         return answered("run", *files(random_network(40, seed=3, zeros=0.1), 400, pattern="random"))
 
 
 @each_precision("entries")
 def _entries(_: Path, precision: str) -> Outputs:
-    with stand_in.compiled_at_once():
+    with stand_in.compiled(Strategy.ENTRIES):
         return answered("run", *lattice(9), "--precision", precision)
 
 
 @each_precision("row-trees", ("double", "single"))
 def _row_trees(_: Path, precision: str) -> Outputs:
-    with stand_in.compiled_at_once(alone=True):
+    with stand_in.compiled(Strategy.ROW_TREES):
         return answered("run", *files(chain(300, 4, seed=3), 90, 0.3, "random"), "--precision", precision)
 
 
@@ -762,7 +763,7 @@ def _plans_missing(_: Path) -> Outputs:
 
 @job("plans-row-trees")
 def _plans_row_trees(_: Path) -> Outputs:
-    with stand_in.compiled_at_once(alone=True):
+    with stand_in.compiled(Strategy.ROW_TREES):
         return {"plans": inspected(*files(chain(300, 4, seed=3), 90, 0.3, "random"), *CPU)}
 
 

@@ -19,16 +19,16 @@ from helpers.chunk_plans import cut_for
 from helpers.encoding import encode_table
 from helpers.format_helpers import CONTENT
 from junctor.backends import gpu_items
-from junctor.backends import plan_memory as memory
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cliques import streamed as stored_stream
 from junctor.cliques.tree import StoredTree
 from junctor.cost.model import CostModel
-from junctor.engine import engine, grouping, router
+from junctor.engine import engine
 from junctor.engine.engine import Engine
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
+from junctor.model.strategies import Strategy
 from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster
@@ -50,7 +50,9 @@ from junctor.runtime.machine import compute_options
 from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.gpu import GpuSampling
+from junctor.strategies import entries
 from junctor.strategies import facts as planner
+from junctor.strategies.facts import Facts
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.hmm import device as hmm_gpu
@@ -64,16 +66,11 @@ WORKING = 16
 
 
 @contextmanager
-def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
-    """Context manager: compiled code as for long jobs, blocks of rows where asked, or else a tree for each row."""
+def compiled(strategy: Strategy) -> Iterator[None]:
+    """Context manager: rows go one way, in compiled code as for long jobs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "COMPILED_SECONDS", 0.0)
-        if blocks:
-            patch.setattr(memory, "LOWERING_SECONDS", 0.0)
-            # Trees made in compiled code would answer so few rows.
-            patch.setattr(router.Router, "_shares_trees", lambda *_: False)
-        if alone:
-            patch.setattr(grouping, "row_tree_seconds", lambda *_: 0.0)
+        patch.setattr(entries, "_compiled_seconds", lambda *_: 0.0)
+        patch.setattr(Facts, "forced", strategy)
         yield
 
 

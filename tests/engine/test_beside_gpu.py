@@ -65,9 +65,9 @@ def batch_of(network: Network, gaps: float) -> EvidenceBatch:
 def test_the_same_ways_and_bytes_as_without_a_gpu(network: Network, query: Query, gaps: float) -> None:
     batch = batch_of(network, gaps)
     beside, without = (Engine(network, query, options, expected_rows=EXPECTED) for options in (AUTO, CPU))
-    assert beside.router.takes_gpu
+    assert beside.facts.takes_gpu
     assert beside.serving(batch) is beside.without_gpu
-    assert not beside.without_gpu.router.takes_gpu
+    assert not beside.without_gpu.facts.takes_gpu
     assert without.without_gpu is without
     found, expected = beside.answer(batch), without.answer(batch)
     assert found.ways == expected.ways
@@ -83,13 +83,13 @@ def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.Mo
     batch = batch_of(network, 0.05)
     engine = Engine(network, Query(), AUTO, expected_rows=EXPECTED)
     assert engine.serving(batch) is not engine
-    engine.router.expected_rows = 10**9
+    engine.facts.expected_rows = 10**9
     assert engine.serving(batch) is engine
     assert {route.strategy for route in engine.routes(batch)} == {Strategy.GPU_BLOCKS}
     # The other one is told.
     monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
     batch = batch_of(network, 0.05)
-    assert engine.serving(batch).router.expected_rows == 10**9
+    assert engine.serving(batch).facts.expected_rows == 10**9
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -111,7 +111,7 @@ def test_what_the_cores_answer_before_a_plan_is_made_is_left_to_them(
 
 @pytest.mark.usefixtures("a_gpu")
 def test_rows_that_only_trees_answer_need_no_gpu(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    router, batch = Engine(network, Query(), AUTO, expected_rows=10**9).router, batch_of(network, 0.05)
+    router, batch = Engine(network, Query(), AUTO, expected_rows=10**9).facts, batch_of(network, 0.05)
     groups = router.groups(batch)
     assert router.is_faster_on_gpu(groups, batch)
     assert not router.is_faster_on_gpu([replace(group, strategy=Strategy.ROW_TREES) for group in groups], batch)
@@ -136,7 +136,7 @@ def test_no_plan_is_searched_for_rows_with_trees(network: Network, monkeypatch: 
     states = sample(network, rows, seed=1).astype(np.int32)
     states[np.random.default_rng(2).random(states.shape) < 0.5] = UNOBSERVED
     batch = EvidenceBatch(rows, dict(enumerate(np.ascontiguousarray(states.T))))
-    (group,) = Engine(network, Query("mpe"), AUTO, expected_rows=10**9).router.groups(batch)
+    (group,) = Engine(network, Query("mpe"), AUTO, expected_rows=10**9).choice(batch).groups
     assert group.by_trees
 
 

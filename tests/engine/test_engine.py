@@ -157,4 +157,4 @@ def test_threads_of_a_batch(asked: int | None, taken: int, monkeypatch: pytest.M
     """More than 32 only where they are asked for."""
     monkeypatch.setattr("junctor.strategies.facts.usable_cores", lambda: 96)
     options = ComputeOptions(threads=asked, device="cpu")
-    assert Engine(chain(3, seed=1), Query(), options).router.threads == taken
+    assert Engine(chain(3, seed=1), Query(), options).facts.threads == taken

@@ -129,7 +129,7 @@ def test_rows_with_large_trees_go_another_way(monkeypatch: pytest.MonkeyPatch) -
     nothing, most = EvidenceBatch(2), EvidenceBatch(2, {v: np.zeros(2, np.int32) for v in range(12)})
     assert backend(network, nothing, 2) is Strategy.ROW_TREES
     engine = Engine(network, Query(), OPTIONS, expected_rows=2)
-    light, heavy = (2 * engine.router.row_engine.work(seen).operations for seen in (range(12), ()))
+    light, heavy = (2 * engine.facts.row_engine.work(seen).operations for seen in (range(12), ()))
     assert light < heavy
     # At the limit, and one operation below it.
     for limit, expected in ((heavy, True), (heavy - 1, False)):

@@ -15,7 +15,6 @@ from hypothesis.extra.numpy import arrays
 from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.plan_groups import PatternChoice, PatternPricer
-from junctor.engine.router import Router
 from junctor.evidence import patterns
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.patterns import (
@@ -215,7 +214,7 @@ def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, m
     options = ComputeOptions(device="gpu", threads=2)
 
     def groups() -> list[PatternGroup]:
-        return Engine(network, Query(precision="single"), options, gpu=EmulatedDevice()).router.groups(batch)
+        return Engine(network, Query(precision="single"), options, gpu=EmulatedDevice()).choice(batch).groups
 
     (whole,) = groups()
     monkeypatch.setattr(patterns, "MOST_PATTERNS", 40)

@@ -166,7 +166,7 @@ def test_equal_rows_of_many_trees_are_copied_at_once(query: Query, monkeypatch: 
     again = rng.integers(0, 9000, 20_000)
     batch = EvidenceBatch(20_000, {v: np.ascontiguousarray(few[again, v], dtype=np.int32) for v in range(30)})
     engines = [Engine(network, query, replace(on_cpu(), threads=threads)) for threads in (1, 2)]
-    groups = engines[0].router.groups(engines[0].with_equal_rows(batch))
+    groups = engines[0].facts.groups(engines[0].with_equal_rows(batch))
     assert sum(group.by_trees and group.copies > 0 for group in groups) > 1
     together, in_threads = (engine.answer(batch) for engine in engines)
     monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
@@ -218,8 +218,8 @@ def test_what_is_worth_loading_and_planning_counts_different_rows() -> None:
     engine = Engine(network, Query(), expected_rows=10**7)
     every = EvidenceBatch(10_000, {0: np.arange(10_000, dtype=np.int32) % 3})
     batch = engine.with_equal_rows(every)
-    (group,) = groups = engine.router.groups(batch)
+    (group,) = groups = engine.choice(batch).groups
     assert (len(group.rows), group.copies, group.served) == (3, 9997, 10_000)
-    assert engine.router.uses(group, batch) == 3000
-    assert not engine.router.loads_compiled(groups, batch)
-    assert engine.router.loads_compiled(engine.router.groups(every), every)
+    assert engine.facts.uses(group, batch) == 3000
+    assert not engine.facts.loads_compiled(groups, batch)
+    assert engine.facts.loads_compiled(engine.choice(every).groups, every)

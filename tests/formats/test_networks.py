@@ -97,7 +97,7 @@ def test_uai_2014_instances_have_their_published_answers(
     partition = next(open_evidence(evidence, network).partitions(10), None)
     batch = partition.batch if partition else EvidenceBatch(1, {})
     engine = Engine(network, Query())
-    plan = engine.router.plan(engine.router.groups(batch)[0].pattern)
+    plan = engine.facts.plan(engine.choice(batch).groups[0].pattern)
     if plan.case_operations + plan.shared_operations > QUICK and not request.config.getoption("--slow"):
         pytest.skip(f"{plan.case_operations + plan.shared_operations:.1e} entry operations: run with --slow")
     answers = engine.answer(batch)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from junctor.engine.router import Router
 from junctor.generate import grid
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor_kernels.tables import reference
 
 ENDLESS = 1 << 60
@@ -55,18 +55,18 @@ def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12, lean: bool
     """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
 
     def chunk_route(
-        router: Router, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
+        cuts: ChunkCuts, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
     ) -> ChunkRoute:
         # Of explanations there are max-marginals in chunks, which have the plans of posteriors.
-        anew = lean or router.query.kind == "mpe"
-        plan = compile_plan(router.shape, pattern, rows=uses, lean=lean) if anew else router.plan(pattern, uses)
+        anew = lean or cuts.facts.query.kind == "mpe"
+        plan = compile_plan(cuts.facts.shape, pattern, rows=uses, lean=lean) if anew else cuts.facts.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
-        limits = MemoryLimits(free, None, ENDLESS, router.spill_dir)
+        limits = MemoryLimits(free, None, ENDLESS, cuts.facts.spill_dir)
         return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Router, "in_chunks", lambda *_: True)
-        patch.setattr(Router, "chunk_route", chunk_route)
+        patch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+        patch.setattr(ChunkCuts, "chunk_route", chunk_route)
         yield

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
-from junctor.engine.grouping import Grouping
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, UNANSWERED, Answers, unanswered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Variable, build_network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
-from junctor.strategies import facts as planner
+from junctor.model.strategies import Strategy
 
 from helpers import oracle, strategies
 
 TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
 
 
-@contextmanager
-def plans_alone() -> Iterator[None]:
-    """Context manager: plans answer all rows, also in log space; nothing has trees or tables in double precision."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Grouping, "_shares_trees", lambda *_: False)
-        patch.setattr(Grouping, "_explains_by_trees", False)
-        patch.setattr(grouping, "row_tree_seconds", lambda *_: math.inf)
-        patch.setattr(planner, "has_joint_table", lambda network: False)
-        yield
-
-
 def in_log_space(network: Network, batch: EvidenceBatch, options: ComputeOptions = ONE_THREAD) -> Answers:
     """Return posteriors of which every number comes from log space."""
-    with plans_alone():
-        return Engine(network, Query(precision="log"), options).answer(batch)
+    forced = replace(options, strategy=Strategy.ENTRIES)
+    return Engine(network, Query(precision="log"), forced).answer(batch)
 
 
 def blank(network: Network, batch: EvidenceBatch, targets: Sequence[int] | None = None) -> Answers:

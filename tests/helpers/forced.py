@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.runtime.devices import has_gpu
+from junctor.strategies.facts import Facts
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 
 from helpers.gpu_blocks import few_threads, opened  # noqa: F401
@@ -27,6 +30,14 @@ FORCED = [
 ]
 # Those that explain rows.
 EXPLAINING = [each for each in FORCED if each.values != (Strategy.JOINT_TABLE,)]
+
+
+@contextmanager
+def forcing(strategy: Strategy | None) -> Iterator[None]:
+    """Context manager: all rows go one way, whoever answers them, but for those that have to go on to another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Facts, "forced", strategy)
+        yield
 
 
 def engine_by(strategy: Strategy, network: Network, query: Query, **options: Any) -> Engine:

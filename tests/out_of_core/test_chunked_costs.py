@@ -27,7 +27,6 @@ from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel, CostModels
 from junctor.engine.engine import Engine
-from junctor.engine.router import Router
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -46,6 +45,7 @@ from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import chunk_cuts as chunk_routes
 from junctor.strategies.chunk_cuts import one_piece_seconds
+from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import GpuRoom
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
@@ -294,7 +294,7 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
 def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """An engine with a GPU and a CPU whose steps take so many seconds."""
     # As if there was a GPU.
-    monkeypatch.setattr(Router, "costs", property(lambda self: self.cost_models.devices[1]))
+    monkeypatch.setattr(Facts, "costs", property(lambda self: self.cost_models.devices[1]))
 
     def made(gpu: float, cpu: float, device: DeviceChoice = "auto") -> Engine:
         figures = {"multiprocessors": 1.0, "memory": float(1 << 30)}
@@ -314,7 +314,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
 def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
     def chosen(made: Engine, gpu: bool = True) -> bool:
         room = GpuRoom(1 << 27, True) if gpu else None
-        return made.router.chosen_chunks(NOTHING, 1, reference.DOUBLE, 1 << 28, room).limits.on_gpu
+        return made.facts.cuts.chosen_chunks(NOTHING, 1, reference.DOUBLE, 1 << 28, room).limits.on_gpu
 
     assert chosen(engine_of(1e-6, 1e-3))
     assert not chosen(engine_of(1e-2, 1e-6))
@@ -324,7 +324,7 @@ def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
 
 def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[..., Engine]) -> None:
     def beats(made: Engine, free: int) -> bool:
-        return made.router.beats_one_piece(NOTHING, 1, free, GpuRoom(1 << 27, True))
+        return made.facts.cuts.beats_one_piece(NOTHING, 1, free, GpuRoom(1 << 27, True))
 
     assert beats(engine_of(1e-6, 1e-3), 1 << 28)
     assert not beats(engine_of(1e-2, 1e-6), 1 << 28)
@@ -336,7 +336,7 @@ def test_what_has_too_many_offsets_for_a_gpu_may_go_in_chunks_there(
     engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def goes(made: Engine) -> bool:
-        return made.router.in_chunks(NOTHING, 1, 1 << 28, GpuRoom(1 << 27, True))
+        return made.facts.cuts.in_chunks(NOTHING, 1, 1 << 28, GpuRoom(1 << 27, True))
 
     assert not goes(engine_of(1e-6, 1e-3))
     monkeypatch.setattr(chunk_routes, "MOST_OFFSETS", 100)

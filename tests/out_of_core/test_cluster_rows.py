@@ -26,8 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import BlockOutcome
 from junctor.cost.constants import CPU, GPU
-from junctor.engine import chunk_routes, grouping
-from junctor.engine.router import Router
+from junctor.engine import chunk_routes
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
@@ -53,6 +52,8 @@ from junctor.runtime import dask_cluster, local_cluster
 from junctor.runtime.dask_cluster import Resources, workers_of
 from junctor.runtime.local_cluster import local_client
 from junctor.runtime.progress import Silence
+from junctor.strategies.chunk_cuts import ChunkCuts
+from junctor.strategies.facts import Facts
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
@@ -239,8 +240,8 @@ def test_a_run_whose_rows_go_to_workers(
 
     for module in (cluster_workers, workload):
         monkeypatch.setattr(module, "cluster_client", cluster_client)
-    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(grouping, "are_few", lambda *_: False)
+    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(Facts, "are_few", lambda *_: False)
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n0,0\n0,1\n1,0\n")
     job = Job(str(tmp_path / "grid.uai"), str(tmp_path / "evidence.csv"), str(tmp_path / "out"))
@@ -429,8 +430,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what plans a run whose rows all go in chunks on GPUs of which there are four, in so many partitions."""
     for module in (workload, chunk_routes):
         monkeypatch.setattr(module, "count_gpus", lambda: 4)
-    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(grouping, "are_few", lambda *_: False)
+    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(Facts, "are_few", lambda *_: False)
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     rows = ["0,3,8,11", *(",".join(map(str, states)) for states in itertools.product(range(2), repeat=4))]
     (tmp_path / "evidence.csv").write_text("\n".join(rows))

@@ -18,7 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
 from junctor.engine.engine import Engine
-from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, OK
@@ -33,6 +32,7 @@ from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import chunk_explanations
+from junctor.strategies.chunk_cuts import ChunkCuts
 
 MPE = Query("mpe")
 # What the log probability of an explanation may be below the largest: rounding decides between those.
@@ -57,8 +57,8 @@ def in_chunks(working: int, free: int = 0, disk: bool = False, lean: bool = Fals
 
     with cut_for(working, disk, lean=lean), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkedProgram, "run", run)
-        many = lambda router, pattern, *_: len(router.shape.cardinalities) - len(pattern.sliced) > free  # noqa: E731
-        patch.setattr(Router, "in_chunks", many)
+        many = lambda cuts, pattern, *_: len(cuts.facts.shape.cardinalities) - len(pattern.sliced) > free  # noqa: E731
+        patch.setattr(ChunkCuts, "in_chunks", many)
         yield algebras
 
 
@@ -200,7 +200,7 @@ def test_what_does_not_add_up_is_decided_step_by_step(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("query", [MPE, Query("mpe", precision="log"), Query(precision="log")], ids=str)
 def test_tasks_go_to_gpus(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this process, or of workers; without opening one."""
-    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
     network, batch = grid(6, 6, seed=1), EvidenceBatch(1)
     for workers, backend in ((None, Strategy.CHUNKS), (WorkerPool(2, None, 1 << 30), Strategy.CHUNKS)):
         options = ComputeOptions(memory=1 << 32, device="gpu", device_memory=1 << 28)

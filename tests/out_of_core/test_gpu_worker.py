@@ -14,8 +14,6 @@ import junctor
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine import grouping
-from junctor.engine.router import Router
 from junctor.generate import grid
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.network import Network
@@ -45,6 +43,8 @@ from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.local_cluster import silent_dask
+from junctor.strategies.chunk_cuts import ChunkCuts
+from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 from pyarrow import parquet
@@ -203,8 +203,8 @@ def test_a_run_over_workers_with_gpus(
     monkeypatch.setattr(chunk_crew, "gpus_here", lambda *_: seen)
     # No machine has the memory, all workers together have.
     monkeypatch.setattr(chunk_crew.WorkerPool, "_cut_for_machines", refuse)
-    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(grouping, "are_few", lambda *_: False)
+    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(Facts, "are_few", lambda *_: False)
     on_gpu: list[bool] = []
     functions = chunk_cluster.TaskFunctions
     monkeypatch.setattr(chunk_cluster, "TaskFunctions", lambda *given: on_gpu.append(bool(given)) or functions(*given))

@@ -82,7 +82,7 @@ def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatc
         assert "for the tables of a task" in str(error)  # noqa: PT017
         return
     check_posteriors(network, batch, answers, 1e-12)
-    assert all(each.working <= size for each in engine.router.store.chunk_routes.values())
+    assert all(each.working <= size for each in engine.facts.store.chunk_routes.values())
 
 
 @pytest.mark.parametrize("algebra", [reference.DOUBLE, reference.SINGLE, reference.LOG, reference.MAX_LOG])
@@ -113,7 +113,7 @@ def run(program: ChunkedProgram) -> Any:
 @pytest.mark.parametrize("algebra", [reference.DOUBLE, reference.LOG])
 def test_nothing_is_computed_twice(working: int, algebra: reference.Algebra, monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(7, 7, states=2, seed=1)
-    plan = Engine(network, Query()).router.plan(NOTHING)
+    plan = Engine(network, Query()).facts.plan(NOTHING)
     chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
     done: list[int] = []
     real = CpuTasks.__call__
@@ -132,7 +132,7 @@ def test_nothing_is_computed_twice(working: int, algebra: reference.Algebra, mon
 @pytest.mark.parametrize("entry_threads", [0, 1])
 def test_threads_change_nothing(entry_threads: int) -> None:
     network = grid(8, 8, states=2, seed=1)
-    plan = Engine(network, Query()).router.plan(NOTHING)
+    plan = Engine(network, Query()).facts.plan(NOTHING)
     chunks = chunk_plan(plan, least_working(plan) + 100, ENDLESS, 0)
     one, three = (
         run(ChunkedProgram(chunks, network, reference.DOUBLE, threads=threads, entry_threads=entry_threads))
@@ -180,7 +180,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chunked._PassTasks, "group", group)
     # Plans and cuts are made before: neither the search for them nor learning prices is part of what is planned.
     for compiled in (True, False):
-        assert any(engine.router.cpu_costs.coefficients[backend_of(engine.router.ladder[0], compiled)].work)
+        assert any(engine.facts.cpu_costs.coefficients[backend_of(engine.facts.ladder[0], compiled)].work)
     assert engine.routes(batch)
     gc.collect()
     tracemalloc.start()
@@ -204,7 +204,7 @@ def test_what_is_measured_stays_within_what_is_planned(
     network, batch = large()
     engine = Engine(network, Query(precision=precision), on_cpu(device_memory=size))
     answers, peak, held = measured(engine, batch, monkeypatch)
-    (chunking,) = engine.router.store.chunk_routes.values()
+    (chunking,) = engine.facts.store.chunk_routes.values()
     assert answers.status.tolist() == [OK]
     assert chunking.chunks.tasks > len(chunking.chunks.passes)
     assert chunking.working <= size
@@ -226,7 +226,7 @@ def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(chunk_store, "reserve", reserve)
     answers, peak, held = measured(engine, EvidenceBatch(1), monkeypatch)
-    (chunking,) = engine.router.store.chunk_routes.values()
+    (chunking,) = engine.facts.store.chunk_routes.values()
     assert held <= chunking.working + INTERPRETER_BYTES
     assert peak <= chunking.memory + answers.nbytes <= engine.allowed
     assert max(sizes) <= chunking.disk <= sum(sizes)
@@ -348,7 +348,7 @@ def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.Monkey
     states = sample(network, 1, seed=1)
     batch = EvidenceBatch(1, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 20)})
     engine = Engine(network, Query(), on_cpu(device_memory=size))
-    if not any(engine.router.in_chunks(group.pattern, 1, engine.allowed) for group in engine.router.groups(batch)):
+    if not any(engine.facts.cuts.in_chunks(group.pattern, 1, engine.allowed) for group in engine.choice(batch).groups):
         return None
     answers, peak, held = measured(engine, batch, monkeypatch)
     expected = Engine(network, Query()).answer(batch)
@@ -356,7 +356,7 @@ def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12, atol=1e-12)
     for v, posterior in answers.posteriors.items():
         np.testing.assert_allclose(posterior, expected.posteriors[v], rtol=0, atol=1e-12)
-    (chunking,) = engine.router.store.chunk_routes.values()
+    (chunking,) = engine.facts.store.chunk_routes.values()
     assert held <= chunking.working + INTERPRETER_BYTES
     assert chunking.working <= size
     assert peak <= chunking.memory + answers.nbytes <= engine.allowed
@@ -406,10 +406,10 @@ def test_published_answers_in_a_fraction_of_the_memory(
 ) -> None:
     network, batch, marginals = published(shared / "networks" / "uai2014" / "MAR", name)
     engine = Engine(network, Query(), on_cpu(memory, spill_dir=tmp_path))
-    (group,) = engine.router.groups(batch)
-    assert PlanMemory(engine.router.plan(group.pattern), 2).least > 4 * memory
+    (group,) = engine.choice(batch).groups
+    assert PlanMemory(engine.facts.plan(group.pattern), 2).least > 4 * memory
     answers = engine.answer(batch)
-    (chunking,) = engine.router.store.chunk_routes.values()
+    (chunking,) = engine.facts.store.chunk_routes.values()
     assert chunking.memory + answers.nbytes <= memory
     assert answers.log_value[0] == pytest.approx(log10_z * math.log(10), abs=1e-5)
     for v, posterior in answers.posteriors.items():

@@ -21,7 +21,6 @@ from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
-from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid
 from junctor.model.answers import Answers
@@ -35,6 +34,7 @@ from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import chunks as chunked_rows
 from junctor.strategies import strategy as routes
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
@@ -188,15 +188,15 @@ def answered(
     """Return the answers of an engine that has some GPUs, with one plan for all of them, or for some that are used."""
     network = grid(3, 4, seed=3)
 
-    def chunk_route(router: Any, pattern: Pattern, uses: int, algebra: Any, free: int, _: Any = None) -> ChunkRoute:
-        asked = Problem(router.shape, pattern)
+    def chunk_route(cuts: Any, pattern: Pattern, uses: int, algebra: Any, free: int, _: Any = None) -> ChunkRoute:
+        asked = Problem(cuts.facts.shape, pattern)
         room = MemoryLimits(1 << 32, OFFSET_BYTES + (13 << 20), 0, Path(), on_gpu=True)
         route = cut(asked, algebra, room, costs(), ROWS)
         of = SideBySide(used or len(gpus), abreast, seconds, 0.0, 0.0)
         return ChunkRoute(**{**route.__dict__, "slots": 2, "side": of})
 
-    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(Router, "chunk_route", chunk_route)
+    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(ChunkCuts, "chunk_route", chunk_route)
     monkeypatch.setattr(chunked_rows, "open_other_gpus", lambda memory: tuple(gpus[1:]))
     options = ComputeOptions(1 << 32, 2, "gpu", all_gpus=True)
     return Engine(network, Query(), options, gpu=gpus[0]).answer(batch)

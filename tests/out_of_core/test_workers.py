@@ -128,7 +128,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 
     def route_over(*workers: int) -> ChunkRoute:
         engine = Engine(NETWORK, Query(), options, workers=WorkerPool(*workers))
-        return engine.router.chunk_route(NOTHING, 1, DOUBLE, 1 << 30)
+        return engine.facts.cuts.chunk_route(NOTHING, 1, DOUBLE, 1 << 30)
 
     sizes = {workers: route_over(workers, 1 << 30) for workers in (1, 2, 8)}
     assert sizes[2].chunks.passes == sizes[8].chunks.passes
@@ -153,7 +153,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
     options = on_cpu(1 << 34)
     workers = WorkerPool(4, 1 << 34, room=1 << 27)
-    router = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).router
+    router = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).facts
     found = router.chosen_chunks(NOTHING, 1, SINGLE, 1 << 34, None)
     assert found.limits.on_gpu
     assert found.workers == 4
@@ -170,8 +170,8 @@ def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
 def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:
     options = ["--memory", "1GiB", "--device-memory", "80MiB", "--device", "gpu", "--workers", "4"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("junctor.engine.router.Router.in_chunks", lambda *_: True)
-        patch.setattr("junctor.engine.grouping.are_few", lambda *_: False)
+        patch.setattr("junctor.strategies.chunk_cuts.ChunkCuts.in_chunks", lambda *_: True)
+        patch.setattr("junctor.strategies.facts.Facts.are_few", lambda *_: False)
         result = CliRunner().invoke(app_for(), ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert re.search(r"over 4 workers, each row by one with [124] GPU", result.output), result.output

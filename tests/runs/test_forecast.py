@@ -69,14 +69,14 @@ def alone(engine: Engine, batch: EvidenceBatch) -> Route:
     """Return the forecast of the rows of a batch with a tree for each."""
     first, *_ = engine.routes(batch)
     group = replace(first.group, rows=np.arange(batch.rows), strategy=Strategy.ROW_TREES, shared=False)
-    return estimate(engine.router, replace(first, group=group, strategy=Strategy.ROW_TREES, plan=None), batch)
+    return estimate(engine.facts, replace(first, group=group, strategy=Strategy.ROW_TREES, plan=None), batch)
 
 
 def test_more_rows_are_looked_at_where_their_work_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     network = random_network(60, seed=1)
     engine = Engine(network, Query(), on_cpu(1 << 28))
     batch = encoded(network, 64, 0.4).batch
-    works = engine.router.row_engine.works_alone(evidence_cells(batch), np.arange(64))
+    works = engine.facts.row_engine.works_alone(evidence_cells(batch), np.arange(64))
     monkeypatch.setattr("junctor.engine.forecast.SAMPLED_SHARE", 1.0)
     monkeypatch.setattr("junctor.engine.forecast.SAMPLED_ERROR", 0.001)
     assert alone(engine, batch).operations == sum(work.operations for work in works)
@@ -89,7 +89,7 @@ def test_memory_of_rows_with_own_trees_is_that_of_messages_at_a_time() -> None:
     network = random_network(60, seed=1)
     engine = Engine(network, Query(), on_cpu(1 << 28))
     batch, held = encoded(network, 16).batch, np.zeros(16, dtype=np.int64)
-    works = engine.router.row_engine.works_alone(evidence_cells(batch), np.arange(16), held)
+    works = engine.facts.row_engine.works_alone(evidence_cells(batch), np.arange(16), held)
     memory = alone(engine, batch).memory
     assert memory.needed - memory.reserved == room_bytes(network, int(held.max()))
     # A message down takes the place of one up, where it can.

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
 from helpers.signals import COMMAND, hear_ctrl_c
+from junctor.engine import engine
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.router import Router
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encoded import read_partition
 from junctor.generate import evidence_table, random_network, sample
@@ -200,13 +200,13 @@ def test_groups_are_chosen_while_an_earlier_partition_is_answered(job: Job, monk
     list(propagate_here(tasks_of(job), MEMORY))
     expected = parts_of(job)
     chosen: list[str] = []
-    real = Router.groups
+    real = engine.choose
 
-    def groups(self: Router, batch: EvidenceBatch) -> Any:
+    def choose(batch: EvidenceBatch, facts: Any) -> Any:
         chosen.append(threading.current_thread().name)
-        return real(self, batch)
+        return real(batch, facts)
 
-    monkeypatch.setattr(Router, "groups", groups)
+    monkeypatch.setattr(engine, "choose", choose)
     list(propagate_here(tasks_of(job), MEMORY))
     # The first two by who answers: the engine is there from then on. Once for each partition.
     assert len(chosen) == PARTS

@@ -181,8 +181,8 @@ def test_a_plan_for_a_gpu_is_searched_for_less_long() -> None:
     seen = []
     for device in ("cpu", "gpu"):
         made = engine.Engine(network, Query(), ComputeOptions(device=device, threads=1))
-        made.router.plan(Pattern(frozenset(), frozenset()), 4096)
-        seen.append(next(iter(made.router.store.plans))[1])
+        made.facts.plan(Pattern(frozenset(), frozenset()), 4096)
+        seen.append(next(iter(made.facts.store.plans))[1])
     assert seen[1] < seen[0]
 
 

@@ -129,8 +129,8 @@ def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch:
     states = sample(network, 700, seed=3)
     batch = EvidenceBatch(700, {v: np.ascontiguousarray(states[:, v]) for v in range(0, 20, 2)})
     probe = Engine(network, query)
-    (group,) = probe.router.groups(batch)
-    least = memory.PlanMemory(probe.router.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
+    (group,) = probe.choice(batch).groups
+    least = memory.PlanMemory(probe.facts.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
     engines = [Engine(network, query, on_cpu(least + spare, threads)) for threads in (1, 2, 3)]
     answers = [each.answer(batch) for each in engines]
     for found, each in zip(answers[1:], engines[1:], strict=True):
@@ -138,7 +138,7 @@ def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch:
         (prepared,) = each.programs
         assert prepared.sizes.projected(8) + found.nbytes <= each.allowed
         if spare == 1 << 28:
-            assert prepared.sizes.threads == each.router.threads
+            assert prepared.sizes.threads == each.facts.threads
 
 
 def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:

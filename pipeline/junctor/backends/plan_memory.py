@@ -158,7 +158,7 @@ class PlanMemory:
         to_come: int = 0,
         threads: int = 1,
         working: int | None = None,
-        blocks: bool | None = None,
+        blocks: bool = True,
     ) -> BlockSizes:
         """Return scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits.
 
@@ -168,7 +168,7 @@ class PlanMemory:
         to_come: about how many do in the whole run, 0 where that run does not load the compiled backend at all.
         threads: that blocks of it may run on; fewer where memory is short.
         working: bytes of `free` that tables and scratch may take, those of one case in any case.
-        blocks: whether cases go in compiled blocks where these fit, None for the way that is faster.
+        blocks: whether cases go in compiled blocks where these fit.
         """
         if working is not None:
             free = min(free, self.least + max(0, working - self.working))
@@ -185,8 +185,7 @@ class PlanMemory:
         entry_room, entry_threads = self._fit_entries(spare, to_come, threads)
         spare -= entry_room
         room = spare // 2
-        taken = self._blocks_pay(rows, to_come, entry_threads) if blocks is None else blocks
-        lanes, together, lowered = self._fit_lanes(room, rows, threads) if taken else (0, 1, 1)
+        lanes, together, lowered = self._fit_lanes(room, rows, threads) if blocks else (0, 1, 1)
         scratch = LEAST_SCRATCH
         # Powers of two, so that budgets that differ little give the same blocks and roundings.
         while scratch < reference.SCRATCH_ENTRIES and scratch_bytes(2 * scratch) < spare // 2:
@@ -199,13 +198,6 @@ class PlanMemory:
         entry_threads = max(0, min(threads, (room - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
         return (0, 0) if not rows or self.plan.traceback or not entry_threads else (room, entry_threads)
 
-    def _blocks_pay(self, cases: int, rows: int, entry_threads: int) -> bool:
-        """Return True if so many rows, some cases of them in this batch, are worth the lowering of a plan."""
-        operations = min(rows * self._operations, 10**30)
-        if operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
-            return False
-        return not (entry_threads and self._entries_are_faster(cases, rows))
-
     def _fit_lanes(self, room: int, cases: int, threads: int) -> tuple[int, int, int]:
         """Return the cases of a block of the compiled backend, 0 where none fits, its threads and formats.
 
@@ -214,17 +206,11 @@ class PlanMemory:
         # Memory for the further formats is kept only where all of them get some.
         formats = self.formats
         fitting = (room - self.lowered_for(formats)) // (formats * self.lane_bytes)
-        if fitting < self._lane:
+        if fitting < self.lane:
             formats, fitting = 1, (room - self.lowered_for(1)) // self.lane_bytes
-        blocks = max(1, min(threads, fitting // self._lane))
-        lanes = min(self._most_lanes, self._padded(-(-cases // blocks)), fitting // blocks) // self._lane * self._lane
+        blocks = max(1, min(threads, fitting // self.lane))
+        lanes = min(self._most_lanes, self.padded(-(-cases // blocks)), fitting // blocks) // self.lane * self.lane
         return max(0, lanes), blocks, formats
-
-    def _entries_are_faster(self, cases: int, rows: int) -> bool:
-        """Return True if loops over entries are faster for so many rows than those over the lanes of a block."""
-        case = min(self.plan.case_operations, 10**30) * CPU.compiled_operation
-        lanes = self._padded(min(cases, rows)) * case + len(self.plan.steps) * LOWERING_SECONDS
-        return rows < self._lane and rows * case + len(self.plan.steps) * CPU.entries_step < lanes
 
     def blocks_are_faster(self, algebra: Algebra, rows: int, sizes: BlockSizes) -> bool:
         """Return True if so many rows that climbed to a number format go through compiled blocks, lowered already.
@@ -232,19 +218,15 @@ class PlanMemory:
         sizes: how the plan runs.
         """
         operations, log = self.plan.case_operations, algebra is reference.LOG
-        block = self._padded(min(rows, self._most_lanes))
+        block = self.padded(min(rows, self._most_lanes))
         compiled = min(-(-rows // block) * block * operations, 10**30) * CPU.compiled_operation
         rate = CPU.compiled_operation if sizes.entry_threads else CPU.numpy_operation
         plain = min(rows * operations, 10**30) * rate
         steps = -(-rows // sizes.cases(8)) * len(self.plan.steps) * CPU.entries_step
         return compiled * (CPU.compiled_log if log else 1) < steps + plain * (CPU.numpy_log if log else 1)
 
-    @cached_property
-    def _operations(self) -> int:
-        return self.plan.case_operations
-
     @property
-    def _lane(self) -> int:
+    def lane(self) -> int:
         """Cases that blocks are multiples of, where there are any."""
         return LANE_BYTES // self.itemsize
 
@@ -252,7 +234,7 @@ class PlanMemory:
     def _most_lanes(self) -> int:
         most = max(LEAST_NUMBERS // self.itemsize, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
         usual = self.itemsize * self.usual_entries
-        return max(self._lane, min(most, TABLE_BYTES // max(1, usual) // self._lane * self._lane))
+        return max(self.lane, min(most, TABLE_BYTES // max(1, usual) // self.lane * self.lane))
 
     @cached_property
     def usual_entries(self) -> int:
@@ -260,9 +242,9 @@ class PlanMemory:
         sizes = [table.entries for table in self.plan.tables if table.per_case]
         return sum(size * size for size in sizes) // max(1, sum(sizes))
 
-    def _padded(self, cases: int) -> int:
+    def padded(self, cases: int) -> int:
         """Return the number of lanes for so many cases."""
-        return -(-cases // self._lane) * self._lane
+        return -(-cases // self.lane) * self.lane
 
     @cached_property
     def lane_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ from junctor.planning.levels import LaunchLevels
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies.number_ladder import answer_in
+from junctor.strategies.plan_rows import on_cores
 
 Counts = Mapping[str, float]
 
@@ -179,7 +181,8 @@ def _measure_without_blocks(case: CalibrationCase) -> list[Measured]:
 def _fewest_seconds(prepared: ProgramCache, case: CalibrationCase, rows: int) -> float:
     algebra = prepared.ladder[0]
     answers, numbers = unwritten(case.network, rows, algebra, None), np.arange(rows)
-    return harness.fewest_seconds(lambda: answer_in(prepared, algebra, case.batch, numbers, answers), REPEATS)
+    runs = partial(on_cores, prepared)
+    return harness.fewest_seconds(lambda: answer_in(prepared, algebra, case.batch, numbers, answers, runs), REPEATS)
 
 
 def unwritten(network: Network, rows: int, algebra: Algebra, device: BlockDevice | None) -> Answers:

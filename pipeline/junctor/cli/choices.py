@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from junctor.engine.router import Router
+    from junctor.strategies.facts import Facts
     from junctor.strategies.strategy import Route
 
 
-def choices(router: Router, routes: Sequence[Route], stored: Mapping[str, Any]) -> dict[str, str]:
+def choices(facts: Facts, routes: Sequence[Route], stored: Mapping[str, Any]) -> dict[str, str]:
     """Return a line for each choice.
 
     routes: of a batch, the one with the most work first; the reason for its loops is printed.
     stored: what stored clique tables take.
     """
-    facts = {"device": _device(router, routes), "patterns": _patterns(routes)}
+    told = {"device": _device(facts, routes), "patterns": _patterns(routes)}
     # The route with the most work speaks for all: a line for each would hide it.
     if routes and routes[0].refused is None:
-        facts["loops"] = routes[0].reason
-    facts["tables"] = _tables(stored)
+        told["loops"] = routes[0].reason
+    told["tables"] = _tables(stored)
     if any(route.chunks is not None for route in routes):
-        facts["chunk variables"] = "those whose tasks take least by the prices of the device"
-    return facts
+        told["chunk variables"] = "those whose tasks take least by the prices of the device"
+    return told
 
 
 def show_choices(facts: Mapping[str, str]) -> None:
@@ -34,17 +34,17 @@ def show_choices(facts: Mapping[str, str]) -> None:
         typer.echo(f"  {'' if number else 'chosen':<12}{name + ':':<17}{line}")
 
 
-def _device(router: Router, routes: Sequence[Route]) -> str:
+def _device(facts: Facts, routes: Sequence[Route]) -> str:
     where = "GPU" if any(route.on_gpu for route in routes) else "CPU"
     refused = any(route.refused is not None for route in routes) or not routes
-    wanted = router.options.device
+    wanted = facts.options.device
     # A device that was asked for is named even where the rows are refused and nothing runs on it.
     if wanted != "auto":
         asked = refused or where.lower() == wanted
         return f"{wanted.upper()}: asked for" if asked else f"{where}: a GPU does not do this"
     if where == "GPU":
         return "GPU: one is here, and the rows are worth it"
-    return "CPU: the rows are not worth a GPU" if router.takes_gpu else "CPU: no GPU here that could do this"
+    return "CPU: the rows are not worth a GPU" if facts.takes_gpu else "CPU: no GPU here that could do this"
 
 
 def _patterns(routes: Sequence[Route]) -> str:

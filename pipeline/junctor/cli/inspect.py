@@ -20,13 +20,13 @@ from junctor.planning.budget import approximate, format_bytes
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
-    from junctor.engine.router import Router
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import RowSample
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.planning.junction_tree import JunctionTree
     from junctor.planning.plan import Plan
+    from junctor.strategies.facts import Facts
     from junctor.strategies.strategy import Route
 
 # Largest tables and most expensive evidence patterns that are shown.
@@ -103,14 +103,14 @@ def inspect(
     engine = Engine(model, asked, options)
     if workers is not None and workers > 1:
         # Workers that only plan: no process is started.
-        engine = engine.with_options(options, _workers_like(engine.router, workers))
+        engine = engine.with_options(options, _workers_like(engine.facts, workers))
     from junctor.runtime.remote import shown
 
     record: dict[str, Any] = {"network": network_facts(model, zeros=True), "variables": _variables(model)}
     if not json:
         # Before seconds of planning.
         _print_network(shown(network), record)
-    tree = tree_of(engine.router.shape)
+    tree = tree_of(engine.facts.shape)
     stored = _stored_facts(engine, tree)
     record |= {
         "tree": _tree_facts(tree, model) | {"stored": stored},
@@ -144,11 +144,11 @@ def inspect(
         _print(None if evidence is None else shown(evidence), record)
 
 
-def _workers_like(router: Router, workers: int) -> WorkerPool:
+def _workers_like(facts: Facts, workers: int) -> WorkerPool:
     """Return workers like the processes that a run on this machine would start."""
     from junctor.out_of_core.cluster.workers import WorkerPool, pool_here
 
-    return pool_here(workers, router.gpu_room().bytes) if router.takes_gpu else WorkerPool(workers)
+    return pool_here(workers, facts.gpu_room().bytes) if facts.takes_gpu else WorkerPool(workers)
 
 
 def _variables(network: Network) -> list[dict[str, Any]]:
@@ -182,8 +182,8 @@ def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     from junctor.cost.stored import stored_forecast
     from junctor.planning.cliques import stored_plan
 
-    plan, algebra = stored_plan(tree, engine.router.shape), engine.router.ladder[0]
-    seconds = stored_forecast(plan, frozenset(), algebra, engine.router.cpu_costs)
+    plan, algebra = stored_plan(tree, engine.facts.shape), engine.facts.ladder[0]
+    seconds = stored_forecast(plan, frozenset(), algebra, engine.facts.cpu_costs)
     return {
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
         # Small tables, and those in log space, were not measured.
@@ -202,7 +202,7 @@ def _questions(engine: Engine) -> int | None:
     from junctor.planning.cliques import plan_stored
 
     public = range(len(engine.network.public))
-    layouts = ([v for v in clique.layout if v in public] for clique in plan_stored(engine.router.shape).cliques)
+    layouts = ([v for v in clique.layout if v in public] for clique in plan_stored(engine.facts.shape).cliques)
     scopes = [layout[:2] for layout in layouts if len(layout) > 1]
     # Spread over the tree, because questions take differently long in its parts.
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
@@ -253,17 +253,16 @@ def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dic
     """Return what is known of a batch and its routes, those with most operations first."""
     from junctor.runtime.machine import peak_memory
 
-    router = engine.router
-    serving = engine.serving(batch)
+    facts = engine.facts
     # Rows in chunks may be left to the CPU where workers with GPUs were asked about.
-    on_gpu = any(serving.router.takes_gpu if route.chunks is None else route.on_gpu for route in routes)
+    on_gpu = any(route.on_gpu for route in routes) or (facts.asks_gpu and not routes[0].chunks if routes else False)
     refusals = [str(route.refused) for route in routes if route.refused is not None]
     return {
         "rows": batch.rows,
         "invalid_rows": len(batch.invalid),
         "patterns": len(routes),
         "forecast_for": "gpu" if on_gpu else "cpu",
-        "measured_on": (router.gpu_costs if on_gpu else router.cpu_costs).device.name,
+        "measured_on": (facts.gpu_costs if on_gpu else facts.cpu_costs).device.name,
         "needed_bytes": max((route.memory.needed for route in routes), default=0),
         "planned_bytes": max((route.memory.projected for route in routes), default=0),
         # What this process takes, which has read and planned as a run does, and propagated nothing.
@@ -271,15 +270,15 @@ def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dic
         "fits": not refusals,
         "refused": refusals[0] if refusals else None,
         "plans": [_plan_facts(route, engine.network) for route in routes[:SHOWN]],
-        "savings": _savings(serving.router, routes),
-        "choices": choices(router, routes, stored),
+        "savings": _savings(facts, routes),
+        "choices": choices(facts, routes, stored),
     }
 
 
-def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
+def _savings(facts: Facts, routes: list[Route]) -> list[dict[str, Any]]:
     """Return what the plan with the most work does not have to do, in multiply-adds of a row."""
     from junctor.planning.savings import Saving, count_savings
-    from junctor.strategies.plan_store import rounded
+    from junctor.strategies.facts import rounded
 
     # Routes are sorted by work; rows with trees of their own have no plan that could be compared.
     largest = next((route for route in routes if route.plan is not None and route.plan.case_operations), None)
@@ -287,25 +286,25 @@ def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     if largest is None or largest.plan is None or largest.refused is not None:
         return []
     plan = largest.plan
-    targets = None if router.query.targets is None else router.targets
-    explain = router.query.kind == "mpe"
+    targets = None if facts.query.targets is None else facts.targets
+    explain = facts.query.kind == "mpe"
     savings = count_savings(plan.shape, plan.pattern, targets, explain, rounded(largest.uses))
     # Zeros need the numbers of all tables, which are not bound where the plan is refused or cut.
     in_memory = largest.refused is None and largest.chunks is None
     if in_memory and plan.operations <= MOST_BOUND_OPERATIONS:
-        savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(router, plan)))
+        savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(facts, plan)))
     return [asdict(saving) for saving in savings]
 
 
-def _nonzero_operations(router: Router, plan: Plan) -> int:
+def _nonzero_operations(facts: Facts, plan: Plan) -> int:
     """Return the multiply-adds of a row without terms that are zero whatever the evidence."""
     from junctor_kernels.tables import reference
 
     from junctor.backends.numpy import Program
 
     # Zeros are the same in any format, so that plain numbers will do.
-    algebra = reference.MAX_LOG if router.query.kind == "mpe" else reference.DOUBLE
-    return Program(plan, router.network, algebra).nonzero_operations
+    algebra = reference.MAX_LOG if facts.query.kind == "mpe" else reference.DOUBLE
+    return Program(plan, facts.network, algebra).nonzero_operations
 
 
 def _plan_facts(route: Route, network: Network) -> dict[str, Any]:

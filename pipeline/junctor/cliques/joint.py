@@ -235,13 +235,13 @@ class JointQuestions:
     @cached_property
     def _stored(self) -> tuple[float, str | None]:
         """Seconds of stored tables, and the reason where there can be none."""
-        plan, algebra = plan_stored(self._engine.router.shape), LADDERS[self.precision][0]
+        plan, algebra = plan_stored(self._engine.facts.shape), LADDERS[self.precision][0]
         scopes = [frozenset(clique.layout) for clique in plan.cliques]
         if not all(any(scope.issuperset(question) for scope in scopes) for question in self._questions):
             return math.inf, "variables that are asked about share no clique"
         if projected_bytes(plan, algebra, 1) > self._engine.allowed:
             return math.inf, "clique tables exceed the memory"
-        costs = self._engine.router.cpu_costs
+        costs = self._engine.facts.cpu_costs
         stored = stored_forecast(plan, frozenset(self._likelihoods), algebra, costs)
         if stored is None:
             return math.inf, "small tables, and those in log space, have no forecast"

@@ -32,14 +32,12 @@ from junctor.evidence.patterns import (
     words_of,
 )
 from junctor.model.strategies import Strategy
-from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 
 if TYPE_CHECKING:
     from junctor.backends.row_trees import RowEngine
+    from junctor.strategies.facts import Facts
 
-# Entry operations of a tree of the row engine, entries of its messages, and tables.
-Work = tuple[float, float, float]
 # Preparation of a plan; tests replace them.
 PLAIN_VARIABLE_SECONDS = CPU.numpy_variable
 ONCE_TABLE_SECONDS = CPU.compiling_table
@@ -224,45 +222,40 @@ class PatternChoice:
         return self._prices.row(self._patterns.serving((sliced | loose)[None, :], loose))
 
 
-def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable[[Pattern], bool]) -> PatternPricer:
+def plain_prices(facts: Facts) -> PatternPricer:
     """Return prices from plans, for batches that are not worth loading compiled code for."""
+    variables = len(facts.network.variables)
     return PatternPricer(
-        row=lambda pattern: plain_seconds(plan(pattern)),
+        row=lambda pattern: plain_seconds(facts.plan(pattern)),
         once=lambda pattern: (variables - len(pattern.sliced)) * PLAIN_VARIABLE_SECONDS,
-        fits=fits,
+        fits=facts.fits,
     )
 
 
 def compiled_prices(
-    work: Callable[[Pattern], Work],
-    allowed: int,
-    per_row: float,
-    coefficients: tuple[float, float],
-    likelihood: float = CPU.likelihood,
-    planned: tuple[float, float] | None = None,
+    facts: Facts, per_row: float, likelihood: float = CPU.likelihood, planned: tuple[float, float] | None = None
 ) -> PatternPricer:
     """Return prices from the trees of the row engine, which take a millisecond to build.
 
-    work: entry operations, entries and number of the tables of such a tree.
-    allowed: bytes of a plan.
     per_row: seconds of a row with a tree of its own, infinite where that cannot be.
-    coefficients: seconds of an entry operation and of a table.
     likelihood: seconds of a cell that enters as one.
     planned: seconds of a table and of an entry, to make a plan; None for one of compiled blocks.
     """
+    coefficients = facts.row_price
 
     def row(pattern: Pattern) -> float:
-        operations, _, tables = work(pattern)
+        operations, _, tables = facts.work(pattern)
         likelihoods = len(pattern.weighted) * likelihood
         return operations * coefficients[0] + tables * coefficients[1] + likelihoods
 
     def once(pattern: Pattern) -> float:
-        _, entries, tables = work(pattern)
+        _, entries, tables = facts.work(pattern)
         table, entry = planned or (ONCE_TABLE_SECONDS, ONCE_ENTRY_SECONDS)
         return tables * table + entries * entry
 
     # Messages in double precision; a plan takes about as much for a single case.
-    return PatternPricer(row, once, lambda pattern: work(pattern)[1] * 8 < allowed, per_row, CPU.pattern_mark)
+    fits: Callable[[Pattern], bool] = lambda pattern: facts.work(pattern)[1] * 8 < facts.allowed  # noqa: E731
+    return PatternPricer(row, once, fits, per_row, CPU.pattern_mark)
 
 
 def row_tree_seconds(rows: RowEngine, patterns: Patterns, batch: EvidenceBatch) -> float:

@@ -8,6 +8,7 @@ not common to all, or goes row by row through the row engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.deduplicate import numbered
-from junctor.model.strategies import Strategy
+from junctor.model.strategies import Rejected, Strategy
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads, stretches
 
@@ -92,9 +93,11 @@ class Patterns:
 class PatternGroup:
     """Rows (ascending) of so many patterns that run through one plan or tree.
 
-    strategy: what answers them where no plan does; None for a plan, of which its size and the rows tell how it runs.
+    strategy: what answers them, None before anything is chosen.
     shared: whether rows of ROW_TREES share a tree; each has its own otherwise.
     copies: how many other rows get copies of their answers.
+    price: seconds of all rows to come that the choice went by, nan where nothing was compared.
+    rejected: what else there was.
     """
 
     pattern: Pattern
@@ -103,6 +106,8 @@ class PatternGroup:
     strategy: Strategy | None = None
     shared: bool = False
     copies: int = 0
+    price: float = math.nan
+    rejected: tuple[Rejected, ...] = ()
 
     @property
     def by_trees(self) -> bool:
@@ -113,11 +118,6 @@ class PatternGroup:
     def alone(self) -> bool:
         """True if each row goes alone, with a tree of its own or on the joint table."""
         return self.strategy is Strategy.JOINT_TABLE or (self.by_trees and not self.shared)
-
-    @property
-    def by_plan(self) -> bool:
-        """True if a plan answers the rows."""
-        return self.strategy is None
 
     @property
     def served(self) -> int:

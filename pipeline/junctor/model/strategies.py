@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
@@ -26,3 +28,16 @@ class Strategy(Enum):
     CHUNKS = "chunks"
     # Not at all: the zeros of the network alone tell that they are impossible.
     IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A strategy that rows are not answered by.
+
+    reason: why, for people.
+    seconds: of all rows to come, nan where nobody asked for its price.
+    """
+
+    strategy: Strategy
+    reason: str
+    seconds: float = math.nan

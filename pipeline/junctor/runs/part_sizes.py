@@ -14,6 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.strategies.facts import Facts
     from junctor.strategies.strategy import Route
 
 # Most seconds of forecast work in a part, of one core or of the GPU that answers: what is lost with a process. Choice;
@@ -46,25 +47,24 @@ def rows_of_part(engine: Engine, batch: EvidenceBatch, seconds: float, least: in
     from junctor.engine.forecast import estimate
 
     rows = shorter_part(batch.rows, seconds, least)
-    engine = engine.serving(batch)
-    found = engine.with_equal_rows(batch)
-    routes = [estimate(engine.router, route, batch) for route in engine.routes(batch)]
+    choice = engine.choice(batch)
+    routes = [estimate(choice.facts, route, choice.batch) for route in engine.routes_of(choice)]
     most = (1 + MOST_SHARED) * sum(route.seconds for route in routes)
-    while rows < batch.rows and _in_parts(engine, found, routes, rows) > most:
+    while rows < batch.rows and _in_parts(choice.facts, choice.batch, routes, rows) > most:
         rows *= 2
     return min(rows, batch.rows)
 
 
-def _in_parts(engine: Engine, batch: EvidenceBatch, routes: Sequence[Route], rows: int) -> float:
+def _in_parts(facts: Facts, batch: EvidenceBatch, routes: Sequence[Route], rows: int) -> float:
     """Return the seconds of a batch, with its equal rows, in parts of so many rows; routes: of the batch as a whole."""
     parts, equal = batch.rows / rows, 1.0
     if batch.equal is not None:
         # Of rows that are equal to none before them, the first part has as many as any.
         equal = np.count_nonzero(batch.equal.distinct < rows) * parts / len(batch.equal.distinct)
-    return sum(_of_route(engine, batch, route, parts, equal) for route in routes)
+    return sum(_of_route(facts, batch, route, parts, equal) for route in routes)
 
 
-def _of_route(engine: Engine, batch: EvidenceBatch, route: Route, parts: float, equal: float) -> float:
+def _of_route(facts: Facts, batch: EvidenceBatch, route: Route, parts: float, equal: float) -> float:
     """Return the seconds of the rows of a route in parts; equal: how many times as many are answered."""
     from junctor.engine.forecast import estimate
 
@@ -72,9 +72,9 @@ def _of_route(engine: Engine, batch: EvidenceBatch, route: Route, parts: float, 
     if group.alone or not route.seconds or route.chunks is not None:
         return route.seconds * equal
     few = replace(group, rows=group.rows[: max(1, round(len(group.rows) * equal / parts))])
-    seconds = parts * estimate(engine.router, replace(route, group=few), batch).seconds
+    seconds = parts * estimate(facts, replace(route, group=few), batch).seconds
     if group.shared:
         # Rows that are too few for a tree that they share get trees of their own.
         alone = replace(route, group=replace(group, shared=False))
-        seconds = min(seconds, equal * estimate(engine.router, alone, batch).seconds)
+        seconds = min(seconds, equal * estimate(facts, alone, batch).seconds)
     return seconds

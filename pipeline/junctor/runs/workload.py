@@ -649,7 +649,7 @@ class _PlannedRun:
         compute = self.resources.compute
         engine = self._engine(allowed_memory(compute), "cpu" if compute.device == "auto" else compute.device)
         asks_gpu = compute.device == "auto" and has_gpu()
-        gpu = engine.router.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
+        gpu = engine.facts.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
         estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), len(self.pending), gpu))
         if not estimate.is_mostly_in_chunks:
             return estimate

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import forecast
+from junctor.engine.forecast import forecast, forecast_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.model.answers import Answers, SampledAnswers
@@ -120,8 +120,9 @@ class AutoEngine:
 
     def beyond(self, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield the rows of a batch that are sampled, by their reasons."""
-        batch = self._judge.with_equal_rows(batch)
-        for route in forecast(self._judge, batch):
+        choice = self._judge.choice(batch)
+        batch = choice.batch
+        for route in forecast_of(self._judge, choice):
             if route.refused is not None:
                 yield RowsBeyondBudget(batch.served(route.group.rows), str(route.refused))
             elif route.group.by_trees:
@@ -129,7 +130,7 @@ class AutoEngine:
 
     def _trees_beyond(self, group: PatternGroup, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield those of the rows with a tree of their own whose tree is too large, and whose plan is as well."""
-        row_engine = self._judge.router.row_engine
+        row_engine = self._judge.facts.row_engine
         for exact in patterns_of(batch).exact(group.rows):
             if row_engine.work(exact.pattern.sliced, exact.pattern.weighted)[1] <= row_engine.entries:
                 continue
@@ -157,7 +158,7 @@ def _budget(engine: Engine, time_limit: float | None, file: AnyPath | None) -> d
     # Fixed once: free memory and disk change while a run is interrupted.
     if kept is None:
         disk = engine.options.spill_bytes
-        kept = {"memory": engine.allowed, "disk": allowed_disk(engine.router.spill_dir) if disk is None else disk}
+        kept = {"memory": engine.allowed, "disk": allowed_disk(engine.facts.spill_dir) if disk is None else disk}
         kept["seconds"] = MOST_SECONDS if time_limit is None else time_limit
         if file is not None:
             write_json(file, kept)

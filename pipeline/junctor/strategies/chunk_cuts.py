@@ -1,13 +1,12 @@
 """How rows whose plan exceeds the memory go through in chunks: on the CPU, on GPUs, or over workers.
 
-Main class: ChunkRouting, a part of `Router`. The cuts themselves are those of `junctor.out_of_core.programs`, imported
+Main class: ChunkCuts, made by facts. The cuts themselves are those of `junctor.out_of_core.programs`, imported
 where rows go in chunks: few do, and it loads much.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from junctor_kernels.tables.reference import Algebra
@@ -16,17 +15,14 @@ from junctor.backends.number_formats import GPU_CHUNK_FORMATS
 from junctor.cost.constants import GPU
 from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel
-from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
-from junctor.model.strategies import Strategy
-from junctor.planning.budget import Budget, row_seconds
+from junctor.planning.budget import row_seconds
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.runtime.devices import count_gpus
 from junctor.runtime.machine import allowed_disk
-from junctor.strategies.facts import Planner
-from junctor.strategies.plan_store import PlanKey, cached, rounded
-from junctor.strategies.strategy import GpuRoom, MemoryUse, Route
+from junctor.strategies.facts import Facts, cached, rounded
+from junctor.strategies.strategy import GpuRoom
 
 if TYPE_CHECKING:
     from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
@@ -39,56 +35,37 @@ MOST_OFFSETS = 1 << 31
 logger = logging.getLogger("junctor")
 
 
-class ChunkRouting(Planner):
-    """Chooses whether rows go through in chunks, and how."""
+class ChunkCuts:
+    """Cuts plans for the memory, on this machine, its GPUs or workers.
+
+    facts: what is asked, and of which machine.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
 
     def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:
         """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or a device."""
-        memory = self.plan_memory(pattern, uses)
-        if not memory.fits(free, self.options.device_memory):
+        memory = self.facts.plan_memory(pattern, uses)
+        if not memory.fits(free, self.facts.options.device_memory):
             return True
         gpu = gpu or self._gpu_of_workers
         # Kernels count offsets to 2^31, and to list as many takes minutes.
         on_gpu = gpu is not None and (memory.working > gpu.bytes or memory.offsets > MOST_OFFSETS)
         return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
 
-    def _chunked_route(
-        self, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None, kept: MutableMapping[PlanKey, int]
-    ) -> Route:
-        """Return how rows go through in chunks, with all memory to themselves; raises BudgetError."""
-        if budget.passing:
-            # In one piece, once that memory is free again, or in larger chunks.
-            where = "propagation beside earlier answers"
-            raise budget.refuse(budget.free + 1, where, "wait until they are written")
-        # Chunks get all memory: the plan exceeds it already.
-        kept.clear()
-        algebra = self.chunk_ladder[0]
-        chunks = self.chosen_chunks(group.pattern, uses, algebra, budget.free, gpu)
-        plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
-        way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
-        return Route(
-            group,
-            Strategy.CHUNKS,
-            self.reason(Strategy.CHUNKS, f"in chunks, {way}: the plan exceeds the memory"),
-            MemoryUse(self.allowed, budget.reserved, size, size),
-            uses,
-            plan,
-            chunks=chunks,
-            operations=len(group.rows) * plan.operations,
-        )
-
     def _chunk_gpu(self, algebra: Algebra, gpu: GpuRoom | None) -> GpuRoom | None:
         """Return the GPU that tasks of rows in chunks may be done on, here or by workers; None for CPUs."""
         if algebra.name not in GPU_CHUNK_FORMATS:
             return None
-        if self.workers is not None:
+        if self.facts.workers is not None:
             return self._gpu_of_workers
         return gpu if gpu is not None and gpu.chunks else None
 
     @property
     def _gpu_of_workers(self) -> GpuRoom | None:
         """The GPU of each worker that answers rows in chunks, if there are workers and they have some."""
-        room = None if self.workers is None else self.workers.room
+        room = None if self.facts.workers is None else self.facts.workers.room
         return None if room is None else GpuRoom(room, True)
 
     def chosen_chunks(
@@ -99,7 +76,12 @@ class ChunkRouting(Planner):
         Costs decide, for one thread of the CPU, so that the number of threads changes no answer.
         """
         gpu = self._chunk_gpu(algebra, gpu)
-        if gpu is None or self.workers is not None or self.options.device != "auto" or self.gpu is not None:
+        if (
+            gpu is None
+            or self.facts.workers is not None
+            or self.facts.options.device != "auto"
+            or self.facts.gpu is not None
+        ):
             return self.chunk_route(pattern, uses, algebra, free, gpu)
         try:
             on_gpu = self.chunk_route(pattern, uses, algebra, free, gpu)
@@ -108,7 +90,7 @@ class ChunkRouting(Planner):
         from junctor.out_of_core.memory_splits import CpuSplits
 
         # Cutting takes seconds, so not where the operations take longer in any case.
-        least = CpuSplits(on_gpu.limits, algebra, self.cpu_costs, uses).least(on_gpu.chunks.plan)
+        least = CpuSplits(on_gpu.limits, algebra, self.facts.cpu_costs, uses).least(on_gpu.chunks.plan)
         if uses * least >= on_gpu_seconds(on_gpu, uses):
             return on_gpu
         try:
@@ -122,14 +104,16 @@ class ChunkRouting(Planner):
 
         On a CPU what fits goes in one piece: chunks take about as long, and cutting takes seconds.
         """
-        algebra = self.ladder[0]
+        algebra = self.facts.ladder[0]
         if algebra.name not in GPU_CHUNK_FORMATS:
             return False
         try:
             chunks = self.chunk_route(pattern, uses, algebra, free, gpu)
         except BudgetError:
             return False
-        return on_gpu_seconds(chunks, uses) < one_piece_seconds(self.plan(pattern, uses), self.cpu_costs, uses)
+        return on_gpu_seconds(chunks, uses) < one_piece_seconds(
+            self.facts.plan(pattern, uses), self.facts.cpu_costs, uses
+        )
 
     def chunk_route(
         self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None = None
@@ -138,19 +122,19 @@ class ChunkRouting(Planner):
 
         gpu: that does the tasks; None for the CPU.
         """
-        key = pattern, rounded(uses), algebra.name, free, gpu, self.options, self.workers
+        key = pattern, rounded(uses), algebra.name, free, gpu, self.facts.options, self.facts.workers
 
         def cut_or_refusal() -> ChunkRoute | BudgetError:
             try:
                 return self._cut(pattern, rounded(uses), algebra, free, gpu)
             except BudgetError as error:
-                if self.options.spill_bytes is None:
+                if self.facts.options.spill_bytes is None:
                     # What is free on the disk may change.
                     raise
                 # A refusal takes as long as a plan.
                 return error
 
-        route = cached(self.store.chunk_routes, key, KEPT_CHUNK_ROUTES, cut_or_refusal)
+        route = cached(self.facts.store.chunk_routes, key, KEPT_CHUNK_ROUTES, cut_or_refusal)
         if isinstance(route, BudgetError):
             raise route
         return route
@@ -160,23 +144,25 @@ class ChunkRouting(Planner):
         from junctor.out_of_core.programs import cut_for_gpus
         from junctor.planning.compile import Problem
 
-        targets = None if self.query.targets is None else frozenset(self.targets)
+        targets = None if self.facts.query.targets is None else frozenset(self.facts.targets)
         # An explanation needs the states of all variables: those of the targets depend on them.
-        problem = Problem(self.shape, pattern, None if self.query.kind == "mpe" else targets)
+        problem = Problem(self.facts.shape, pattern, None if self.facts.query.kind == "mpe" else targets)
         # Workers first: they have the memory and the cores of all machines.
         shared = self._cut_for_workers(problem, rows, algebra, free, gpu is not None)
         if shared is not None:
             return shared
         # Where workers were to answer the rows and cannot, this process answers them on its CPU.
-        on_gpu = gpu is not None and self.workers is None
-        disk = self.options.spill_bytes
+        on_gpu = gpu is not None and self.facts.workers is None
+        disk = self.facts.options.spill_bytes
         # Asked anew for every cut: other programs fill the disk as well.
-        disk = disk if disk is not None else allowed_disk(self.spill_dir)
-        task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
-        limits = MemoryLimits(free, task, disk, self.spill_dir, self.cores, on_gpu, self.allowed, self.core_seconds)
-        costs = self.gpu_costs if on_gpu else self.cpu_costs
-        opening = 0.0 if self.is_lasting else GPU.opening
-        gpus = GpuGroup(count_gpus() if on_gpu and self.options.all_gpus else 1, opening=opening)
+        disk = disk if disk is not None else allowed_disk(self.facts.spill_dir)
+        task = gpu.bytes if gpu is not None and on_gpu else self.facts.options.device_memory
+        limits = MemoryLimits(
+            free, task, disk, self.facts.spill_dir, self.facts.cores, on_gpu, self.facts.allowed, self.core_seconds
+        )
+        costs = self.facts.gpu_costs if on_gpu else self.facts.cpu_costs
+        opening = 0.0 if self.facts.is_lasting else GPU.opening
+        gpus = GpuGroup(count_gpus() if on_gpu and self.facts.options.all_gpus else 1, opening=opening)
         if gpus.count > 1:
             return cut_for_gpus(problem, algebra, limits, costs, rows, gpus, self._searched)
         return self._searched(problem, algebra, limits, costs, rows, 1)
@@ -184,24 +170,26 @@ class ChunkRouting(Planner):
     @property
     def core_seconds(self) -> float:
         """Seconds of one core that a row in chunks may take, on all that it has."""
-        return row_seconds(self.options.time_limit) * (1 if self.takes_gpu else self.cores)
+        return row_seconds(self.facts.options.time_limit) * (1 if self.facts.takes_gpu else self.facts.cores)
 
     def _cut_for_workers(
         self, problem: Problem, rows: int, algebra: Algebra, free: int, on_gpu: bool
     ) -> ChunkRoute | None:
         """Return how rows go over workers, if there are any; None where these have too little memory for it."""
-        if self.workers is None:
+        if self.facts.workers is None:
             return None
         from junctor.out_of_core.memory_splits import MemoryLimits
 
         # On GPUs as those of this process, so that a plan is searched once for either.
-        threads = self.cores if on_gpu else 1
-        limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, threads, on_gpu, self.allowed)
-        device = self.workers.device
-        costs = self.gpu_costs if device is None else self.cost_models.gpu(device)
-        pool = self.workers
+        threads = self.facts.cores if on_gpu else 1
+        limits = MemoryLimits(
+            free, self.facts.options.device_memory, 0, self.facts.spill_dir, threads, on_gpu, self.facts.allowed
+        )
+        device = self.facts.workers.device
+        costs = self.facts.gpu_costs if device is None else self.facts.cost_models.gpu(device)
+        pool = self.facts.workers
         shared_by = pool.workers, pool.memory, pool.room, pool.threads
-        kept = self.kept_chunks.of(problem, algebra, limits, None, rows, shared_by)
+        kept = self.facts.kept_chunks.of(problem, algebra, limits, None, rows, shared_by)
         try:
             return pool.cut(problem, algebra, limits, rows, costs, self._searched, kept)
         except BudgetError as error:
@@ -215,13 +203,13 @@ class ChunkRouting(Planner):
         from junctor.out_of_core.programs import cut
 
         def found() -> ChunkRoute:
-            kept = self.kept_chunks.of(problem, algebra, limits, costs, rows, gpus)
+            kept = self.facts.kept_chunks.of(problem, algebra, limits, costs, rows, gpus)
             return cut(problem, algebra, limits, costs, rows, gpus, kept)
 
         if not limits.on_gpu:
             return found()
         key = problem.pattern, algebra.name, limits, costs.device.name, rows, gpus
-        return cached(self.store.searched, key, KEPT_CHUNK_ROUTES, found)
+        return cached(self.facts.store.searched, key, KEPT_CHUNK_ROUTES, found)
 
 
 def on_gpu_seconds(chunks: ChunkRoute, rows: int) -> float:

@@ -1,13 +1,13 @@
 """Rows whose plan exceeds the memory: posteriors and explanations, case by case, by whoever the chunks are for.
 
-Main class: ChunkedRows, made by the engine for a batch with such rows.
+Main classes: ChunkRows, the strategy, and ChunkedRows, made for a batch with such rows.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from junctor_kernels.gpu.blocks import BlockDevice, CudaBlockDevice
@@ -15,9 +15,11 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.evidence_blocks import write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.patterns import Rows
+from junctor.evidence.patterns import PatternGroup, Rows, patterns_of
 from junctor.model.answers import Answers
+from junctor.model.strategies import Strategy
 from junctor.out_of_core.explanations import as_outcome
 from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.out_of_core.programs import (
@@ -27,38 +29,102 @@ from junctor.out_of_core.programs import (
     program_of,
     rounds_of,
 )
+from junctor.planning.plan import Plan
 from junctor.runtime.devices import open_other_gpus
-from junctor.strategies.chunk_cuts import ChunkRouting
 from junctor.strategies.chunk_explanations import ChunkExplainer
-from junctor.strategies.strategy import GpuRoom, Route
+from junctor.strategies.facts import Facts
+from junctor.strategies.strategy import GpuRoom, MemoryUse, Offer, Room, Route, Run
 
 logger = logging.getLogger("junctor")
+
+
+class ChunkRows:
+    """Plans that are cut for the memory."""
+
+    name = Strategy.CHUNKS
+    together = False
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Every plan may be cut, as long as something fits."""
+        return None
+
+    def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+        """Not asked: a cut takes seconds, and what fits in one piece goes in one piece."""
+        return "chunks are for rows that fit in no other way"
+
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+        """The cut that takes least, with all memory to itself; raises BudgetError."""
+        budget = room.budget
+        if budget.passing:
+            # In one piece, once that memory is free again, or in larger chunks.
+            where = "propagation beside earlier answers"
+            raise budget.refuse(budget.free + 1, where, "wait until they are written")
+        # Chunks get all memory: the plan exceeds it already.
+        room.kept.clear()
+        chunks = facts.cuts.chosen_chunks(group.pattern, uses, facts.chunk_ladder[0], budget.free, room.gpu)
+        plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
+        way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
+        reason = facts.reason(self.name, f"in chunks, {way}: the plan exceeds the memory")
+        memory = MemoryUse(facts.allowed, budget.reserved, size, size)
+        operations = len(group.rows) * plan.operations
+        return Route(group, self.name, reason, memory, uses, plan, chunks=chunks, operations=operations)
+
+    def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
+        """By the tasks of the cut plan."""
+        assert route.chunks is not None
+        return replace(route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * CPU.row)
+
+    def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
+        """Case by case."""
+        chunked = ChunkedRows(run.facts, run.device, run.gpu, run.budget.free, run.possible)
+        for route in work:
+            if run.facts.explains:
+                chunked.explain(_explainer(run, chunked), route, route.group.rows, batch, answers)
+            else:
+                chunked.answer(route, route.group.rows, batch, answers)
+        return np.zeros(0, dtype=np.int64)
+
+
+def _explainer(run: Run, chunked: ChunkedRows) -> ChunkExplainer:
+    """Return what finds explanations of rows in chunks."""
+    facts = run.facts
+
+    def route_of(batch: EvidenceBatch) -> Route:
+        (group,) = patterns_of(batch).exact(np.arange(1))
+        # No other row has this pattern.
+        return run.route(group, batch, uses=1)
+
+    def plan_of(route: Route) -> Plan:
+        with facts.store.lock:
+            return facts.plan(route.group.pattern, route.uses)
+
+    return ChunkExplainer(facts.network, route_of, chunked.propagate, run.explain_in_one_piece, plan_of)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedRows:
     """Answers rows in chunks; all memory beside answers is theirs.
 
-    router: of the engine.
+    facts: what is asked, and of which machine.
     device, gpu: the GPU that answers rows, if one does, and what it has room for.
     free: bytes beside the answers.
     answer_impossible: answers the impossible ones among rows in doubt, and returns the others.
     """
 
-    router: ChunkRouting
+    facts: Facts
     device: BlockDevice | None
     gpu: GpuRoom | None
     free: int
-    answer_impossible: Callable[[Rows, EvidenceBatch, Answers, int], Rows]
+    answer_impossible: Callable[[Rows, EvidenceBatch, Answers], Rows]
 
     def answer(self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers) -> None:
         """Write the posteriors of rows."""
-        for row_engine in self.router.store.row_engines.values():
+        for row_engine in self.facts.store.row_engines.values():
             row_engine.allow(0)
         chunks = route.chunks
         # Rows that lose digits in one number format come back, and are cut anew: entries of the next one are wider.
-        for algebra in self.router.ladder:
-            if algebra is not self.router.ladder[0]:
+        for algebra in self.facts.ladder:
+            if algebra is not self.facts.ladder[0]:
                 answers.climbed[algebra.name] += len(rows)
             chunks = self._chunks_in(algebra, route) if chunks is None else chunks
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
@@ -67,7 +133,7 @@ class ChunkedRows:
                 doubtful.append(answer_case_by_case(programs, chunks.chunks.plan, batch, part, answers))
                 # Their memory goes first.
                 programs.clear()
-            rows = self.answer_impossible(np.concatenate(doubtful), batch, answers, self.free)
+            rows = self.answer_impossible(np.concatenate(doubtful), batch, answers)
             if not rows.size:
                 return
             chunks = None
@@ -77,8 +143,8 @@ class ChunkedRows:
     ) -> None:
         """Write the explanations of rows; explainer: finds them from what was propagated."""
         chunks = route.chunks
-        for algebra in self.router.chunk_ladder:
-            if algebra is not self.router.chunk_ladder[0]:
+        for algebra in self.facts.chunk_ladder:
+            if algebra is not self.facts.chunk_ladder[0]:
                 answers.climbed[algebra.name] += len(rows)
                 chunks = self._chunks_in(algebra, route)
             assert chunks is not None
@@ -92,7 +158,7 @@ class ChunkedRows:
             for part, block, outcome in found:
                 explained: tuple[dict[int, int], float] | None = None
                 if np.isneginf(outcome.log_value[0]) and not outcome.doubtful[0]:
-                    explained = dict.fromkeys(range(len(self.router.network.variables)), 0), -np.inf
+                    explained = dict.fromkeys(range(len(self.facts.network.variables)), 0), -np.inf
                 elif not outcome.doubtful[0]:
                     explained = explainer.explain(chunks.chunks.plan, block, outcome, algebra)
                 if explained is None:
@@ -101,7 +167,7 @@ class ChunkedRows:
                 whole = as_outcome(*explained)
                 write_tables(whole, block, part, answers)
                 write(whole, part, answers)
-            rows = self.answer_impossible(left, batch, answers, self.free)
+            rows = self.answer_impossible(left, batch, answers)
             if not rows.size:
                 return
 
@@ -114,8 +180,8 @@ class ChunkedRows:
 
     def _chunks_in(self, algebra: Algebra, route: Route) -> ChunkRoute:
         """Return how rows of a route go through in an algebra."""
-        with self.router.store.lock:
-            return self.router.chosen_chunks(route.group.pattern, route.uses, algebra, self.free, self.gpu)
+        with self.facts.store.lock:
+            return self.facts.cuts.chosen_chunks(route.group.pattern, route.uses, algebra, self.free, self.gpu)
 
     def _in_rounds(
         self, chunks: ChunkRoute, algebra: Algebra, rows: Rows
@@ -124,13 +190,13 @@ class ChunkedRows:
 
         Whoever takes them clears the list, so that the memory is free for the next ones.
         """
-        router, options = self.router, self.router.options
-        if router.workers is not None and chunks.workers:
-            yield from router.workers.rounds_of(chunks, router.network, algebra, rows)
+        facts, options = self.facts, self.facts.options
+        if facts.workers is not None and chunks.workers:
+            yield from facts.workers.rounds_of(chunks, facts.network, algebra, rows)
         elif not isinstance(self.device, CudaBlockDevice) or not chunks.limits.on_gpu:
-            yield rows, [program_of(chunks, router.network, algebra)]
+            yield rows, [program_of(chunks, facts.network, algebra)]
         else:
             # Only chunks are spread over several GPUs.
             all_gpus = options.all_gpus and (chunks.side is None or chunks.side.gpus > 1)
             others = open_other_gpus(options.device_memory) if all_gpus else ()
-            yield from rounds_of(chunks, router.network, algebra, (self.device, *others), rows)
+            yield from rounds_of(chunks, facts.network, algebra, (self.device, *others), rows)

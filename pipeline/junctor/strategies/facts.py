@@ -1,15 +1,17 @@
-"""Plans of patterns, their memory, and the devices that they are for: what every decision of a router asks.
+"""What is known before rows are answered: network, question, options, prices of devices, plans of patterns.
 
-Main class: Planner, of which `Grouping`, `ChunkRouting` and at last `Router` are made. The same arguments give the same
-plans, whatever was planned before.
+Main class: Facts. The same arguments give the same plans, whatever was planned before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
 
@@ -18,10 +20,13 @@ from junctor.backends.kept_orders import KeptOrders
 from junctor.backends.kept_plans import KeptPlans
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory
-from junctor.cost.constants import GPU
+from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.answers import answer_bytes
+from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
@@ -34,7 +39,6 @@ from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
-from junctor.strategies.plan_store import PlanKey, PlanStore, cached, rounded
 from junctor.strategies.strategy import GpuRoom
 
 if TYPE_CHECKING:
@@ -43,20 +47,63 @@ if TYPE_CHECKING:
     from junctor.backends.row_trees import RowEngine
     from junctor.backends.row_work import RowWork
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.out_of_core.memory_splits import ChunkRoute
+    from junctor.strategies.chunk_cuts import ChunkCuts
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+# A plan is made for a pattern and a rounded count of rows.
+PlanKey = tuple[Pattern, int]
 
 # Plans, and works of patterns with trees, that are kept for the next batch, which asks for some hundreds of the latter.
 KEPT_PLANS = 1024
 KEPT_WORK = 512
+# Rows of a group that stand for the others with trees of their own.
+SAMPLED = 8
 # Threads of a batch: each takes Python's lock to begin and to end, which 64 wait for longer than they save over 32.
 MOST_THREADS = 32
 
 
 # Strategies that are of no use to a GPU.
-_ON_CPUS = (Strategy.JOINT_TABLE, Strategy.ROW_TREES, Strategy.ENTRIES, Strategy.CPU_BLOCKS)
+ON_CPUS = (Strategy.JOINT_TABLE, Strategy.ROW_TREES, Strategy.ENTRIES, Strategy.CPU_BLOCKS)
+# Seconds that the loading of compiled code takes, about.
+LOADING_SECONDS = 0.15
+# Rows in all that are few: calls of so few come again and again, and what is loaded once serves all of them.
+FEW_ROWS = 64
 
 
-class Planner:
-    """Plans patterns of one network and query.
+@dataclass(eq=False, slots=True)
+class Store:
+    """What facts of one network and query share: plans, their memory, and what is known of patterns.
+
+    lock: of whoever plans or looks something up; a thread may choose groups while another one answers.
+    """
+
+    plans: dict[PlanKey, Plan] = field(default_factory=dict)
+    memories: dict[PlanKey, PlanMemory] = field(default_factory=dict)
+    chunk_routes: dict[tuple[object, ...], ChunkRoute | BudgetError] = field(default_factory=dict)
+    searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
+    row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
+    works: dict[Pattern, RowWork] = field(default_factory=dict)
+    lock: AbstractContextManager[Any] = field(default_factory=RLock)
+
+
+def cached(cache: dict[Key, Value], key: Key, most: int, make: Callable[[], Value]) -> Value:
+    """Return what a cache has for a key, or make it; the oldest entry of a full cache is dropped."""
+    if key not in cache:
+        if len(cache) >= most:
+            cache.pop(next(iter(cache)))
+        cache[key] = make()
+    return cache[key]
+
+
+def rounded(rows: int) -> int:
+    """Return a count of rows in steps of four times, so that similar counts make the same plan."""
+    return 1 << 2 * ((rows - 1).bit_length() // 2)
+
+
+class Facts:
+    """What is known of one network and query, and plans of its patterns.
 
     network, query: what is asked.
     options: what the process may use.
@@ -64,7 +111,7 @@ class Planner:
     expected_rows: rows of all batches together, 0 where that is not known; it decides what is worth preparing.
     workers: that answer rows in chunks, alone or together.
     gpu: an opened GPU to use instead of the first that the process sees.
-    store: plans of another planner of the same network and query.
+    store: plans of other facts of the same network and query.
     """
 
     def __init__(
@@ -76,7 +123,7 @@ class Planner:
         expected_rows: int = 0,
         workers: WorkerPool | None = None,
         gpu: BlockDevice | None = None,
-        store: PlanStore | None = None,
+        store: Store | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -86,7 +133,7 @@ class Planner:
         self.is_lasting = False
         self.workers = workers
         self.gpu = gpu
-        self.store = store or PlanStore()
+        self.store = store or Store()
         self._costs = costs
         self.allowed = allowed_memory(options)
         # Of rows in chunks, whose work is long; of all others, unless more are asked for.
@@ -137,7 +184,8 @@ class Planner:
         key, memories = self.key(pattern, rows), self.store.memories
         return cached(memories, key, KEPT_PLANS, lambda: PlanMemory(self.plan(pattern, rows), formats, itemsize))
 
-    def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
+    def fits(self, pattern: Pattern, rows: int = 1) -> bool:
+        """Return True if a plan for `pattern` fits the memory, one case at a time."""
         return self.plan_memory(pattern, rows).fits(self.allowed, self.working)
 
     @property
@@ -174,13 +222,34 @@ class Planner:
     @property
     def takes_gpu(self) -> bool:
         """True if there is a GPU that this process may use."""
-        if self.options.strategy in _ON_CPUS:
+        if self.forced in ON_CPUS:
             return self.asks_gpu
         return self.asks_gpu or (self.options.device == "auto" and has_gpu())
 
+    @property
+    def forced(self) -> Strategy | None:
+        """The strategy that is asked for, whatever rows would take in another way."""
+        return self.options.strategy
+
     def reason(self, strategy: Strategy, otherwise: str) -> str:
         """Return why a strategy is taken, for people; otherwise: where nobody asks for it."""
-        return f"{strategy.value}: asked for" if strategy is self.options.strategy else otherwise
+        return f"{strategy.value}: asked for" if strategy is self.forced else otherwise
+
+    @property
+    def without_gpu(self) -> Facts:
+        """The same of the CPUs alone; what is known of plans and patterns is in one place."""
+        if not self.takes_gpu:
+            return self
+        facts = self._without_gpu
+        # They may have been told since.
+        facts.expected_rows, facts.is_lasting = self.expected_rows, self.is_lasting
+        return facts
+
+    @cached_property
+    def _without_gpu(self) -> Facts:
+        options = replace(self.options, device="cpu")
+        costs = lambda: self.cost_models  # noqa: E731
+        return Facts(self.network, self.query, options, costs, self.expected_rows, self.workers, store=self.store)
 
     @property
     def asks_gpu(self) -> bool:
@@ -212,9 +281,14 @@ class Planner:
         return self.store.row_engines[key]
 
     @cached_property
+    def has_joint_table(self) -> bool:
+        """True if the network is small enough for a table of all states together."""
+        return has_joint_table(self.network)
+
+    @cached_property
     def joint_table(self) -> JointTable | None:
         """The table of all states together, of a network that is small enough for one."""
-        return JointTable(self.network, self.targets) if has_joint_table(self.network) else None
+        return JointTable(self.network, self.targets) if self.has_joint_table else None
 
     # Kept, because every batch asks, and networks may have a hundred thousand variables.
     @cached_property
@@ -223,10 +297,71 @@ class Planner:
         return answer_bytes(self.network, self.query)
 
     @cached_property
-    def _room(self) -> int:
+    def tree_bytes(self) -> int:
+        """Bytes of a thread that answers rows by trees, without messages."""
         from junctor.backends.row_trees import room_bytes
 
         return room_bytes(self.network, 0)
+
+    @cached_property
+    def cuts(self) -> ChunkCuts:
+        """How plans are cut into chunks."""
+        # Imported where rows may go in chunks.
+        from junctor.strategies.chunk_cuts import ChunkCuts
+
+        return ChunkCuts(self)
+
+    def beside_answers(self, batch: EvidenceBatch) -> int:
+        """Return the bytes beside the answers to a batch."""
+        return self.allowed - self.answer_bytes(batch.rows)
+
+    @property
+    def explains(self) -> bool:
+        """True if rows get explanations."""
+        return self.query.kind == "mpe"
+
+    @cached_property
+    def whole(self) -> RowWork:
+        """The work of a row that has likelihoods everywhere: no row has more."""
+        return self.work(Pattern(frozenset(), frozenset(range(len(self.network.variables)))))
+
+    @property
+    def planning(self) -> float:
+        """Seconds of a plan for NumPy, which takes a while for each variable, however few the rows."""
+        return len(self.network.variables) * CPU.numpy_variable
+
+    @cached_property
+    def entries(self) -> int:
+        """Entries of all factors."""
+        return sum(factor.table.size for factor in self.network.factors)
+
+    def are_few(self, batch: EvidenceBatch) -> bool:
+        """Return True if all rows to come are known to be few."""
+        return 0 < self.expected_rows <= FEW_ROWS and batch.rows <= self.expected_rows and not self.asks_gpu
+
+    def to_come(self, batch: EvidenceBatch, rows: int) -> int:
+        """Return how many rows like these `rows` of a batch are to come in all batches."""
+        return max(rows, rows * self.expected_rows // batch.rows)
+
+    def uses(self, group: PatternGroup, batch: EvidenceBatch) -> int:
+        """Return for how many rows the plan of a group is made.
+
+        Rows of one pattern come again with the next batches, and so does a group of all rows, whatever they observe.
+        Another group of several is made of what this batch happens to hold, and the next one may well choose other
+        loose columns.
+        """
+        again = group.patterns == 1 or len(group.rows) == batch.answered_count
+        return self.to_come(batch, len(group.rows)) if again else len(group.rows)
+
+    def seconds_alone(self, group: PatternGroup, batch: EvidenceBatch) -> float:
+        """Return the seconds of a row of a group with a tree of its own; infinite where that is too large."""
+        return self.row_engine.seconds_alone(self.works_alone(group, batch))
+
+    def works_alone(self, group: PatternGroup, batch: EvidenceBatch) -> list[RowWork]:
+        """Return the work of some rows of a group with a tree for each."""
+        from junctor.evidence.compiled_cells import evidence_cells
+
+        return self.row_engine.works_alone(evidence_cells(batch), spread(group.rows, SAMPLED))
 
     def work(self, pattern: Pattern) -> RowWork:
         """Return the work of a pattern's row tree; kept, because forecast, run and next batch ask for much the same."""

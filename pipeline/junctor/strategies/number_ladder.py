@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.tables.reference import MAX_LOG, Algebra
+from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.evidence_blocks import block_of, write, write_tables
+from junctor.backends.evidence_blocks import block_of, write
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import ProgramCache
 from junctor.evidence.batch import EvidenceBatch, Rows
@@ -21,7 +20,7 @@ from junctor.model.answers import Answers, Scores
 from junctor.runtime.threads import in_threads
 
 if TYPE_CHECKING:
-    from junctor.backends.cpu import CompiledProgram
+    pass
 
 # The first rows of a group tell whether a number format will do: so many of them, and the share of doubtful ones above
 # which all others begin in the next format. At a half, single precision and then double takes as long as double alone.
@@ -32,9 +31,10 @@ MOST_DOUBTFUL = 0.5
 MANY_STEPS = 2000
 
 
-def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers, executor: Executor) -> Rows:
     """Answer `rows` in the first number format of the ladder, and those in doubt that are possible in the next.
 
+    executor: returns what answers so many rows in a number format.
     Returns rows of scores that no device takes: these are made of posteriors.
     """
     possible = rows[:0]
@@ -43,7 +43,7 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
             return rows
         if algebra is not prepared.ladder[0]:
             answers.climbed[algebra.name] += len(rows)
-        doubtful, later = answer_in(prepared, algebra, batch, rows, answers)
+        doubtful, later = answer_in(prepared, algebra, batch, rows, answers, executor)
         asked = np.setdiff1d(doubtful, possible, assume_unique=True)
         if asked.size and (prepared.sizes.runs_compiled or len(prepared.plan.steps) >= MANY_STEPS):
             # Imported here: compiled code takes longer to load than a few rows of a small plan to climb.
@@ -58,14 +58,14 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
 
 
 def answer_in(
-    prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers
+    prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers, executor: Executor
 ) -> tuple[Rows, Rows]:
     """Write the answers to `rows` as one number format finds them.
 
     Returns the doubtful ones and, where most of the first rows are doubtful, all rows after these: both are for the
     next format.
     """
-    backend = _backend(prepared, algebra, len(rows))
+    backend = executor(algebra, len(rows))
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
     asked = prepared.tells_from_first(algebra)
     # On a GPU they go alone, or all others would be under way before it is known; evidence of these comes meanwhile.
@@ -157,50 +157,4 @@ class BlockExecutor(Protocol):
         """
 
 
-def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecutor:
-    on_device = prepared.on_device(algebra, rows)
-    if on_device is not None:
-        return on_device
-    faster = prepared.compiled_for(algebra, rows)
-    if faster is not None:
-        # Evidence that is copied for compiled code is copied in parts, side by side.
-        return faster if prepared.plan.pattern.weighted else _Sharing(faster)
-    program = prepared.program(algebra)
-    run = program.explain if prepared.ladder[0] is MAX_LOG else program.run
-    return _Plain(run, prepared.sizes.cases(algebra.dtype.itemsize))
-
-
-@dataclass(slots=True)
-class _Plain:
-    """A program in NumPy."""
-
-    run: Callable[[EvidenceBlock], BlockOutcome]
-    cases: int
-    threads: int = 1
-
-    def cases_at_once(self, rows: int) -> int:
-        return self.cases
-
-    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
-        def answer() -> BlockOutcome:
-            outcome = self.run(block)
-            write_tables(outcome, block, rows, answers)
-            return outcome
-
-        return answer
-
-
-class _Sharing:
-    """A program of compiled code whose threads share all blocks of a group, without Python between them."""
-
-    threads = 1
-
-    def __init__(self, program: CompiledProgram) -> None:
-        self._program = program
-        self.cases = program.cases * program.threads
-
-    def cases_at_once(self, rows: int) -> int:
-        return rows
-
-    def prepare(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> Callable[[], BlockOutcome]:
-        return lambda: self._program.share(block, rows, answers)
+Executor = Callable[[Algebra, int], BlockExecutor]

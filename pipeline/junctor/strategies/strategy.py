@@ -1,28 +1,135 @@
-"""How a group of rows is answered: one record.
+"""What a strategy is: it refuses, prices, prepares and answers groups of rows; and the record of what was chosen.
 
-The router chooses a `Route` for every group of a batch, `junctor inspect` prints routes, `Engine` executes them,
-forecasts add them up.
+`choose` asks strategies for their offers and takes the cheapest, `junctor inspect` prints routes, the loop of the
+engine executes them, forecasts add them up. Main classes: Way, Route.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 
 from junctor.backends.plan_memory import BlockSizes
+from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
 from junctor.model.strategies import Strategy
+from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
+    from junctor.backends.plan_memory import ProgramCache
+    from junctor.model.answers import Answers
     from junctor.out_of_core.memory_splits import ChunkRoute
+    from junctor.strategies.facts import Facts, PlanKey
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds of one core, or of a GPU.
+
+    load: until code is there, once for all rows to come.
+    once: to prepare what all of them share.
+    row: of each.
+    """
+
+    load: float = 0.0
+    once: float = 0.0
+    row: float = 0.0
+
+    def seconds(self, rows: int) -> float:
+        """Return the seconds of so many rows in all."""
+        return self.load + self.once + rows * self.row
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Rows of a group as a strategy takes them, and their price."""
+
+    group: PatternGroup
+    price: Price
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What rows may take.
+
+    budget: in addition to all answers to the batch.
+    gpu: that answers rows, if one does.
+    kept: fixed bytes of the programs in memory, the oldest first; changed to those that a route leaves there.
+    """
+
+    budget: Budget
+    gpu: GpuRoom | None
+    kept: MutableMapping[PlanKey, int]
+
+
+class Run(Protocol):
+    """What answers take beside their routes; of one batch.
+
+    facts: that they were chosen by.
+    device: the GPU that answers rows, if one does.
+    budget: in addition to the answers to the batch.
+    """
+
+    facts: Facts
+    device: BlockDevice | None
+    budget: Budget
+
+    @property
+    def gpu(self) -> GpuRoom | None:
+        """What the GPU has room for."""
+
+    @property
+    def free(self) -> int:
+        """Bytes of the budget beside programs and trees."""
+
+    def program(self, route: Route, batch: EvidenceBatch) -> ProgramCache:
+        """Return the plan of a route ready to run on rows of a batch."""
+
+    def possible(self, rows: Rows, batch: EvidenceBatch, answers: Answers) -> Rows:
+        """Answer the impossible ones among rows in doubt, and return the others."""
+
+    def route(self, group: PatternGroup, batch: EvidenceBatch, uses: int | None = None) -> Route:
+        """Return the route of a group; raises BudgetError where it is refused."""
+
+    def explain_in_one_piece(self, route: Route, batch: EvidenceBatch) -> dict[int, int]:
+        """Return the states that explain the only row of a batch."""
+
+
+class Way(Protocol):
+    """How rows are answered: a strategy.
+
+    together: whether groups of a batch are answered in one call, which all threads share.
+    """
+
+    name: ClassVar[Strategy]
+    together: ClassVar[bool]
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Return why no row can be answered so, on this network and machine; None where some can."""
+
+    def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+        """Return what rows of a group would take, or why they are not answered so; nothing is planned for it."""
+
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+        """Return how rows are answered, by sizes alone; raises BudgetError where they do not fit."""
+
+    def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
+        """Return a route with its seconds and counts of work.
+
+        bound: multiply-adds of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds
+            of loops make a forecast better.
+        """
+
+    def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
+        """Write answers, and return the rows that are left: they need a wider number format, or more room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +152,7 @@ class MemoryUse:
 class Route:
     """How a group of rows is answered.
 
-    group: pattern and rows.
+    group: pattern and rows, and what else was offered for them.
     strategy: what answers them, in their first number format.
     reason: why, for people; never parsed.
     memory: bytes.
@@ -54,7 +161,7 @@ class Route:
     sizes: of blocks; None where rows go through in chunks or by trees of their own.
     chunks: how rows go through in chunks.
     operations: multiply-adds of the rows that are answered.
-    seconds: forecast, of one core or of a GPU; nan until `forecast.estimate`.
+    seconds: forecast, of one core or of a GPU; nan until it is forecast.
     work: counts by feature of the cost model, empty until then.
     refused: why the rows cannot be answered.
     """
@@ -81,6 +188,13 @@ class Route:
     def on_gpu(self) -> bool:
         """True if a GPU of this process or of workers does the work."""
         return self.strategy is Strategy.GPU_BLOCKS or (self.chunks is not None and self.chunks.limits.on_gpu)
+
+    @property
+    def runs_compiled(self) -> bool:
+        """True if compiled code answers the rows."""
+        if self.strategy is Strategy.ENTRIES:
+            return self.sizes is not None and bool(self.sizes.entry_threads)
+        return self.strategy is not Strategy.JOINT_TABLE
 
     @property
     def shares_row(self) -> bool:

@@ -1,0 +1,493 @@
+"""Which rows of a batch are answered together, and by which strategy: one decision, in one place.
+
+Main functions: `choose`, which compares prices, and `route_of`, which looks at sizes. Nothing here propagates,
+allocates or opens a device. The same batch and options get the same routes: an interrupted run has to repeat itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from junctor.cost.constants import CPU, GPU
+from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, find_equal_rows
+from junctor.evidence.patterns import (
+    Mask,
+    PatternGroup,
+    Patterns,
+    patterns_of,
+    sampled_patterns,
+    serving_all,
+    serving_few,
+)
+from junctor.model.errors import BudgetError, InputError
+from junctor.model.strategies import Rejected, Strategy
+from junctor.planning.shape import Pattern
+from junctor.strategies.facts import LOADING_SECONDS, Facts
+from junctor.strategies.registry import way
+from junctor.strategies.strategy import Offer, Room, Route
+
+# Fewest rows of a pattern of which the impossible ones are found before the others are answered.
+LEAST_DECIDED = 256
+# Multiply-adds of a few rows together, up to which each has a tree of its own: what chooses better ones takes longer.
+FEW_OPERATIONS = 5e8
+# Strategies of plans in one piece.
+PLANNED = (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Choice:
+    """How the rows of a batch go.
+
+    batch: with its equal rows, where few enough are left that their answers are copied.
+    groups: of the rows that are answered, each with its strategy.
+    facts: that the groups were chosen by: of the CPUs alone where a GPU is not worth its while.
+    """
+
+    batch: EvidenceBatch
+    groups: Sequence[PatternGroup]
+    facts: Facts
+
+
+def choose(batch: EvidenceBatch, facts: Facts) -> Choice:
+    """Return which rows of a batch are answered together and by what, where that takes least by prices.
+
+    Raises InputError where a strategy is asked for that answers no rows of this kind.
+    """
+    found = find_equal_rows(batch, facts.network.cardinalities, threads=facts.threads)
+    if facts.forced is not None:
+        return _with_copies(_forced(found, facts), found, facts)
+    if (few := _as_a_whole(found, facts)) is not None:
+        return _with_copies(few, found, facts.without_gpu)
+    if facts.takes_gpu:
+        equal = found
+        if batch.equal is None and found.answered_count > MOST_ANSWERED_GPU * len(batch.valid):
+            equal = batch
+        groups = _OnGpu(equal, facts).groups()
+        if groups is not None:
+            return _with_copies(groups, equal, facts)
+    facts = facts.without_gpu
+    return _with_copies(_on_cores(found, facts), found, facts)
+
+
+def route_of(group: PatternGroup, batch: EvidenceBatch, facts: Facts, room: Room, uses: int | None = None) -> Route:
+    """Return how a group of rows of a batch is answered within some room: as chosen, or by the next that fits.
+
+    uses: rows that the plan is made for, if not those of the run that are like these.
+    """
+    strategy = group.strategy
+    assert strategy is not None
+    if strategy not in (*PLANNED, Strategy.CHUNKS):
+        return way(strategy).prepare(group, 1, batch, facts, room)
+    uses = facts.uses(group, batch) if uses is None else uses
+    refused = None
+    for name in _that_may_fit(strategy, group.pattern, uses, facts, room):
+        try:
+            return way(name).prepare(group, uses, batch, facts, room)
+        except BudgetError as error:
+            refused = refused or error
+    from junctor.strategies.plan_rows import unprepared
+
+    assert refused is not None
+    return replace(unprepared(Strategy.ENTRIES, group, uses, facts, room), refused=refused)
+
+
+def by_plan(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> PatternGroup:
+    """Return a group with the strategy that runs its plan in the least time."""
+    forced = facts.forced
+    if forced in (*PLANNED, Strategy.CHUNKS):
+        return replace(group, strategy=forced, shared=False)
+    if facts.takes_gpu:
+        return replace(group, strategy=Strategy.GPU_BLOCKS, shared=False)
+    if not facts.fits(group.pattern, facts.uses(group, batch)):
+        # Which of the two it would be is of no interest.
+        return replace(group, strategy=Strategy.ENTRIES, shared=False)
+    from junctor.strategies.cpu_blocks import BlocksRows
+    from junctor.strategies.entries import EntriesRows
+
+    uses = facts.uses(group, batch)
+    seconds = {each.name: each.with_plan(group, batch, facts).seconds(uses) for each in (EntriesRows(), BlocksRows())}
+    best, other = sorted(seconds, key=seconds.__getitem__)
+    told = Rejected(other, "takes longer with this plan", seconds[other])
+    return replace(group, strategy=best, shared=False, price=seconds[best], rejected=(*group.rejected, told))
+
+
+def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts, room: Room) -> Iterator[Strategy]:
+    """Yield strategies for a plan, the one to try first first: chunks where rows have to or pay."""
+    forced = facts.forced
+    if forced in (*PLANNED, Strategy.CHUNKS):
+        yield strategy
+    elif facts.cuts.in_chunks(pattern, uses, room.budget.free, room.gpu):
+        yield Strategy.CHUNKS
+    else:
+        yield strategy
+        if strategy is Strategy.CPU_BLOCKS:
+            yield Strategy.ENTRIES
+
+
+def _with_copies(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts) -> Choice:
+    """Return the choice with the rows of each group that get copies of its answers."""
+    if batch.equal is None:
+        return Choice(batch, groups, facts)
+    if len(groups) == 1:
+        # All rows, for which nobody has to count.
+        (group,) = groups
+        copies = batch.rows - len(batch.invalid) - len(group.rows)
+        return Choice(batch, [replace(group, copies=copies)], facts)
+    sharing = batch.equal.sharing()
+    return Choice(
+        batch, [replace(each, copies=int(sharing[each.rows].sum()) - len(each.rows)) for each in groups], facts
+    )
+
+
+def _forced(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
+    """Return the rows of a batch in groups for the strategy that is asked for, whatever they would take in another way.
+
+    Rows whose trees are too large, or whose numbers need a wider format, get a plan as always.
+    """
+    strategy = facts.forced
+    assert strategy is not None
+    if (why := refusal(strategy, facts)) is not None:
+        raise InputError(f"strategy {strategy.value}: {why}; leave the choice to junctor, or take another one")
+    if strategy is Strategy.JOINT_TABLE:
+        return [_whole(batch, facts, strategy)]
+    patterns = patterns_of(batch, facts.threads)
+    if not patterns.rows.size:
+        return []
+    if strategy is not Strategy.ROW_TREES:
+        return [replace(group, strategy=strategy) for group in patterns.exact(patterns.rows)]
+    from junctor.backends.row_work import LANES
+
+    # Explanations share no trees.
+    if facts.explains or len(patterns.rows) < LANES or not _has_room_for_shared(batch, facts):
+        return [patterns.together()]
+    if len(patterns.counts) > 1:
+        return _tree_groups(patterns, batch, facts)
+    (group,) = patterns.exact(patterns.rows)
+    return [replace(group, strategy=strategy, shared=True)]
+
+
+def refusal(strategy: Strategy, facts: Facts) -> str | None:
+    """Return why a strategy cannot be asked for, on this network and machine; None where it can."""
+    on_device = strategy in (Strategy.GPU_BLOCKS, Strategy.CHUNKS, Strategy.IMPOSSIBLE)
+    if not on_device and facts.asks_gpu:
+        return "it runs on CPUs, and a GPU is asked for"
+    return way(strategy).refuses(facts)
+
+
+def _whole(batch: EvidenceBatch, facts: Facts, strategy: Strategy) -> PatternGroup:
+    """Return all rows as one group; of a network with a joint table."""
+    pattern, patterns = serving_few(batch, len(facts.network.variables))
+    return PatternGroup(pattern, batch.answered, patterns, strategy)
+
+
+def _as_a_whole(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
+    """Return all rows as one group where nobody has to look at their patterns; None where that may pay.
+
+    On the joint table, or as few rows with a tree for each.
+    """
+    if facts.asks_gpu:
+        return None
+    rows = batch.answered
+    if not rows.size:
+        return []
+    group = PatternGroup(Pattern(frozenset(), frozenset()), rows)
+    offer = way(Strategy.JOINT_TABLE).offer(group, batch, facts)
+    if isinstance(offer, Offer):
+        seconds = offer.price.seconds(facts.to_come(batch, len(rows)))
+        # Beyond, what loads compiled code may be worth it.
+        if seconds <= LOADING_SECONDS or facts.are_few(batch):
+            told = "compiled code takes longer to load than the rows take"
+            others = [Rejected(each, told, LOADING_SECONDS) for each in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS)]
+            whole = _whole(batch, facts, Strategy.JOINT_TABLE)
+            return [replace(whole, price=seconds, rejected=tuple(others))]
+    if not facts.are_few(batch) or (facts.explains and facts.has_joint_table):
+        # Of small networks a plan in NumPy explains them, before compiled code is loaded.
+        return None
+    return _few_on_trees(batch, facts)
+
+
+def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
+    """Return a few rows with a tree for each; None where these are large."""
+    allowed, fixed, rows = facts.beside_answers(batch), facts.tree_bytes, facts.expected_rows
+    if facts.working is not None:
+        allowed = min(allowed, facts.working + fixed)
+    most = (allowed - fixed) // 8
+    # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
+    whole = facts.whole
+    patterns = None
+    if rows * whole.operations > FEW_OPERATIONS or whole.entries > most:
+        patterns = patterns_of(batch, facts.threads)
+        works = [facts.work(Pattern(patterns.observed(p), patterns.soft(p))) for p in range(len(patterns.counts))]
+        counts = patterns.counts.tolist()
+        operations = sum(count * work.operations for count, work in zip(counts, works, strict=True))
+        share = patterns.rows.size / rows
+        if operations > share * FEW_OPERATIONS or any(work.entries > most for work in works):
+            return None
+    told = (Rejected(Strategy.ENTRIES, "calls of few rows come again, and a plan takes longer", facts.planning),)
+    pattern, count = (Pattern(frozenset(), frozenset()), 1)
+    if patterns is not None:
+        group = patterns.together()
+        pattern, count = group.pattern, group.patterns
+    return [PatternGroup(pattern, batch.answered, count, Strategy.ROW_TREES, rejected=told)]
+
+
+class _OnGpu:
+    """Groups of rows that a GPU answers.
+
+    batch: evidence.
+    facts: of a machine with a GPU.
+    """
+
+    def __init__(self, batch: EvidenceBatch, facts: Facts) -> None:
+        self._batch = batch
+        self._facts = facts
+
+    def groups(self) -> Sequence[PatternGroup] | None:
+        """Return the groups, with trees of the cores beside the GPU; None where the cores alone take less."""
+        batch, facts = self._batch, self._facts
+        if (whole := self._together()) is not None:
+            return whole[0]
+        patterns = patterns_of(batch, facts.threads)
+        if not patterns.rows.size:
+            return []
+        if len(patterns.counts) > 1:
+            groups = self._choice(patterns, patterns.rows.size).groups()
+        else:
+            groups = [_of_one(patterns)]
+        if not (facts.asks_gpu or self._is_faster(groups)):
+            return None
+        groups = _that_fit(groups, batch, facts) if len(patterns.counts) > 1 else groups
+        return [each if each.by_trees else replace(each, strategy=Strategy.GPU_BLOCKS) for each in groups]
+
+    def _together(self) -> tuple[Sequence[PatternGroup] | None] | None:
+        """Return all rows as one group where hardly two observe the same and no pattern is worth a plan of its own.
+
+        Some of the rows tell, because to tell all of them apart takes as long as a GPU takes to answer them.
+        """
+        batch, facts = self._batch, self._facts
+        some = None if facts.are_few(batch) else sampled_patterns(batch, facts.threads)
+        if some is None:
+            return None
+        rows = batch.answered
+        groups = self._choice(some, rows.size).groups()
+        if len(groups) > 1:
+            return None
+        group = PatternGroup(serving_all(batch, some, facts.threads), rows, rows.size, groups[0].strategy)
+        if not group.by_trees:
+            if not (facts.asks_gpu or self._is_faster([group])):
+                return (None,)
+            # Asked last whether a plan fits: its search takes seconds.
+            if not facts.fits(group.pattern, facts.uses(group, batch)):
+                return None
+            group = replace(group, strategy=Strategy.GPU_BLOCKS)
+        return ([group],)
+
+    def _choice(self, patterns: Patterns, valid: int) -> PatternChoice:
+        """Return the cheapest plans by patterns; valid: rows of the batch that are not invalid."""
+        facts = self._facts
+        if facts.planning < LOADING_SECONDS and not _is_heavy(facts, facts.to_come(self._batch, valid)):
+            choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
+            if choice.seconds * facts.to_come(self._batch, valid) <= CPU.compiled_work * valid:
+                return choice
+        # All cores answer those with trees, of which plans on a GPU need one.
+        per_row = row_tree_seconds(facts.row_engine, patterns, self._batch) / GPU.cores
+        return PatternChoice(patterns, self._prices(per_row), search=True, rows=valid)
+
+    def _prices(self, per_row: float) -> PatternPricer:
+        return compiled_prices(self._facts, per_row, GPU.likelihood, (GPU.plan_table, GPU.plan_entry))
+
+    def _is_faster(self, groups: Sequence[PatternGroup]) -> bool:
+        """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
+        facts, batch = self._facts, self._batch
+        here, there = 0.0, 0.0
+        # Threads share rows.
+        threads = min(facts.threads, batch.rows)
+        # Trees of the cores beside a GPU answer the others.
+        for group in (group for group in groups if not group.by_trees and group.rows.size):
+            rows = facts.to_come(batch, group.rows.size)
+            offer = way(Strategy.GPU_BLOCKS).offer(group, batch, facts)
+            there += offer.price.seconds(rows) if isinstance(offer, Offer) else math.inf
+            here += rows * _seconds_on_cores(group, batch, facts.without_gpu, rows)
+        # What is too large for cores, and for prices, may go in chunks: both devices are compared where these are made.
+        return math.isinf(here) or there < here / math.pow(threads, CPU.cores)
+
+
+def _seconds_on_cores(group: PatternGroup, batch: EvidenceBatch, facts: Facts, rows: int) -> float:
+    """Return the seconds of a row of a group, of so many, on one core, whatever is loaded there."""
+    trees = way(Strategy.ROW_TREES).offer(group, batch, facts)
+    alone = trees.price.row if isinstance(trees, Offer) else math.inf
+    if group.patterns > 1:
+        return alone
+    blocks = way(Strategy.CPU_BLOCKS).offer(group, batch, facts)
+    planned = blocks.price.row + blocks.price.once / rows if isinstance(blocks, Offer) else math.inf
+    return min(alone, planned)
+
+
+def _on_cores(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
+    """Return the groups of rows that the cores answer."""
+    patterns = patterns_of(batch, facts.threads)
+    if not patterns.rows.size:
+        return []
+    if facts.explains or not _has_room_for_shared(batch, facts):
+        return _planned_groups(patterns, batch, facts)
+    if len(patterns.counts) > 1:
+        _load_trees(facts)
+        groups = _tree_groups(patterns, batch, facts)
+        priced = [each if not each.shared or each.patterns > 1 else _cheapest(each, batch, facts) for each in groups]
+        return _that_fit(priced, batch, facts)
+    group = _of_one(patterns)
+    plain = way(Strategy.ENTRIES).offer(group, batch, facts)
+    if isinstance(plain, Offer) and (seconds := plain.price.seconds(facts.uses(group, batch))) < LOADING_SECONDS:
+        told = Rejected(Strategy.ROW_TREES, "compiled code takes longer to load than the rows take", LOADING_SECONDS)
+        return [replace(group, strategy=Strategy.ENTRIES, price=seconds, rejected=(told,))]
+    _load_trees(facts)
+    return [_cheapest(each, batch, facts) for each in _without_impossible(group, batch, facts)]
+
+
+def _cheapest(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> PatternGroup:
+    """Return a group of one pattern with the strategy whose price is the lowest, and what the others offered."""
+    if group.strategy is Strategy.IMPOSSIBLE:
+        return group
+    uses, told = facts.uses(group, batch), list[Rejected]()
+    offers: dict[Strategy, tuple[float, PatternGroup]] = {}
+    for name in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS):
+        offer = way(name).offer(group, batch, facts)
+        if isinstance(offer, Offer):
+            offers[name] = offer.price.seconds(uses), offer.group
+        else:
+            told.append(Rejected(name, offer))
+    if not offers:
+        return replace(group, strategy=Strategy.ENTRIES, shared=False, rejected=tuple(told))
+    best = min(offers, key=lambda name: offers[name][0])
+    if best is Strategy.CPU_BLOCKS and Strategy.ROW_TREES in offers:
+        best = _by_cache(group, batch, facts, offers)
+    others = [Rejected(name, "takes longer", seconds) for name, (seconds, _) in offers.items() if name is not best]
+    seconds, taken = offers[best]
+    taken = replace(taken, price=seconds, rejected=(*told, *others))
+    return taken if best is Strategy.ROW_TREES else by_plan(taken, batch, facts)
+
+
+def _by_cache(
+    group: PatternGroup, batch: EvidenceBatch, facts: Facts, offers: dict[Strategy, tuple[float, PatternGroup]]
+) -> Strategy:
+    """Return whether a plan is the cheapest once it is known how large its messages are: only the plan itself tells."""
+    from junctor.strategies.cpu_blocks import BlocksRows
+
+    alone = facts.seconds_alone(group, batch)
+    if alone >= (row := BlocksRows().uncached(group, batch, facts)):
+        return Strategy.CPU_BLOCKS
+    uses = facts.uses(group, batch)
+    offers[Strategy.CPU_BLOCKS] = uses * row, group
+    offers[Strategy.ROW_TREES] = uses * alone, replace(group, strategy=Strategy.ROW_TREES, shared=False)
+    return Strategy.ROW_TREES
+
+
+def _load_trees(facts: Facts) -> None:
+    """Begin to load what answers rows that share trees, beside the choice of their groups."""
+    if facts.threads > 1:
+        from junctor_kernels.row_trees import ahead
+
+        ahead.start("float32" if facts.query.precision == "single" else "float64")
+
+
+def _tree_groups(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
+    # Imported where trees are chosen: compiled code comes with it.
+    from junctor.engine.tree_groups import TreeChoice
+
+    return TreeChoice(batch, patterns, facts.row_engine).groups()
+
+
+def _without_impossible(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
+    """Return a group of one pattern without its impossible rows, and these, where some rows seem to be."""
+    # Impossible rows have no tables, nor have those of which everything is known.
+    if all(work.tables for work in facts.works_alone(group, batch)):
+        return [group]
+    impossible = _impossible(group, batch, facts)
+    if impossible is None:
+        return [group]
+    none = replace(group, rows=group.rows[impossible], strategy=Strategy.IMPOSSIBLE)
+    others = replace(group, rows=group.rows[~impossible])
+    return [none, others] if others.rows.size else [none]
+
+
+def _impossible(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Mask | None:
+    """Return which rows of one pattern are impossible, None where these are none or not worth looking at.
+
+    They are decided 64 at a time, in a fraction of the time of their trees.
+    """
+    if len(group.rows) < LEAST_DECIDED:
+        return None
+    # Imported where some rows are: with it comes compiled code.
+    from junctor_kernels.row_trees.together import BLOCK_BYTES
+
+    from junctor.backends.impossibility import Limits, impossible_rows
+
+    limits = Limits(min(BLOCK_BYTES, facts.beside_answers(batch) // 4), facts.threads)
+    impossible = impossible_rows(facts.network, batch, group.rows, limits)
+    return impossible if impossible.any() else None
+
+
+def _planned_groups(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
+    """Return groups with plans, and rows with trees of their own: explanations, and sums where memory is short."""
+    if len(patterns.counts) == 1 and not facts.explains:
+        return [by_plan(_of_one(patterns), batch, facts)]
+    groups = _that_fit(_plan_choice(patterns, batch, facts).groups(), batch, facts)
+    return [each if each.by_trees else by_plan(each, batch, facts) for each in groups]
+
+
+def _plan_choice(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> PatternChoice:
+    """Return the cheapest plans by patterns: by prices in NumPy or, with enough work, by compiled ones."""
+    valid, explains = patterns.rows.size, facts.explains
+    rows = facts.to_come(batch, valid)
+    # To plan may take longer than trees; the plan of a single pattern answers its equal rows once, in NumPy.
+    is_light = not _is_heavy(facts, rows) or (explains and len(patterns.counts) == 1)
+    if is_light and (facts.planning < LOADING_SECONDS or not explains):
+        choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
+        if choice.seconds * rows <= (LOADING_SECONDS if explains else CPU.compiled_work) * valid:
+            return choice
+    # Enough work for better prices, and trees, to pay for being loaded.
+    per_row = row_tree_seconds(facts.row_engine, patterns, batch)
+    prices = compiled_prices(facts, per_row, CPU.copied_likelihood if explains else CPU.likelihood)
+    if explains:
+        # Compiled code for plans takes longer to load than trees, and a few rows are not worth it.
+        row, loading = prices.row, CPU.compiled_saving / rows
+        prices = replace(prices, row=lambda pattern: CPU.maximum * row(pattern) + loading)
+    return PatternChoice(patterns, prices, search=True, rows=valid)
+
+
+def _that_fit(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
+    """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
+    result: list[PatternGroup] = []
+    for group in groups:
+        # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
+        if group.by_trees or group.patterns == 1 or facts.fits(group.pattern, facts.uses(group, batch)):
+            result.append(group)
+        else:
+            result.append(replace(group, strategy=Strategy.ROW_TREES, shared=False))
+    return result
+
+
+def _is_heavy(facts: Facts, rows: int) -> bool:
+    """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
+    from junctor.strategies.entries import HEAVY_SECONDS
+
+    # Each entry of a factor counts once.
+    return rows * facts.entries * CPU.numpy_entry > HEAVY_SECONDS
+
+
+def _has_room_for_shared(batch: EvidenceBatch, facts: Facts) -> bool:
+    """Return True if there is memory for rows that share trees, beside the answers to a batch."""
+    from junctor_kernels.row_trees.together import BLOCK_BYTES
+
+    # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
+    needed = 2 * facts.threads * (BLOCK_BYTES + facts.tree_bytes)
+    return needed <= facts.beside_answers(batch) and (facts.working is None or needed <= facts.working)
+
+
+def _of_one(patterns: Patterns) -> PatternGroup:
+    """Return the rows of the only pattern of a batch."""
+    return PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)

@@ -1,0 +1,101 @@
+"""Rows of a plan, over the entries of its tables: in NumPy, or in compiled code where one row has much work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from junctor_kernels.tables.reference import LOG, Algebra
+
+from junctor.cost.constants import CPU
+from junctor.cost.features.plans import plain_seconds, plan_work
+from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.patterns import PatternGroup
+from junctor.model.answers import Answers
+from junctor.model.strategies import Strategy
+from junctor.planning.plan import Plan
+from junctor.strategies.facts import LOADING_SECONDS, Facts
+from junctor.strategies.number_ladder import answer_rows
+from junctor.strategies.plan_rows import (
+    MOST_OPERATIONS,
+    in_numpy,
+    numpy_seconds,
+    once_seconds,
+    prepared,
+    with_seconds,
+)
+from junctor.strategies.strategy import Offer, Price, Room, Route, Run
+
+# Seconds that NumPy takes at least, from which rows are not planned to see what it takes.
+HEAVY_SECONDS = 0.01
+
+
+class EntriesRows:
+    """One plan, table by table."""
+
+    name = Strategy.ENTRIES
+    together = False
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Every row may have a plan, as long as it fits."""
+        return None
+
+    def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+        """By the plan, where that is made before compiled code would be loaded."""
+        rows = facts.uses(group, batch)
+        # Each entry of a factor counts once.
+        if rows * facts.entries * CPU.numpy_entry > HEAVY_SECONDS or facts.planning >= LOADING_SECONDS:
+            return "a plan and NumPy take longer than compiled code takes to load"
+        plan = facts.plan(group.pattern, rows)
+        return Offer(group, Price(once=once_seconds(plan), row=plain_seconds(plan)))
+
+    def with_plan(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Price:
+        """Return the price by the plan: in NumPy, or over entries in compiled code."""
+        rows = facts.uses(group, batch)
+        plan, few = facts.plan(group.pattern, rows), rows < facts.plan_memory(group.pattern, rows).lane
+        seconds = numpy_seconds(plan, rows, facts.ladder[0])
+        # Blocks take more rows at once.
+        return Price(once=min(seconds, _compiled_seconds(plan, rows, facts.ladder[0])) if few else seconds)
+
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+        """By what is faster of the two."""
+        plan = facts.plan(group.pattern, uses)
+        compiled = _compiled_seconds(plan, uses, facts.ladder[0]) < numpy_seconds(plan, uses, facts.ladder[0])
+        route = prepared(self.name, group, uses, facts, room, blocks=False, compiled=compiled)
+        assert route.sizes is not None
+        reason = "NumPy: too little work for compiled code"
+        if route.sizes.entry_threads:
+            reason = "compiled where tables are large, over entries: too few rows for blocks"
+        return replace(route, reason=facts.reason(self.name, reason))
+
+    def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
+        """By the steps of the plan."""
+        plan, sizes, rows, first = route.plan, route.sizes, len(route.group.rows), facts.ladder[0]
+        assert plan is not None
+        assert sizes is not None
+        seconds = rows * plain_seconds(plan)
+        if plan.case_operations <= bound or seconds >= CPU.fitted_forecast:
+            backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
+            work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)
+            seconds = facts.costs.seconds(backend, work)
+        return with_seconds(route, seconds)
+
+    def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
+        """In blocks of cases, one after the other."""
+        left = []
+        for route in work:
+            program = run.program(route, batch)
+            left.append(answer_rows(program, batch, route.group.rows, answers, partial(in_numpy, program)))
+        return np.concatenate(left)
+
+
+def _compiled_seconds(plan: Plan, rows: int, algebra: Algebra) -> float:
+    """Return the seconds of so many rows of a plan where compiled code contracts over entries."""
+    if plan.traceback:
+        return math.inf
+    case = min(plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
+    row = case * (CPU.compiled_log if algebra is LOG else 1)
+    return CPU.compiled_saving + once_seconds(plan) + len(plan.steps) * CPU.entries_step + rows * row

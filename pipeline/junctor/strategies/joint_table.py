@@ -1,0 +1,64 @@
+"""Rows of a network that is so small that the table of all its states together is the fastest way to answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from junctor.cost.constants import CPU
+from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.patterns import PatternGroup
+from junctor.model.answers import Answers
+from junctor.model.strategies import Strategy
+from junctor.strategies.facts import Facts
+from junctor.strategies.strategy import MemoryUse, Offer, Price, Room, Route, Run
+
+
+class JointTableRows:
+    """Sums over one table of all joint states."""
+
+    name = Strategy.JOINT_TABLE
+    together = False
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Explanations have none, nor have networks with many states."""
+        if facts.explains:
+            return "explanations have no joint table"
+        if (table := facts.joint_table) is None:
+            return "the network has too many joint states"
+        if table.nbytes > facts.allowed:
+            return f"the joint table takes {table.nbytes:,} bytes, allowed are {facts.allowed:,}"
+        return None
+
+    def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+        """A sum over all joint states for each state of each target."""
+        if (why := self.refuses(facts)) is not None:
+            return why
+        assert facts.joint_table is not None
+        if facts.joint_table.nbytes > facts.beside_answers(batch):
+            return "the joint table does not fit beside the answers"
+        return Offer(group, Price(row=facts.joint_table.operations * CPU.numpy_operation))
+
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+        """Nothing beside the table."""
+        assert facts.joint_table is not None
+        reserved = room.budget.reserved
+        size = reserved + facts.joint_table.nbytes
+        few = "few rows that differ" if group.copies else "few rows"
+        reason = f"row by row: {few}, and few states of all variables together"
+        return Route(group, self.name, facts.reason(self.name, reason), MemoryUse(facts.allowed, reserved, size, size))
+
+    def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
+        """By the entries of the table."""
+        assert facts.joint_table is not None
+        operations = len(route.group.rows) * facts.joint_table.operations
+        return replace(route, operations=operations, seconds=operations * CPU.numpy_operation + route.rows * CPU.row)
+
+    def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
+        """Row by row."""
+        table = run.facts.joint_table
+        assert table is not None
+        left = [table.answer(batch, route.group.rows, answers) for route in work]
+        return left[0] if len(left) == 1 else np.concatenate(left)
