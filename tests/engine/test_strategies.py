@@ -27,7 +27,7 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
-from junctor.strategies import chunks as chunked_rows
+from junctor.strategies import chunked_rows
 
 
 @st.composite

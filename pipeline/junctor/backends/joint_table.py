@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import accumulate, repeat
 
 import numpy as np
@@ -62,13 +62,14 @@ class JointTable:
         self._bits = _bits_of(network)
         self._known = keeping(KEPT_ROWS, self._observed)
 
-    @property
+    # Kept, because every call asks.
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the table, of what is derived from it, of a row, and of answers that stay."""
         numbers = len(self._terms[0]) * (3 * sum(map(len, self._has)) + len(self._has) + 3)
         return 8 * (numbers + KEPT_ROWS * sum(self._sizes))
 
-    @property
+    @cached_property
     def operations(self) -> int:
         """Multiply-adds of a row."""
         return len(self._terms[0]) * sum(self._sizes)

@@ -34,6 +34,20 @@ def show_choices(facts: Mapping[str, str]) -> None:
         typer.echo(f"  {'' if number else 'chosen':<12}{name + ':':<17}{line}")
 
 
+def chosen_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return lines for what was chosen for some rows, and what was not; record: of `record_of`."""
+    from junctor.cli.display import duration
+
+    def told(seconds: float | None) -> str:
+        return "" if seconds is None else f" ({duration(seconds)})"
+
+    lines = {f"{each['reason']}{told(each['seconds'])}": list[str]() for each in record["rejected"]}
+    for each in record["rejected"]:
+        lines[f"{each['reason']}{told(each['seconds'])}"].append(each["strategy"])
+    others = [f"  not {' or '.join(names)}: {why}" for why, names in lines.items()]
+    return [f"by {record['strategy']}{told(record['price_seconds'])}", *others]
+
+
 def _device(facts: Facts, routes: Sequence[Route]) -> str:
     where = "GPU" if any(route.on_gpu for route in routes) else "CPU"
     refused = any(route.refused is not None for route in routes) or not routes
@@ -49,6 +63,8 @@ def _device(facts: Facts, routes: Sequence[Route]) -> str:
 
 def _patterns(routes: Sequence[Route]) -> str:
     patterns = sum(route.group.patterns for route in routes)
+    if any(route.group.patterns == 0 for route in routes):
+        return "not looked at: each row goes by itself"
     if patterns <= 1:
         return "one"
     plans = "a plan" if len(routes) == 1 else f"{len(routes):,} groups"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.choices import choices, show_choices
+from junctor.cli.choices import choices, chosen_lines, show_choices
 from junctor.cli.chunks import chunk_facts, show_chunks
 from junctor.cli.validate import network_facts
 from junctor.model.errors import counted
@@ -251,6 +251,7 @@ def _finite(seconds: float) -> float | None:
 
 def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of a batch and its routes, those with most operations first."""
+    from junctor.engine.choose import record_of
     from junctor.runtime.machine import peak_memory
 
     facts = engine.facts
@@ -269,7 +270,7 @@ def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dic
         "resident_bytes": peak_memory(),
         "fits": not refusals,
         "refused": refusals[0] if refusals else None,
-        "plans": [_plan_facts(route, engine.network) for route in routes[:SHOWN]],
+        "plans": [_plan_facts(route, engine.network, record_of(route, batch, facts)) for route in routes[:SHOWN]],
         "savings": _savings(facts, routes),
         "choices": choices(facts, routes, stored),
     }
@@ -307,7 +308,7 @@ def _nonzero_operations(facts: Facts, plan: Plan) -> int:
     return Program(plan, facts.network, algebra).nonzero_operations
 
 
-def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
+def _plan_facts(route: Route, network: Network, record: dict[str, Any]) -> dict[str, Any]:
     pattern, plan = route.group.pattern, route.plan
     # In chunks nothing is shared: every row goes through all operations.
     shares = plan is not None and route.chunks is None
@@ -315,7 +316,7 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "rows": route.rows,
         "patterns": route.group.patterns,
-        "strategy": route.strategy.value,
+        **record,
         "one_by_one": route.group.alone,
         "shared_tree": route.group.shared,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
@@ -390,6 +391,10 @@ def _stored_line(stored: dict[str, Any]) -> str:
 
 def _plan_line(plan: dict[str, Any]) -> str:
     operations = approximate(plan["operations_per_row"])
+    if plan["strategy"] == "joint-table":
+        return f"  {plan['rows']:>9,} rows on the table of all joint states: {operations} operations each"
+    if plan["one_by_one"] and not plan["patterns"]:
+        return f"  {plan['rows']:>9,} rows, each with a tree of its own: about {operations} operations each"
     if plan["one_by_one"]:
         return (
             f"  {plan['rows']:>9,} rows of {plan['patterns']:,} patterns, each with a tree of its own: "
@@ -413,6 +418,8 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     typer.echo(title)
     for plan in work["plans"]:
         typer.echo(_plan_line(plan))
+        for line in chosen_lines(plan):
+            typer.echo(f"            {line}")
         if "chunks" in plan:
             show_chunks(plan["chunks"])
     if work["patterns"] > len(work["plans"]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from junctor.cost.constants import CPU, GPU
 from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
@@ -21,12 +22,11 @@ from junctor.evidence.patterns import (
     patterns_of,
     sampled_patterns,
     serving_all,
-    serving_few,
 )
 from junctor.model.errors import BudgetError, InputError
 from junctor.model.strategies import Rejected, Strategy
 from junctor.planning.shape import Pattern
-from junctor.strategies.facts import LOADING_SECONDS, Facts
+from junctor.strategies.facts import FEW_ROWS, LOADING_SECONDS, Facts
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Offer, Room, Route
 
@@ -34,6 +34,13 @@ from junctor.strategies.strategy import Offer, Room, Route
 LEAST_DECIDED = 256
 # Multiply-adds of a few rows together, up to which each has a tree of its own: what chooses better ones takes longer.
 FEW_OPERATIONS = 5e8
+# What stands for the pattern of rows that go one by one without one.
+NOBODY_LOOKED = Pattern(frozenset(), frozenset())
+# What few rows of a small network are not worth.
+BEFORE_LOADING = tuple(
+    Rejected(each, "its code takes longer to load than the rows take", LOADING_SECONDS)
+    for each in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS)
+)
 # Strategies of plans in one piece.
 PLANNED = (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS)
 
@@ -45,11 +52,13 @@ class Choice:
     batch: with its equal rows, where few enough are left that their answers are copied.
     groups: of the rows that are answered, each with its strategy.
     facts: that the groups were chosen by: of the CPUs alone where a GPU is not worth its while.
+    on_gpu: whether a GPU answers some of them.
     """
 
     batch: EvidenceBatch
     groups: Sequence[PatternGroup]
     facts: Facts
+    on_gpu: bool
 
 
 def choose(batch: EvidenceBatch, facts: Facts) -> Choice:
@@ -59,18 +68,18 @@ def choose(batch: EvidenceBatch, facts: Facts) -> Choice:
     """
     found = find_equal_rows(batch, facts.network.cardinalities, threads=facts.threads)
     if facts.forced is not None:
-        return _with_copies(_forced(found, facts), found, facts)
+        return _with_copies(_forced(found, facts), found, facts, facts.takes_gpu)
     if (few := _as_a_whole(found, facts)) is not None:
-        return _with_copies(few, found, facts.without_gpu)
+        return _with_copies(few, found, facts.without_gpu, False)
     if facts.takes_gpu:
         equal = found
         if batch.equal is None and found.answered_count > MOST_ANSWERED_GPU * len(batch.valid):
             equal = batch
         groups = _OnGpu(equal, facts).groups()
         if groups is not None:
-            return _with_copies(groups, equal, facts)
+            return _with_copies(groups, equal, facts, True)
     facts = facts.without_gpu
-    return _with_copies(_on_cores(found, facts), found, facts)
+    return _with_copies(_on_cores(found, facts), found, facts, False)
 
 
 def route_of(group: PatternGroup, batch: EvidenceBatch, facts: Facts, room: Room, uses: int | None = None) -> Route:
@@ -105,11 +114,10 @@ def by_plan(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> PatternG
     if not facts.fits(group.pattern, facts.uses(group, batch)):
         # Which of the two it would be is of no interest.
         return replace(group, strategy=Strategy.ENTRIES, shared=False)
-    from junctor.strategies.cpu_blocks import BlocksRows
-    from junctor.strategies.entries import EntriesRows
+    from junctor.strategies import cpu_blocks, entries
 
     uses = facts.uses(group, batch)
-    seconds = {each.name: each.with_plan(group, batch, facts).seconds(uses) for each in (EntriesRows(), BlocksRows())}
+    seconds = {each.name: each.with_plan(group, batch, facts).seconds(uses) for each in (entries.WAY, cpu_blocks.WAY)}
     best, other = sorted(seconds, key=seconds.__getitem__)
     told = Rejected(other, "takes longer with this plan", seconds[other])
     return replace(group, strategy=best, shared=False, price=seconds[best], rejected=(*group.rejected, told))
@@ -128,19 +136,44 @@ def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts,
             yield Strategy.ENTRIES
 
 
-def _with_copies(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts) -> Choice:
+def record_of(route: Route, batch: EvidenceBatch, facts: Facts) -> dict[str, Any]:
+    """Return what was chosen for the rows of a route, and what was not and why; for people and files."""
+    group, told = route.group, {each.strategy: each for each in route.group.rejected}
+    for name in Strategy:
+        if name not in told and name not in (route.strategy, Strategy.IMPOSSIBLE):
+            offer = refusal(name, facts) or way(name).offer(group, batch, facts)
+            if isinstance(offer, Offer) and not group.patterns:
+                told[name] = Rejected(name, "takes longer to prepare", facts.planning)
+            elif isinstance(offer, Offer):
+                told[name] = Rejected(name, "takes longer", offer.price.seconds(facts.uses(group, batch)))
+            else:
+                told[name] = Rejected(name, offer)
+    told.pop(route.strategy, None)
+    others = [
+        {"strategy": each.strategy.value, "reason": each.reason, "seconds": _finite(each.seconds)}
+        for each in told.values()
+    ]
+    price = _finite(group.price)
+    return {"strategy": route.strategy.value, "reason": route.reason, "price_seconds": price, "rejected": others}
+
+
+def _finite(seconds: float) -> float | None:
+    # JSON knows no infinity, and no price is nan.
+    return seconds if math.isfinite(seconds) else None
+
+
+def _with_copies(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts, on_gpu: bool) -> Choice:
     """Return the choice with the rows of each group that get copies of its answers."""
     if batch.equal is None:
-        return Choice(batch, groups, facts)
+        return Choice(batch, groups, facts, on_gpu)
     if len(groups) == 1:
         # All rows, for which nobody has to count.
         (group,) = groups
         copies = batch.rows - len(batch.invalid) - len(group.rows)
-        return Choice(batch, [replace(group, copies=copies)], facts)
+        return Choice(batch, [replace(group, copies=copies)], facts, on_gpu)
     sharing = batch.equal.sharing()
-    return Choice(
-        batch, [replace(each, copies=int(sharing[each.rows].sum()) - len(each.rows)) for each in groups], facts
-    )
+    copied = [replace(each, copies=int(sharing[each.rows].sum()) - len(each.rows)) for each in groups]
+    return Choice(batch, copied, facts, on_gpu)
 
 
 def _forced(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
@@ -153,7 +186,7 @@ def _forced(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
     if (why := refusal(strategy, facts)) is not None:
         raise InputError(f"strategy {strategy.value}: {why}; leave the choice to junctor, or take another one")
     if strategy is Strategy.JOINT_TABLE:
-        return [_whole(batch, facts, strategy)]
+        return [PatternGroup(NOBODY_LOOKED, batch.answered, 0, strategy)]
     patterns = patterns_of(batch, facts.threads)
     if not patterns.rows.size:
         return []
@@ -178,61 +211,60 @@ def refusal(strategy: Strategy, facts: Facts) -> str | None:
     return way(strategy).refuses(facts)
 
 
-def _whole(batch: EvidenceBatch, facts: Facts, strategy: Strategy) -> PatternGroup:
-    """Return all rows as one group; of a network with a joint table."""
-    pattern, patterns = serving_few(batch, len(facts.network.variables))
-    return PatternGroup(pattern, batch.answered, patterns, strategy)
-
-
 def _as_a_whole(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
-    """Return all rows as one group where nobody has to look at their patterns; None where that may pay.
+    """Return all rows as one group where nobody has to look at their patterns; None where that may pay."""
+    if batch.invalid or batch.rows > FEW_ROWS:
+        return _whole(batch, facts)[0]
+    # Kept, because calls of a few rows take no longer than their choice.
+    key = batch.rows, facts.expected_rows
+    if key not in facts.few:
+        groups, is_usual = _whole(batch, facts)
+        if not is_usual:
+            return groups
+        facts.few[key] = groups
+    return facts.few[key]
 
-    On the joint table, or as few rows with a tree for each.
-    """
+
+def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] | None, bool]:
+    """Return the same: rows on the joint table, or few rows with a tree for each; and whether evidence matters not."""
     if facts.asks_gpu:
-        return None
+        return None, True
     rows = batch.answered
     if not rows.size:
-        return []
-    group = PatternGroup(Pattern(frozenset(), frozenset()), rows)
+        return [], False
+    group = PatternGroup(NOBODY_LOOKED, rows)
     offer = way(Strategy.JOINT_TABLE).offer(group, batch, facts)
     if isinstance(offer, Offer):
         seconds = offer.price.seconds(facts.to_come(batch, len(rows)))
         # Beyond, what loads compiled code may be worth it.
         if seconds <= LOADING_SECONDS or facts.are_few(batch):
-            told = "compiled code takes longer to load than the rows take"
-            others = [Rejected(each, told, LOADING_SECONDS) for each in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS)]
-            whole = _whole(batch, facts, Strategy.JOINT_TABLE)
-            return [replace(whole, price=seconds, rejected=tuple(others))]
+            group = PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.JOINT_TABLE, price=seconds, rejected=BEFORE_LOADING)
+            return [group], True
     if not facts.are_few(batch) or (facts.explains and facts.has_joint_table):
         # Of small networks a plan in NumPy explains them, before compiled code is loaded.
-        return None
+        return None, True
     return _few_on_trees(batch, facts)
 
 
-def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
-    """Return a few rows with a tree for each; None where these are large."""
+def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] | None, bool]:
+    """Return a few rows with a tree for each, None where these are large; and whether evidence matters not."""
     allowed, fixed, rows = facts.beside_answers(batch), facts.tree_bytes, facts.expected_rows
     if facts.working is not None:
         allowed = min(allowed, facts.working + fixed)
     most = (allowed - fixed) // 8
     # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
     whole = facts.whole
-    patterns = None
-    if rows * whole.operations > FEW_OPERATIONS or whole.entries > most:
+    is_light = rows * whole.operations <= FEW_OPERATIONS and whole.entries <= most
+    if not is_light:
         patterns = patterns_of(batch, facts.threads)
         works = [facts.work(Pattern(patterns.observed(p), patterns.soft(p))) for p in range(len(patterns.counts))]
         counts = patterns.counts.tolist()
         operations = sum(count * work.operations for count, work in zip(counts, works, strict=True))
         share = patterns.rows.size / rows
         if operations > share * FEW_OPERATIONS or any(work.entries > most for work in works):
-            return None
+            return None, False
     told = (Rejected(Strategy.ENTRIES, "calls of few rows come again, and a plan takes longer", facts.planning),)
-    pattern, count = (Pattern(frozenset(), frozenset()), 1)
-    if patterns is not None:
-        group = patterns.together()
-        pattern, count = group.pattern, group.patterns
-    return [PatternGroup(pattern, batch.answered, count, Strategy.ROW_TREES, rejected=told)]
+    return [PatternGroup(NOBODY_LOOKED, batch.answered, 0, Strategy.ROW_TREES, rejected=told)], is_light
 
 
 class _OnGpu:
@@ -342,8 +374,7 @@ def _on_cores(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
     group = _of_one(patterns)
     plain = way(Strategy.ENTRIES).offer(group, batch, facts)
     if isinstance(plain, Offer) and (seconds := plain.price.seconds(facts.uses(group, batch))) < LOADING_SECONDS:
-        told = Rejected(Strategy.ROW_TREES, "compiled code takes longer to load than the rows take", LOADING_SECONDS)
-        return [replace(group, strategy=Strategy.ENTRIES, price=seconds, rejected=(told,))]
+        return [replace(group, strategy=Strategy.ENTRIES, price=seconds, rejected=BEFORE_LOADING)]
     _load_trees(facts)
     return [_cheapest(each, batch, facts) for each in _without_impossible(group, batch, facts)]
 
@@ -354,10 +385,11 @@ def _cheapest(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Patter
         return group
     uses, told = facts.uses(group, batch), list[Rejected]()
     offers: dict[Strategy, tuple[float, PatternGroup]] = {}
-    for name in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS):
+    for name in Strategy:
         offer = way(name).offer(group, batch, facts)
         if isinstance(offer, Offer):
-            offers[name] = offer.price.seconds(uses), offer.group
+            # Code of trees, and what comes with it, is loaded: it told their prices.
+            offers[name] = replace(offer.price, load=0.0).seconds(uses), offer.group
         else:
             told.append(Rejected(name, offer))
     if not offers:
@@ -367,18 +399,18 @@ def _cheapest(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Patter
         best = _by_cache(group, batch, facts, offers)
     others = [Rejected(name, "takes longer", seconds) for name, (seconds, _) in offers.items() if name is not best]
     seconds, taken = offers[best]
-    taken = replace(taken, price=seconds, rejected=(*told, *others))
-    return taken if best is Strategy.ROW_TREES else by_plan(taken, batch, facts)
+    taken = replace(taken, strategy=best, price=seconds, rejected=(*told, *others))
+    return by_plan(taken, batch, facts) if best in PLANNED else taken
 
 
 def _by_cache(
     group: PatternGroup, batch: EvidenceBatch, facts: Facts, offers: dict[Strategy, tuple[float, PatternGroup]]
 ) -> Strategy:
     """Return whether a plan is the cheapest once it is known how large its messages are: only the plan itself tells."""
-    from junctor.strategies.cpu_blocks import BlocksRows
+    from junctor.strategies import cpu_blocks
 
     alone = facts.seconds_alone(group, batch)
-    if alone >= (row := BlocksRows().uncached(group, batch, facts)):
+    if alone >= (row := cpu_blocks.WAY.uncached(group, batch, facts)):
         return Strategy.CPU_BLOCKS
     uses = facts.uses(group, batch)
     offers[Strategy.CPU_BLOCKS] = uses * row, group

@@ -38,7 +38,7 @@ from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.progress import counts_rows
 from junctor.runtime.threads import short_turns
-from junctor.strategies.facts import Facts, PlanKey, Store
+from junctor.strategies.facts import FEW_ROWS, Facts, PlanKey, Store
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Room, Route
 
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 PLAN_STEP_BYTES = 300
 # Share of the bytes that stay between calls for the messages of rows that share trees.
 RESTING_SHARE = 0.5
+
+# Entries of messages whose memory stays from call to call, for rows with trees of their own.
+KEPT_ENTRIES = 1 << 21
 
 logger = logging.getLogger("junctor")
 
@@ -149,14 +152,17 @@ class Engine:
 
     def keep(self, allowed: int) -> None:
         """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
-        self._pool.release()
-        self._score_pool.release()
+        for pool in (self._pool, self._score_pool):
+            pool.release()
         for (room, _), row_engine in self.facts.store.row_engines.items():
-            row_engine.rest(int(RESTING_SHARE * allowed))
+            if row_engine.resting or row_engine.held > KEPT_ENTRIES:
+                row_engine.rest(int(RESTING_SHARE * allowed))
             # With the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(room)
-        # Blocks first: their memory is there again in no time.
         excess = self.held - allowed
+        if excess <= 0:
+            return
+        # Blocks first: their memory is there again in no time.
         for program in self._programs.values():
             excess -= program.rest(excess)
         plans = self.facts.store.plans
@@ -168,8 +174,11 @@ class Engine:
 
     def choice(self, batch: EvidenceBatch) -> Choice:
         """Return which rows of a batch are answered together and by what; nothing runs."""
-        self.prepare(batch)
-        return self._choices.pop(batch)
+        found = self._choices.pop(batch, None) if self._choices else None
+        if found is None:
+            with self.facts.store.lock:
+                found = choose(batch, self.facts)
+        return found
 
     def routes(self, batch: EvidenceBatch, reserved: int = 0) -> tuple[Route, ...]:
         """Return how the rows of a batch would be answered now, those that are refused included; nothing runs.
@@ -182,7 +191,7 @@ class Engine:
         """Return the same of a choice."""
         facts, batch = choice.facts, choice.batch
         # Not opened: a GPU may only be asked about.
-        gpu = facts.gpu_room() if facts.takes_gpu else None
+        gpu = facts.gpu_room() if choice.on_gpu else None
         budget = Budget(self.allowed, facts.answer_bytes(batch.rows) + reserved, reserved)
         room = Room(budget, gpu, {key: program.memory.fixed for key, program in self._programs.items()})
         return tuple(route_of(group, batch, facts, room) for group in choice.groups)
@@ -190,7 +199,7 @@ class Engine:
     def uses_gpu(self, batch: EvidenceBatch) -> bool:
         """Return True if a GPU answers rows of a batch."""
         self.prepare(batch)
-        return self._choices[batch].facts.takes_gpu
+        return self._choices[batch].on_gpu
 
     def prepare(self, batch: EvidenceBatch) -> None:
         """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile."""
@@ -198,7 +207,6 @@ class Engine:
             with self.facts.store.lock:
                 self._choices[batch] = choose(batch, self.facts)
 
-    @short_turns()
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
         """Return the answers to all rows of `batch`, in its order: Scores where the query asks for them.
 
@@ -207,10 +215,16 @@ class Engine:
         explain: whether reasons of impossible rows name findings that contradict each other.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
-        choice = self.choice(batch)
+        # A few rows are answered before anybody else would have a turn.
+        if batch.rows <= FEW_ROWS:
+            return self._answer(self.choice(batch), reserved, explain)
+        with short_turns():
+            return self._answer(self.choice(batch), reserved, explain)
+
+    def _answer(self, choice: Choice, reserved: int, explain: bool) -> Answers:
         batch, groups, facts = choice.batch, choice.groups, choice.facts
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
-        device = self._open_gpu() if facts.takes_gpu else None
+        device = self._open_gpu() if choice.on_gpu else None
         most = batch.rows if self._scores is None else min(batch.rows, self._slice_rows)
         memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
         if self._scores is None:
@@ -225,22 +239,23 @@ class Engine:
         held = answers.nbytes if self._scores is None else facts.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
         run = BatchRun(facts, device, budget, self._programs, (batch.rows, max(batch.rows, self.batch_rows)))
-        with counts_rows(lambda: int(np.count_nonzero(answers.status != UNANSWERED)), _rows_for_each(batch)):
-            if isinstance(answers, Scores):
-                self._score(groups, batch, answers, memory, run)
-            else:
-                run.answer(groups, batch, answers)
+        if batch.rows <= FEW_ROWS:
+            self._write(groups, batch, answers, memory, run)
+        else:
+            with counts_rows(lambda: int(np.count_nonzero(answers.status != UNANSWERED)), _rows_for_each(batch)):
+                self._write(groups, batch, answers, memory, run)
         if batch.equal is not None:
             # Equal rows get equal bytes: copies, not answers of their own.
             copy_answers(batch.equal, answers, facts.threads)
         if isinstance(answers, Scores):
             clear_unanswered(answers)
         clear_states(answers)
-        if explain:
+        # Each has a reason, if only a general one.
+        if explain and answers.reasons:
             self.explain(batch, answers, run.beside_trees, facts.threads)
         # A row that nobody wrote would pass for an answer.
-        left_out = np.flatnonzero(answers.status == UNANSWERED)
-        if left_out.size:
+        if (answers.status == UNANSWERED).any():
+            left_out = np.flatnonzero(answers.status == UNANSWERED)
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
 
@@ -257,6 +272,20 @@ class Engine:
             from junctor.backends.contradictions import give_reasons
 
             give_reasons(self.network, batch, answers, memory, threads)
+
+    def _write(
+        self,
+        groups: Sequence[PatternGroup],
+        batch: EvidenceBatch,
+        answers: Answers,
+        memory: npt.NDArray[Any],
+        run: BatchRun,
+    ) -> None:
+        """Write the answers to the rows of groups; memory: for posteriors of scores."""
+        if isinstance(answers, Scores):
+            self._score(groups, batch, answers, memory, run)
+        else:
+            run.answer(groups, batch, answers)
 
     def _score(
         self,

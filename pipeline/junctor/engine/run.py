@@ -5,7 +5,7 @@ Main class: BatchRun, made by the engine for a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from junctor.planning.budget import Budget, row_seconds
 from junctor.runtime.buffer_pool import fresh
 from junctor.strategies.facts import Facts, PlanKey
 from junctor.strategies.plan_rows import once_seconds
-from junctor.strategies.registry import ORDER, way
+from junctor.strategies.registry import way
 from junctor.strategies.strategy import GpuRoom, Room, Route
 
 # Share of the time allowed up to which the coarsest forecast of a row will do.
@@ -99,7 +99,7 @@ class BatchRun:
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
-        for key in self.programs.keys() - kept.keys():
+        for key in self.programs.keys() - kept.keys() if self.programs else ():
             del self.programs[key]
         return route
 
@@ -156,12 +156,19 @@ def may_take_long(route: Route, facts: Facts) -> bool:
 
 def in_order(groups: Sequence[PatternGroup]) -> list[list[PatternGroup]]:
     """Return the groups that are answered in one call each, in their order."""
+    if len(groups) == 1:
+        return [list(groups)]
     result: list[list[PatternGroup]] = []
-    place: Callable[[PatternGroup], int] = lambda group: ORDER[_strategy(group)]  # noqa: E731
-    for _, some in groupby(sorted(groups, key=place), key=place):
+    for _, some in groupby(sorted(groups, key=_place), key=_place):
         alike = list(some)
         result.extend([alike] if way(_strategy(alike[0])).together else ([group] for group in alike))
     return result
+
+
+def _place(group: PatternGroup) -> tuple[bool, str]:
+    # What goes together comes last, when programs have taken their memory.
+    strategy = _strategy(group)
+    return way(strategy).together, strategy.value
 
 
 def _strategy(group: PatternGroup) -> Strategy:

@@ -49,7 +49,7 @@ def find_equal_rows(
     most: largest share of rows that are answered.
     threads: number of threads.
     """
-    if batch.equal is not None:
+    if batch.equal is not None or batch.rows < LEAST_ROWS:
         return batch
     rows = batch.valid
     valid = len(rows)

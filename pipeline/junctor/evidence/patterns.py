@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from operator import and_, or_
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +90,7 @@ class Patterns:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PatternGroup:
-    """Rows (ascending) of so many patterns that run through one plan or tree.
+    """Rows (ascending) of so many patterns that run through one plan or tree; 0 where nobody has looked at these.
 
     strategy: what answers them, None before anything is chosen.
     shared: whether rows of ROW_TREES share a tree; each has its own otherwise.
@@ -250,25 +249,6 @@ def serving_all(batch: EvidenceBatch, some: Patterns, threads: int = 1) -> Patte
     always = frozenset(v for each in found for v, (least, _) in each.items() if least != UNOBSERVED)
     ever = frozenset(v for each in found for v, (_, most) in each.items() if most != UNOBSERVED)
     return Pattern(always, weighted | (ever - always))
-
-
-def serving_few(batch: EvidenceBatch, variables: int) -> tuple[Pattern, int]:
-    """Return the pattern that serves all rows of a batch, and how many patterns they have; of a small network.
-
-    variables: number of them, at most 30.
-    """
-    rows = batch.answered
-    # A bit for each variable, and another for its likelihood.
-    bits = np.zeros(len(rows), dtype=np.int64)
-    for v, states in batch.states.items():
-        bits |= (states[rows] != UNOBSERVED).astype(np.int64) << v
-    for v, soft in batch.likelihoods.items():
-        bits[soft.among(rows)[0]] |= 1 << (variables + v)
-    found = set(bits.tolist())
-    every, some = reduce(and_, found, -1), reduce(or_, found, 0)
-    sliced = frozenset(v for v in range(variables) if every >> v & some >> v & 1)
-    seen = frozenset(v for v in range(variables) if (some >> v | some >> (variables + v)) & 1)
-    return Pattern(sliced, seen - sliced), len(found)
 
 
 def _parts(marks: Mask, threads: int) -> list[slice]:

@@ -103,3 +103,6 @@ class BlocksRows:
             program = run.program(route, batch)
             left.append(answer_rows(program, batch, route.group.rows, answers, partial(on_cores, program)))
         return np.concatenate(left)
+
+
+WAY = BlocksRows()

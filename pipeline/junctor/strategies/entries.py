@@ -99,3 +99,6 @@ def _compiled_seconds(plan: Plan, rows: int, algebra: Algebra) -> float:
     case = min(plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
     row = case * (CPU.compiled_log if algebra is LOG else 1)
     return CPU.compiled_saving + once_seconds(plan) + len(plan.steps) * CPU.entries_step + rows * row
+
+
+WAY = EntriesRows()

@@ -5,7 +5,7 @@ Main class: Facts. The same arguments give the same plans, whatever was planned 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -135,6 +135,8 @@ class Facts:
         self.gpu = gpu
         self.store = store or Store()
         self._costs = costs
+        # Groups of a few rows, by their number and that of all rows to come.
+        self.few: dict[tuple[int, int], Sequence[PatternGroup] | None] = {}
         self.allowed = allowed_memory(options)
         # Of rows in chunks, whose work is long; of all others, unless more are asked for.
         self.cores = options.threads or usable_cores()
@@ -219,7 +221,8 @@ class Facts:
         """The name in cost models of what answers many rows on a GPU."""
         return gpu_prices(self.ladder[0], True)
 
-    @property
+    # Kept, because every batch asks.
+    @cached_property
     def takes_gpu(self) -> bool:
         """True if there is a GPU that this process may use."""
         if self.forced in ON_CPUS:
@@ -338,6 +341,12 @@ class Facts:
     def are_few(self, batch: EvidenceBatch) -> bool:
         """Return True if all rows to come are known to be few."""
         return 0 < self.expected_rows <= FEW_ROWS and batch.rows <= self.expected_rows and not self.asks_gpu
+
+    @cached_property
+    def joint_seconds(self) -> float:
+        """The seconds of a row on the joint table."""
+        assert self.joint_table is not None
+        return self.joint_table.operations * CPU.numpy_operation
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""

@@ -102,3 +102,6 @@ def _kernels(facts: Facts, plan: Plan, rows: int) -> str:
         return f"kernels for many cases: more rows than the {chunk} of a warp"
     few = few_are_faster(plan, algebra, facts.costs, rows, stages_of(plan).count)
     return f"kernels for {'few' if few else 'many'} cases: less seconds by the prices of the device"
+
+
+WAY = GpuRows()

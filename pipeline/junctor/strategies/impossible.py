@@ -13,7 +13,7 @@ from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import MemoryUse, Offer, Price, Room, Route, Run
+from junctor.strategies.strategy import MemoryUse, Offer, Room, Route, Run
 
 
 class ImpossibleRows:
@@ -27,8 +27,8 @@ class ImpossibleRows:
         return "it answers nothing but rows that are impossible, which are found in any case"
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
-        """Nothing but the writing."""
-        return Offer(group, Price())
+        """Not asked."""
+        return "which rows are impossible is found before"
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
         """Nothing is needed."""
@@ -49,3 +49,6 @@ class ImpossibleRows:
         for route in work:
             leave_impossible(route.group.rows, answers, sizes, run.facts.threads)
         return np.zeros(0, dtype=np.int64)
+
+
+WAY = ImpossibleRows()

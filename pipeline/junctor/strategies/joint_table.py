@@ -39,7 +39,7 @@ class JointTableRows:
         assert facts.joint_table is not None
         if facts.joint_table.nbytes > facts.beside_answers(batch):
             return "the joint table does not fit beside the answers"
-        return Offer(group, Price(row=facts.joint_table.operations * CPU.numpy_operation))
+        return Offer(group, Price(row=facts.joint_seconds))
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
         """Nothing beside the table."""
@@ -62,3 +62,6 @@ class JointTableRows:
         assert table is not None
         left = [table.answer(batch, route.group.rows, answers) for route in work]
         return left[0] if len(left) == 1 else np.concatenate(left)
+
+
+WAY = JointTableRows()

@@ -156,3 +156,6 @@ def load_trees() -> None:
     answers = unanswered(query, (0,), network.cardinalities, 1, {}, memory)
     batch = EvidenceBatch(1, {0: np.zeros(1, dtype=np.int32)})
     RowEngine(network, (0,), room_bytes(network, 1 << 16)).answer(batch, np.arange(1), answers)
+
+
+WAY = TreeRows()
