@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
@@ -180,6 +181,20 @@ class Model:
 
 
 def _question(
+    kind: QueryKind, targets: Sequence[str] | None, precision: Precision, options: PosteriorOptions
+) -> _Question:
+    if targets is None and all(map(is_, options.values(), _UNSAID.values())):
+        # As most calls are: a row of a small network takes a tenth of a millisecond.
+        return _of_unsaid(kind, precision)
+    return _asked(kind, targets, precision, options)
+
+
+@lru_cache
+def _of_unsaid(kind: QueryKind, precision: Precision) -> _Question:
+    return _asked(kind, None, precision, _UNSAID)
+
+
+def _asked(
     kind: QueryKind, targets: Sequence[str] | None, precision: Precision, options: PosteriorOptions
 ) -> _Question:
     named = None if targets is None else texts("targets", targets)
@@ -397,15 +412,15 @@ class _Answerer:
     def rest(self) -> None:
         """Let go of what the next call can do without, or make as fast."""
         self._sampler = None
-        if self._engine is not None:
-            self._engine.keep(KEPT_BYTES)
-        self.held = 0 if self._engine is None else self._engine.held
+        self.held = 0 if self._engine is None else self._engine.keep(KEPT_BYTES)
 
     def _answer(self, batch: EvidenceBatch, first: int, rows: int) -> Answers:
         """Return the answers to a batch; first: number of its first row; rows: of all batches together."""
         if self._query.method == "exact":
             engine = self._engine_for(rows)
-            with _turn(_may_use_gpu(self._options) and engine.uses_gpu(batch)):
+            if not engine.facts.takes_gpu:
+                return engine.answer(batch)
+            with _turn(engine.uses_gpu(batch)):
                 return engine.answer(batch)
         with _turn(_may_use_gpu(self._options)):
             # Random numbers of a row go by its number in the table, not in its batch.
@@ -421,11 +436,11 @@ class _Answerer:
         return _may_use_gpu(self._options) and self._engine_for(rows).uses_gpu(batch)
 
     def _engine_for(self, rows: int) -> Engine:
-        # Imported when needed, as below: each of them loads kernels that the others do without.
-        from junctor.engine.engine import Engine
-
         engine, allowed = self._engine, _allowed(self._options)
         if engine is None or not LEAST_SHARE * allowed <= engine.allowed <= MOST_SHARE * allowed:
+            # Imported when needed, as below: each of them loads kernels that the others do without.
+            from junctor.engine.engine import Engine
+
             store = None if engine is None else engine.facts.store
             if store is not None:
                 # Made for the other amount.

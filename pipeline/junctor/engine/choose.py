@@ -89,7 +89,7 @@ def route_of(group: PatternGroup, batch: EvidenceBatch, facts: Facts, room: Room
     """
     strategy = group.strategy
     assert strategy is not None
-    if strategy not in (*PLANNED, Strategy.CHUNKS):
+    if not has_plan(strategy):
         return way(strategy).prepare(group, 1, batch, facts, room)
     uses = facts.uses(group, batch) if uses is None else uses
     refused = None
@@ -104,10 +104,15 @@ def route_of(group: PatternGroup, batch: EvidenceBatch, facts: Facts, room: Room
     return replace(unprepared(Strategy.ENTRIES, group, uses, facts, room), refused=refused)
 
 
+def has_plan(strategy: Strategy) -> bool:
+    """Return True if a strategy runs a plan, whose size decides what becomes of it."""
+    return strategy in PLANNED or strategy is Strategy.CHUNKS
+
+
 def by_plan(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> PatternGroup:
     """Return a group with the strategy that runs its plan in the least time."""
     forced = facts.forced
-    if forced in (*PLANNED, Strategy.CHUNKS):
+    if forced is not None and has_plan(forced):
         return replace(group, strategy=forced, shared=False)
     if facts.takes_gpu:
         return replace(group, strategy=Strategy.GPU_BLOCKS, shared=False)
@@ -126,7 +131,7 @@ def by_plan(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> PatternG
 def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts, room: Room) -> Iterator[Strategy]:
     """Yield strategies for a plan, the one to try first first: chunks where rows have to or pay."""
     forced = facts.forced
-    if forced in (*PLANNED, Strategy.CHUNKS):
+    if forced is not None and has_plan(forced):
         yield strategy
     elif facts.cuts.in_chunks(pattern, uses, room.budget.free, room.gpu):
         yield Strategy.CHUNKS

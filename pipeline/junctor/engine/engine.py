@@ -53,6 +53,8 @@ PLAN_STEP_BYTES = 300
 # Share of the bytes that stay between calls for the messages of rows that share trees.
 RESTING_SHARE = 0.5
 
+# What a row has as its status that nobody has written: a search of bytes, because each call asks.
+UNANSWERED_BYTE = np.int8(UNANSWERED).tobytes()
 # Entries of messages whose memory stays from call to call, for rows with trees of their own.
 KEPT_ENTRIES = 1 << 21
 
@@ -150,8 +152,11 @@ class Engine:
         programs += sum(row_engine.resting for row_engine in self.facts.store.row_engines.values())
         return programs + PLAN_STEP_BYTES * sum(len(plan.steps) for plan in self.facts.store.plans.values())
 
-    def keep(self, allowed: int) -> None:
-        """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
+    def keep(self, allowed: int) -> int:
+        """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest.
+
+        Returns how many they take.
+        """
         for pool in (self._pool, self._score_pool):
             pool.release()
         for (room, _), row_engine in self.facts.store.row_engines.items():
@@ -159,9 +164,9 @@ class Engine:
                 row_engine.rest(int(RESTING_SHARE * allowed))
             # With the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(room)
-        excess = self.held - allowed
-        if excess <= 0:
-            return
+        if (held := self.held) <= allowed:
+            return held
+        excess = held - allowed
         # Blocks first: their memory is there again in no time.
         for program in self._programs.values():
             excess -= program.rest(excess)
@@ -171,6 +176,7 @@ class Engine:
             self._programs.pop(oldest, None)
             self.facts.store.memories.pop(oldest, None)
             plans.pop(oldest, None)
+        return self.held
 
     def choice(self, batch: EvidenceBatch) -> Choice:
         """Return which rows of a batch are answered together and by what; nothing runs."""
@@ -254,7 +260,7 @@ class Engine:
         if explain and answers.reasons:
             self.explain(batch, answers, run.beside_trees, facts.threads)
         # A row that nobody wrote would pass for an answer.
-        if (answers.status == UNANSWERED).any():
+        if answers.status.tobytes().count(UNANSWERED_BYTE):
             left_out = np.flatnonzero(answers.status == UNANSWERED)
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from junctor.backends.plan_memory import ProgramCache
 from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plain_seconds
-from junctor.engine.choose import by_plan, route_of
+from junctor.engine.choose import by_plan, has_plan, route_of
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.model.answers import Answers, table_bytes, unanswered
@@ -86,6 +86,8 @@ class BatchRun:
 
     def route(self, group: PatternGroup, batch: EvidenceBatch, uses: int | None = None) -> Route:
         """Return how a group is answered; raises BudgetError where it is refused."""
+        if group.strategy is not None and not has_plan(group.strategy) and self.facts.options.time_limit is None:
+            return way(group.strategy).prepare(group, 1, batch, self.facts, Room(self.budget, self.gpu, self._fixed()))
         kept = self._fixed()
         with self.facts.store.lock:
             if group.strategy is None:
