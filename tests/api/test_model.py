@@ -13,18 +13,15 @@ from typing import Any
 
 import junctor
 import numpy as np
-import pyarrow as pa
 import pytest
-from helpers.engine_cases import plans_alone
 from helpers.files import ASIA
+from helpers.forced import forcing
 from junctor import api
-from junctor.backends import plan_memory
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
-from junctor.engine.few_rows import FewRows
 from junctor.evidence.encode import as_arrow
 from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.network import Network
+from junctor.model.strategies import Strategy
 
 LARGER = random_network(40, seed=3, zeros=0.1)
 ROWS = evidence_table(LARGER, sample(LARGER, 100, seed=1), 0.3, "random", seed=1)
@@ -40,17 +37,16 @@ def few(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was prepared, in its order."""
-    found: list[str] = []
-    for kind in (Engine, FewRows):
-        first = kind.__init__
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines that were made, in their order."""
+    found: list[Engine] = []
+    first = Engine.__init__
 
-        def noted(self: Any, *args: Any, kind: type = kind, first: Any = first, **more: Any) -> None:
-            found.append(kind.__name__)
-            first(self, *args, **more)
+    def noted(self: Engine, *args: Any, **more: Any) -> None:
+        found.append(self)
+        first(self, *args, **more)
 
-        monkeypatch.setattr(kind, "__init__", noted)
+    monkeypatch.setattr(Engine, "__init__", noted)
     return found
 
 
@@ -65,22 +61,21 @@ def test_a_model_answers_as_the_functions_do(network: Network) -> None:
     assert model.posteriors([{}], **sampled).equals(junctor.posteriors(network, [{}], **sampled))
 
 
-def test_the_next_call_uses_what_was_prepared(network: Network, made: list[str]) -> None:
+def test_the_next_call_uses_what_was_prepared(network: Network, made: list[Engine]) -> None:
     rows = as_arrow([{"smoke": "yes"}] * 100)
     for _ in range(3):
         junctor.posteriors(network, [{"smoke": "yes"}])
         junctor.Model(network).posteriors([{"xray": "yes"}])
-    assert made == ["FewRows"]
+    assert len(made) == 1
     for _ in range(3):
-        # Beside a GPU there are two engines.
         junctor.posteriors(network, rows, device="cpu")
-    assert made == ["FewRows", "FewRows", "Engine"]
+    assert len(made) == 2
     # Another question, other options, another network of the same content: each has its own.
     junctor.posteriors(network, [{}], ["lung"])
     junctor.posteriors(network, [{}], threads=1)
     junctor.posteriors(junctor.read_network(ASIA), [{}])
     junctor.posteriors(ASIA, [{}])
-    assert made == ["FewRows", "FewRows", "Engine", *["FewRows"] * 4]
+    assert len(made) == 6
 
 
 def test_answers_do_not_depend_on_earlier_calls() -> None:
@@ -95,7 +90,7 @@ def test_answers_do_not_depend_on_earlier_calls() -> None:
 
 
 def test_an_engine_for_another_amount_of_memory_is_made_anew(
-    network: Network, made: list[str], monkeypatch: pytest.MonkeyPatch
+    network: Network, made: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, allowed = as_arrow([{"smoke": "yes"}] * 100), [1 << 30]
     monkeypatch.setattr(api, "_allowed", lambda _: allowed[-1])
@@ -105,7 +100,7 @@ def test_an_engine_for_another_amount_of_memory_is_made_anew(
     for size in (1 << 30, (1 << 30) - 1000, 1 << 32, 1 << 29):
         allowed.append(size)
         assert junctor.posteriors(network, rows, device="cpu").equals(expected)
-        counts.append(made.count("Engine"))
+        counts.append(len(made))
     assert counts == [1, 1, 2, 3]
 
 
@@ -166,8 +161,7 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
     network = random_network(30, seed=5)
     model = junctor.Model(network)
     names = [variable.name for variable in network.variables]
-    with plans_alone():
-        # More rows than are answered one by one.
+    with forcing(Strategy.ENTRIES):
         for count in range(6):
             model.posteriors(70 * [dict.fromkeys(names[:count], 0)])
         idle = model._prepared._idle[0]
@@ -185,18 +179,11 @@ def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_plans_stay_where_blocks_of_all_threads_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
-    monkeypatch.setattr(plan_memory, "LOWERING_SECONDS", 0)
     network = random_network(30, seed=5)
     model = junctor.Model(network)
     rows = evidence_table(network, sample(network, 300), observed=0.2)
-    # With plans alone the rows of a batch share blocks.
-    with plans_alone():
-        _check_that_plans_stay(model, rows, monkeypatch)
-
-
-def _check_that_plans_stay(model: junctor.Model, rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = model.posteriors(rows, device="cpu", threads=2)
+    how = {"device": "cpu", "threads": 2, "strategy": "cpu-blocks"}
+    first = model.posteriors(rows, **how)
     idle = model._prepared._idle[0]
     assert idle._engine is not None
     ((key, plan),) = idle._engine.facts.store.plans.items()
@@ -205,7 +192,7 @@ def _check_that_plans_stay(model: junctor.Model, rows: pa.Table, monkeypatch: py
     assert blocks > 0
     monkeypatch.setattr(api, "KEPT_BYTES", idle.held - blocks // 2)
     for _ in range(2):
-        assert model.posteriors(rows, device="cpu", threads=2).equals(first)
+        assert model.posteriors(rows, **how).equals(first)
         assert idle._engine.facts.store.plans == {key: plan}
         assert idle._engine.programs == (program,)
         assert idle.held <= api.KEPT_BYTES
@@ -218,7 +205,7 @@ def test_large_tables_leave_no_memory_behind() -> None:
     assert model._prepared._idle[0].held < 1 << 26
 
 
-def test_a_bad_call_changes_nothing(network: Network, made: list[str]) -> None:
+def test_a_bad_call_changes_nothing(network: Network, made: list[Engine]) -> None:
     model = junctor.Model(network)
     expected = model.posteriors([{"smoke": "yes"}])
     for evidence, message in (
@@ -238,7 +225,7 @@ def test_a_bad_call_changes_nothing(network: Network, made: list[str]) -> None:
         with pytest.raises(junctor.JunctorError, match=message):
             model.posteriors([{}], **arguments)  # type: ignore[arg-type]
     assert model.posteriors([{"smoke": "yes"}]).equals(expected)
-    assert made.count("FewRows") == 2
+    assert len(made) == 1
     table = model.posteriors([{"smoke": "maybe"}, {"smoke": "yes"}])
     assert table["status"].to_pylist() == ["invalid", "ok"]
     assert table["reason"].to_pylist() == ["column 'smoke': unknown state 'maybe'; states are yes, no", None]
@@ -327,9 +314,11 @@ def loaded(code: str) -> set[str]:
 def test_a_call_for_a_row_loads_little() -> None:
     begin = "import junctor\nnetwork = junctor.read_network"
     found = loaded(f"{begin}({ASIA!r})\njunctor.posteriors(network, [{{'smoke': 'yes'}}])")
-    rest = {"numba", "pandas", "scipy", "pyarrow.compute", "pyarrow.parquet", "psutil", "junctor.engine.engine"}
-    assert "junctor.engine.few_rows" in found
-    assert not found & rest
+    rest = {"numba", "pandas", "scipy", "pyarrow.compute", "pyarrow.parquet", "psutil"}
+    assert "junctor.strategies.joint_table" in found
+    assert not found & (
+        rest | {f"junctor.strategies.{name}" for name in ("row_trees", "entries", "cpu_blocks", "chunks")}
+    )
     assert "numba" not in loaded(f"import junctor\njunctor.Model({ASIA!r})")
 
 
@@ -359,7 +348,7 @@ def test_what_is_let_go_is_free_at_once(rows: int, options: dict[str, Any]) -> N
     model.posteriors(evidence, **options)
     model.most_probable(evidence)
     left = [weakref.ref(each) for each in model._prepared._idle]
-    left += [weakref.ref(part) for each in left for part in (each()._few, each()._tables, each()._engine) if part]  # type: ignore[union-attr]
+    left += [weakref.ref(part) for each in left for part in (each()._tables, each()._engine) if part]  # type: ignore[union-attr]
     gc.collect()
     gc.disable()
     try:

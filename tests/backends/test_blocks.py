@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers.blocks import blocks_of, questions
@@ -14,13 +16,14 @@ from junctor.backends import plan_memory as memory
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import Answers
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
+from junctor.model.strategies import Strategy
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import shape_of
 from junctor.strategies import number_ladder as blocks
@@ -29,10 +32,8 @@ from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 NO_LOSS_WILL_DO = {"double": -1.0, "single": -1.0}
 
 
-@pytest.fixture
-def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
-    monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
+def in_blocks(memory: int | None = None, threads: int = 1) -> ComputeOptions:
+    return on_cpu(memory, threads, strategy=Strategy.CPU_BLOCKS)
 
 
 @pytest.mark.parametrize("precision", ["single", "double"])
@@ -43,14 +44,11 @@ def test_answers_of_all_formats_equal_enumeration(
 ) -> None:
     network, batch, _ = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "COMPILED_SECONDS", -1)
-        patch.setattr(memory, "LOWERING_SECONDS", 0)
         patch.setattr(plain, "LOSS_TOLERANCE", NO_LOSS_WILL_DO)
-        answers = Engine(network, Query(precision=precision), on_cpu()).answer(batch)
+        answers = Engine(network, Query(precision=precision), in_blocks()).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
 
-@pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize("precision", ["single", "double"])
 def test_no_format_is_left_to_numpy(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     def interpreted(program: Program, block: EvidenceBlock) -> BlockOutcome:
@@ -62,7 +60,7 @@ def test_no_format_is_left_to_numpy(precision: Precision, monkeypatch: pytest.Mo
     expected = in_log_space(network, batch, on_cpu())
     monkeypatch.setattr(plain, "LOSS_TOLERANCE", NO_LOSS_WILL_DO)
     monkeypatch.setattr(Program, "run", interpreted)
-    found = Engine(network, Query(precision=precision), on_cpu(threads=2)).answer(batch)
+    found = Engine(network, Query(precision=precision), in_blocks(threads=2)).answer(batch)
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-13)
     for v, posterior in expected.posteriors.items():
         np.testing.assert_allclose(found.posteriors[v], posterior, atol=1e-13 if precision == "double" else 1e-7)
@@ -93,31 +91,32 @@ def noisy(rows: int, climbs: np.ndarray) -> tuple[Network, EvidenceBatch]:
     return network, EvidenceBatch(rows, {1: climbs.astype(np.int32)}, soft)
 
 
-@pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize("share", [0.4, 0.6])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_first_rows_tell_where_the_others_begin(share: float, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", [Strategy.CPU_BLOCKS, Strategy.ENTRIES])
+def test_first_rows_tell_where_the_others_begin(
+    share: float, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = 700
     climbs = np.random.default_rng(1).random(rows) < share
     network, batch = noisy(rows, climbs)
-    if not compiled:
-        monkeypatch.setattr(grouping, "COMPILED_SECONDS", np.inf)
-    doubles = Engine(network, Query(), on_cpu()).answer(batch)
+    doubles = Engine(network, Query(), on_cpu(strategy=strategy)).answer(batch)
     seen: dict[str, list[int]] = {}
     answer_in = blocks.answer_in
 
     def watched(
-        prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers
+        prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers, executor: Any
     ) -> tuple[Rows, Rows]:
         seen[algebra.name] = rows.tolist()
-        return answer_in(prepared, algebra, batch, rows, answers)
+        return answer_in(prepared, algebra, batch, rows, answers, executor)
 
     monkeypatch.setattr(blocks, "answer_in", watched)
     found = []
     for threads, allowed, most_cases in ((1, None, 2048), (2, None, 2048), (5, 1 << 27, 50)):
         monkeypatch.setattr(memory, "MOST_CASES", most_cases)
         monkeypatch.setattr(memory, "MOST_LANES", 64 if threads == 5 else 512)
-        found.append(Engine(network, Query(precision="single"), on_cpu(allowed, threads)).answer(batch))
+        options = on_cpu(allowed, threads, strategy=strategy)
+        found.append(Engine(network, Query(precision="single"), options).answer(batch))
+        assert found[-1].ways == {strategy.value: rows}
         again = climbs | (np.arange(rows) >= blocks.PROBED_ROWS) if share > blocks.MOST_DOUBTFUL else climbs
         assert seen["double"] == np.flatnonzero(again).tolist()
         assert "log" not in seen
@@ -125,10 +124,9 @@ def test_first_rows_tell_where_the_others_begin(share: float, compiled: bool, mo
         assert_same(answers, found[0])
     for v, posterior in doubles.posteriors.items():
         same = posterior[again].astype(np.float32) == found[0].posteriors[v][again]
-        assert same.all() or not compiled
+        assert same.all() or strategy is Strategy.ENTRIES
 
 
-@pytest.mark.usefixtures("_compiled")
 def test_impossible_rows_say_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without any probability climb to the end, and no other row does."""
     rows = 300
@@ -136,7 +134,7 @@ def test_impossible_rows_say_nothing_of_others(monkeypatch: pytest.MonkeyPatch) 
     network, batch = noisy(rows, climbs)
     batch.likelihoods[3].values[climbs] = 0
     log = in_log_space(network, batch, on_cpu())
-    singles = Engine(network, Query(precision="single"), on_cpu()).answer(batch)
+    singles = Engine(network, Query(precision="single"), in_blocks()).answer(batch)
     assert singles.status.tolist() == log.status.tolist()
     monkeypatch.setattr(blocks, "MOST_DOUBTFUL", 0.0)
-    assert_same(Engine(network, Query(precision="single"), on_cpu()).answer(batch), singles)
+    assert_same(Engine(network, Query(precision="single"), in_blocks()).answer(batch), singles)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.chunk_plans import cut_for
-from helpers.engine_cases import blank, plans_alone
+from helpers.engine_cases import blank
 from helpers.gpu_blocks import ON, few_threads, opened  # noqa: F401
 from helpers.options import on_cpu
 from junctor.backends.cpu import CompiledProgram
@@ -25,6 +25,7 @@ from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Precision, Query
+from junctor.model.strategies import Strategy
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu import blocks as gpu
@@ -153,8 +154,10 @@ def test_explanations_of_trees() -> None:
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 def test_rows_in_chunks(precision: Precision) -> None:
     network, batch = question()
-    with plans_alone(), cut_for(100):
-        answers = Engine(network, Query(precision=precision, targets=("x0",)), on_cpu()).answer(batch)
+    with cut_for(100):
+        query = Query(precision=precision, targets=("x0",))
+        answers = Engine(network, query, on_cpu(strategy=Strategy.CHUNKS)).answer(batch)
+    assert answers.ways.keys() == {"chunks"}
     check(answers.log_value, precision)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers import oracle, strategies
 from helpers.engine_cases import in_log_space
+from helpers.forced import engine_by
 from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.backends import impossibility
@@ -23,7 +24,6 @@ from junctor.backends.impossibility import (
     operations_of,
     zeros_of,
 )
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
 from junctor.generate import random_network, sample
@@ -31,7 +31,7 @@ from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, UNANSWERED, An
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network
 from junctor.model.query import Query
-from junctor.strategies import facts as planner
+from junctor.model.strategies import Strategy
 from junctor.strategies import number_ladder as blocks
 from junctor_kernels.orders.sparse import moral_graph
 from junctor_kernels.row_trees import case_words as words
@@ -283,19 +283,18 @@ def test_settled_rows_are_written() -> None:
         assert np.isnan(table).all(axis=1).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("strategy", [Strategy.CPU_BLOCKS, Strategy.ENTRIES])
 @pytest.mark.parametrize("precision", ["single", "double"])
-def test_impossible_rows_do_not_climb(precision: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0 if compiled else np.inf)
-    monkeypatch.setattr(planner, "has_joint_table", lambda network: False)
+def test_impossible_rows_do_not_climb(precision: str, strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     # In NumPy those of large plans.
-    monkeypatch.setattr(blocks, "MANY_STEPS", np.inf if compiled else 1)
+    monkeypatch.setattr(blocks, "MANY_STEPS", np.inf if strategy is Strategy.CPU_BLOCKS else 1)
     batch = zeros_and_gaps(SPARSE, 200, seed=9)
     complete = EvidenceBatch(200, {v: np.maximum(column, 0) for v, column in batch.states.items()})
-    answers = Engine(SPARSE, Query(precision=precision)).answer(complete)  # type: ignore[arg-type]
+    answers = engine_by(strategy, SPARSE, Query(precision=precision)).answer(complete)  # type: ignore[arg-type]
     log = in_log_space(SPARSE, complete)
     assert (log.status == IMPOSSIBLE).any()
-    assert compiled or (answers.ways == {"entries": 200} and not answers.climbed)
+    assert answers.ways == {strategy.value: 200}
+    assert not answers.climbed
     assert answers.status.tobytes() == log.status.tobytes()
     assert answers.reasons == log.reasons
     for table in answers.posteriors.values():

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import check_posteriors, plans_alone
+from helpers.engine_cases import check_posteriors
 from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends import plan_memory as memory
 from junctor.backends.numpy import EvidenceBlock, Program
-from junctor.engine import grouping
+from junctor.engine.choose import by_plan
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.patterns import PatternGroup
 from junctor.generate import grid, layered, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies import entries as entries_rows
+from junctor.strategies.facts import Facts
 from junctor_kernels.cpu import entries
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 LOG_QUERY = Query(precision="log")
 
 
-@pytest.fixture(autouse=True)
-def plans() -> Iterator[None]:
-    """Nothing is answered in double precision."""
-    with plans_alone():
-        yield
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything goes over entries, in panels that are not too large for small networks."""
+    """Entries are worth compiled code, in panels that are not too large for small networks."""
     settings = {"PREPARED": 0, "PANEL": 64, "LEAST_PANEL": 32, "LEAST_KEPT": 64, "THREADED": 1}
     for name, value in settings.items():
         monkeypatch.setattr(entries, name, value)
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
+    monkeypatch.setattr(entries_rows, "_compiled_seconds", lambda *_: 0.0)
     entries.forget()
 
 
-def over_entries(network: Network, batch: EvidenceBatch, query: Query = LOG_QUERY, threads: int = 1) -> Answers:
-    engine = Engine(network, query, on_cpu(threads=threads))
+def over_entries(network: Network, batch: EvidenceBatch, threads: int = 1, allowed: int | None = None) -> Answers:
+    engine = Engine(network, LOG_QUERY, on_cpu(allowed, threads, strategy=Strategy.ENTRIES))
     answers = engine.answer(batch)
+    assert answers.ways.keys() <= {"entries"}
     assert all(each.sizes.entry_threads > 0 for each in engine.programs)
     return answers
 
@@ -65,13 +60,9 @@ def test_log_space_equals_enumeration(data: st.DataObject) -> None:
 def test_blocks_in_log_space_equal_enumeration(data: st.DataObject) -> None:
     network = data.draw(strategies.networks(max_variables=6, max_joint=512))
     batch = data.draw(strategies.evidence_batches(network, max_rows=12))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "COMPILED_SECONDS", -1)
-        patch.setattr(memory, "LOWERING_SECONDS", 0)
-        patch.setattr(memory.PlanMemory, "_entries_are_faster", lambda *_: False)
-        engine = Engine(network, LOG_QUERY, on_cpu())
-        answers = engine.answer(batch)
-        assert all(each.sizes.lanes > 0 for each in engine.programs)
+    engine = Engine(network, LOG_QUERY, on_cpu(strategy=Strategy.CPU_BLOCKS))
+    answers = engine.answer(batch)
+    assert all(each.sizes.lanes > 0 for each in engine.programs)
     assert answers.ways.keys() <= {"cpu-blocks"}
     check_posteriors(network, batch, answers, 1e-12)
 
@@ -84,8 +75,8 @@ def test_log_space_equals_numpy_with_zeros(rows: int, threads: int, monkeypatch:
     states = sample(network, rows, seed=3)
     batch = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 3)})
     found = over_entries(network, batch, threads=threads)
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", np.inf)
-    expected = Engine(network, LOG_QUERY).answer(batch)
+    monkeypatch.setattr(entries_rows, "_compiled_seconds", lambda *_: np.inf)
+    expected = Engine(network, LOG_QUERY, on_cpu(strategy=Strategy.ENTRIES)).answer(batch)
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-13)
     for variable, posterior in expected.posteriors.items():
         np.testing.assert_allclose(found.posteriors[variable], posterior, rtol=0, atol=1e-13)
@@ -125,13 +116,14 @@ def test_a_grid_with_large_tables_equals_numpy(algebra: Algebra, tolerance: floa
 def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
     network = grid(14, 14, seed=2)
     batch = EvidenceBatch(1, {0: np.array([1], np.int32)})
-    engine = Engine(network, Query(), on_cpu(1 << 30), expected_rows=64)
-    group = engine.choice(batch).groups[0]
-    limits = memory.PlanMemory(engine.facts.plan(group.pattern, 64), 2, itemsize=8)
-    one = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 1, to_come=1)
-    assert (one.entry_threads, one.lanes) == (1, 0)
-    many = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 5000, to_come=5000)
-    assert many.lanes > 0
+    group = PatternGroup(Pattern(frozenset([0]), frozenset()), np.arange(1))
+    for rows, strategy in ((1, Strategy.ENTRIES), (5000, Strategy.CPU_BLOCKS)):
+        facts = Facts(network, Query(), on_cpu(1 << 30), expected_rows=rows)
+        assert by_plan(group, batch, facts).strategy is strategy
+    for larger, compiled in ((network, False), (grid(10, 10, 4, seed=2), True)):
+        options = on_cpu(1 << 34, strategy=Strategy.ENTRIES)
+        (route,) = Engine(larger, Query(), options, expected_rows=1).routes(batch)
+        assert route.runs_compiled == compiled
 
 
 @pytest.mark.usefixtures("small")
@@ -142,9 +134,7 @@ def test_threads_change_no_number_of_an_answer(allowed: int) -> None:
     batch = EvidenceBatch(rows, {v: np.random.default_rng(v).integers(-1, 3, rows, np.int32) for v in (0, 7, 20)})
     found = []
     for threads in (1, 2, 7):
-        engine = Engine(network, LOG_QUERY, on_cpu(allowed, threads))
-        found.append(engine.answer(batch))
-        assert all(each.sizes.entry_threads > 0 for each in engine.programs)
+        found.append(over_entries(network, batch, threads, allowed))
     for answers in found[1:]:
         np.testing.assert_array_equal(answers.log_value, found[0].log_value)
         for variable, posterior in found[0].posteriors.items():

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends import numpy as plain
 from junctor.backends import plan_memory as memory
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
@@ -20,6 +19,9 @@ from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
+from junctor.strategies import entries as entries_rows
+from junctor.strategies.facts import Facts
 from junctor_kernels.cpu import entries
 
 
@@ -49,6 +51,12 @@ def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
     return max(needs, default=0) + answers.nbytes
 
 
+@pytest.fixture
+def no_joint_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Facts, "has_joint_table", False)
+
+
+@pytest.mark.usefixtures("no_joint_table")
 @settings(max_examples=25)
 @given(data=st.data(), kind=st.sampled_from(["posteriors", "mpe"]))
 def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
@@ -93,26 +101,26 @@ def test_measured_peak_is_at_most_the_planned_one(
 ) -> None:
     if climbing:
         monkeypatch.setattr(plain, "LOSS_TOLERANCE", {"double": -1.0, "single": -1.0})
+    strategy = Strategy.CPU_BLOCKS if compiled and spare >= 1 << 22 else Strategy.ENTRIES
     if compiled:
-        monkeypatch.setattr(grouping, "COMPILED_SECONDS", -1)
-        monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
+        monkeypatch.setattr(entries_rows, "_compiled_seconds", lambda *_: 0.0)
         monkeypatch.setattr(entries, "PREPARED", 0)
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
     # With no memory to spare, rows are answered one by one.
     batch = observed(network, 80 if spare else 20, every=4)
     allowed = least(network, query, batch) + spare
-    threads = 3 if compiled else 1
+    options = on_cpu(allowed, 3 if compiled else 1, strategy=strategy)
     # What Numba and Python load on the way is no part of a plan.
-    Engine(network, query, on_cpu(allowed, threads)).answer(batch)
+    Engine(network, query, options).answer(batch)
     for _ in range(3):
-        engine = Engine(network, query, on_cpu(allowed, threads))
+        engine = Engine(network, query, options)
         answers, peak = measured(engine, batch)
         prepared = next(iter(engine.programs))
         projected = max(prepared.sizes.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
         # Threads that other tests left in this process allocate, too.
         if peak <= projected:
             break
-    assert (prepared.sizes.lanes > 0) == (compiled and spare >= 1 << 22)
+    assert (prepared.sizes.lanes > 0) == (strategy is Strategy.CPU_BLOCKS)
     if climbing and query.kind != "mpe" and prepared.sizes.lowered > 1:
         assert len(prepared._compiled) == prepared.sizes.lowered == len(prepared.ladder)
     assert (prepared.sizes.entry_threads > 0) == (compiled and spare >= 1 << 30 and query.kind != "mpe")

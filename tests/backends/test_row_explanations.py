@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.engine_cases import check_explanations, plans_alone
+from helpers.engine_cases import check_explanations
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.row_trees import RowEngine
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
-from junctor.engine.few_rows import FEW_ROWS, FewRows
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import grid, random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers, table_bytes, unanswered
@@ -21,6 +20,8 @@ from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
+from junctor.strategies.facts import FEW_ROWS
 
 MPE = Query("mpe")
 OPTIONS = ComputeOptions(threads=2, device="cpu")
@@ -72,8 +73,7 @@ def gaps(network: Network, rows: int, seed: int, missing: float = 0.6) -> Eviden
 
 
 def by_plans(network: Network, batch: EvidenceBatch) -> Answers:
-    with plans_alone():
-        return Engine(network, MPE, OPTIONS).answer(batch)
+    return Engine(network, MPE, replace(OPTIONS, strategy=Strategy.ENTRIES)).answer(batch)
 
 
 def log_probabilities(network: Network, answers: Answers) -> np.ndarray:
@@ -186,10 +186,9 @@ def test_a_tree_beyond_the_memory_is_left() -> None:
 
 
 @pytest.mark.parametrize("rows", [FEW_ROWS, 600])
-def test_batches_with_gaps_take_trees(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_with_gaps_take_trees(rows: int) -> None:
     network = random_network(100, states=4, seed=10)
     batch = gaps(network, rows, seed=10)
-    monkeypatch.setattr(grouping, "LOADING_SECONDS", 0.0)
     engine = Engine(network, MPE, OPTIONS, expected_rows=rows)
     answers = engine.answer(batch)
     assert answers.ways == {"row-trees": rows}
@@ -208,13 +207,14 @@ def test_batches_with_gaps_take_trees(rows: int, monkeypatch: pytest.MonkeyPatch
 def test_a_row_alone_takes_a_tree() -> None:
     network = random_network(40, states=4, seed=11)
     batch = gaps(network, 3, seed=11)
-    few = FewRows(network, MPE, OPTIONS).answer(batch, 3, lambda: 1 << 28)
-    assert few is not None
-    whole = Engine(network, MPE, OPTIONS, expected_rows=3).answer(batch)
-    assert whole.ways == {"row-trees": 3}
-    assert few.log_value.tobytes() == whole.log_value.tobytes()
-    for v, column in few.states.items():
-        assert column.tobytes() == whole.states[v].tobytes()
+    together = Engine(network, MPE, OPTIONS, expected_rows=3).answer(batch)
+    assert together.ways == {"row-trees": 3}
+    for row in range(3):
+        one = EvidenceBatch(1, {v: column[row : row + 1] for v, column in batch.states.items()})
+        alone = Engine(network, MPE, OPTIONS, expected_rows=1).answer(one)
+        assert alone.ways == {"row-trees": 1}
+        assert alone.log_value[0].tobytes() == together.log_value[row].tobytes()
+        assert all(alone.states[v][0] == column[row] for v, column in together.states.items())
 
 
 def test_of_states_as_probable_the_first_is_taken() -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.options import on_cpu
 from junctor.backends import register_tiles as tiles
 from junctor.backends import sparsity as support
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import Program
+from junctor.engine import choose
 from junctor.engine import plan_groups as pricing
 from junctor.engine.engine import Engine
 from junctor.engine.plan_groups import PatternChoice
@@ -23,6 +25,7 @@ from junctor.planning import compile as planning
 from junctor.planning.elimination import EliminationOrder, cliques_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 
 NOTHING: frozenset[int] = frozenset()
@@ -43,12 +46,8 @@ def holes(rows: int, variables: int) -> EvidenceBatch:
 
 def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
     engine, batch = Engine(network, Query()), holes(40, 6)
-    prices = pricing.compiled_prices(
-        engine.facts.work,
-        1 << 30,
-        pricing.row_tree_seconds(engine.facts.row_engine, patterns_of(batch), batch),
-        engine.facts.row_price,
-    )
+    alone = pricing.row_tree_seconds(engine.facts.row_engine, patterns_of(batch), batch)
+    prices = pricing.compiled_prices(engine.facts, alone)
     cut, entering, none = (
         Pattern(frozenset(range(8)), NOTHING),
         Pattern(NOTHING, frozenset(range(8))),
@@ -57,7 +56,7 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
     assert prices.row(cut) < prices.row(none) < prices.row(entering)
     assert prices.once(cut) < prices.once(none) < prices.once(entering)
     assert 0 < prices.per_row < math.inf
-    plain = pricing.plain_prices(engine.facts.plan, len(network.variables), lambda _: True)
+    plain = pricing.plain_prices(engine.facts)
     assert plain.row(cut) < plain.row(entering)
     assert plain.once(cut) < plain.once(none)
     assert plain.per_row == math.inf
@@ -68,9 +67,8 @@ def test_what_does_not_fit(network: Network) -> None:
     pattern = Pattern(frozenset(range(8)), NOTHING)
     entries = engine.facts.row_engine.work(pattern.sliced)[1]
     for allowed, fits in ((int(8 * entries), False), (int(8 * entries) + 1, True)):
-        assert (
-            pricing.compiled_prices(engine.facts.work, allowed, math.inf, engine.facts.row_price).fits(pattern) == fits
-        )
+        engine.facts.allowed = allowed
+        assert pricing.compiled_prices(engine.facts, math.inf).fits(pattern) == fits
 
 
 def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_are_here(network: Network) -> None:
@@ -87,14 +85,15 @@ def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_
     assert engine.facts.uses(part, batch) == len(part.rows)
 
 
-def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) -> None:
+def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """The columns of lowest price stay loose, though each batch misses a little more of one and less of another."""
     rng = np.random.default_rng(2)
     found = [
         EvidenceBatch(4000, {v: np.where(rng.random(4000) < 0.94, 0, UNOBSERVED).astype(np.int32) for v in range(12)})
         for _ in range(2)
     ]
-    prices = pricing.compiled_prices(Engine(network, Query()).facts.work, 1 << 30, math.inf, (2e-10, 1.8e-8))
+    monkeypatch.setattr(Facts, "row_price", (2e-10, 1.8e-8))
+    prices = pricing.compiled_prices(Facts(network, Query(), on_cpu(1 << 30)), math.inf)
     one, other = (PatternChoice(patterns_of(batch), prices, search=True).groups() for batch in found)
     assert one[0].pattern == other[0].pattern
     assert one[0].pattern.weighted
@@ -108,10 +107,13 @@ def test_no_plan_is_made_twice(network: Network, monkeypatch: pytest.MonkeyPatch
         return planning.compile_plan(shape, pattern, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr("junctor.planning.compile.compile_plan", counted)
-    monkeypatch.setattr("junctor.engine.grouping.COMPILED_SECONDS", 0)
+    # Trees are no way out.
+    monkeypatch.setattr(choose, "_has_room_for_shared", lambda *_: False)
+    monkeypatch.setattr(choose, "row_tree_seconds", lambda *_: math.inf)
     engine, batch = Engine(network, Query()), holes(3000, 8)
     engine.answer(batch)
     groups = engine.choice(batch).groups
+    assert made
     assert len(made) - len(set(made)) <= 1, "the first look at all patterns together may plan for a single row"
     assert len(set(made)) <= len(groups) + 1
 

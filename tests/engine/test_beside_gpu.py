@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +9,14 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.engine_cases import plans_alone
+from helpers.forced import forcing
 from junctor import api
-from junctor.backends.row_work import RowWork
+from junctor.engine import choose as choosing
 from junctor.engine import engine as engine_module
-from junctor.engine import grouping
+from junctor.engine.choose import choose
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
+from junctor.engine.plan_groups import PatternChoice
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.patterns import MOST_PATTERNS
 from junctor.generate import random_network, sample
@@ -25,6 +25,10 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import facts as planner
+from junctor.strategies.cpu_blocks import BlocksRows
+from junctor.strategies.facts import Facts
+from junctor.strategies.gpu_blocks import GpuRows
+from junctor.strategies.row_trees import TreeRows
 
 ROWS, COLUMNS = 3000, 12
 # Of all rows to come: work for trees, and too little for compiled plans.
@@ -66,9 +70,8 @@ def test_the_same_ways_and_bytes_as_without_a_gpu(network: Network, query: Query
     batch = batch_of(network, gaps)
     beside, without = (Engine(network, query, options, expected_rows=EXPECTED) for options in (AUTO, CPU))
     assert beside.facts.takes_gpu
-    assert beside.serving(batch) is beside.without_gpu
-    assert not beside.without_gpu.facts.takes_gpu
-    assert without.without_gpu is without
+    assert not beside.choice(batch).facts.takes_gpu
+    assert not beside.uses_gpu(batch)
     found, expected = beside.answer(batch), without.answer(batch)
     assert found.ways == expected.ways
     assert np.array_equal(found.log_value, expected.log_value)
@@ -82,45 +85,48 @@ def test_the_same_ways_and_bytes_as_without_a_gpu(network: Network, query: Query
 def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of(network, 0.05)
     engine = Engine(network, Query(), AUTO, expected_rows=EXPECTED)
-    assert engine.serving(batch) is not engine
+    assert not engine.choice(batch).facts.takes_gpu
     engine.facts.expected_rows = 10**9
-    assert engine.serving(batch) is engine
+    assert engine.uses_gpu(batch)
     assert {route.strategy for route in engine.routes(batch)} == {Strategy.GPU_BLOCKS}
-    # The other one is told.
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 1e9)
-    batch = batch_of(network, 0.05)
-    assert engine.serving(batch).facts.expected_rows == 10**9
+    # The cores alone are told.
+    monkeypatch.setattr(GpuRows, "offer", lambda *_: "too dear")
+    choice = engine.choice(batch)
+    assert not choice.facts.takes_gpu
+    assert choice.facts.expected_rows == 10**9
 
 
 @pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("gaps", [0.0, 0.05])
 @pytest.mark.parametrize("query", [Query(), Query(precision="log"), Query("mpe")])
 def test_what_the_cores_answer_before_a_plan_is_made_is_left_to_them(
-    network: Network, query: Query, gaps: float, monkeypatch: pytest.MonkeyPatch
+    network: Network, query: Query, gaps: float
 ) -> None:
-    # Worth compiled code.
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0)
     batch = batch_of(network, gaps)
     few, many = (Engine(network, query, AUTO, expected_rows=rows) for rows in (ROWS, 10**9))
-    assert few.serving(batch) is few.without_gpu
-    assert many.serving(batch) is many
+    assert not few.uses_gpu(batch)
+    assert many.uses_gpu(batch)
     # Whoever asks for one gets it.
     asked = Engine(network, query, replace(AUTO, device="gpu"), expected_rows=ROWS)
-    assert asked.serving(batch) is asked
+    assert asked.uses_gpu(batch)
 
 
 @pytest.mark.usefixtures("a_gpu")
 def test_rows_that_only_trees_answer_need_no_gpu(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    router, batch = Engine(network, Query(), AUTO, expected_rows=10**9).facts, batch_of(network, 0.05)
-    groups = router.groups(batch)
-    assert router.is_faster_on_gpu(groups, batch)
-    assert not router.is_faster_on_gpu([replace(group, strategy=Strategy.ROW_TREES) for group in groups], batch)
+    batch, asked = batch_of(network, 0.05), replace(AUTO, device="gpu")
+    facts = Facts(network, Query(), AUTO, expected_rows=10**9)
+    groups = choose(batch, Facts(network, Query(), asked, expected_rows=10**9)).groups
+    monkeypatch.setattr(PatternChoice, "groups", lambda _: groups)
+    assert choose(batch, facts).facts.takes_gpu
     # Where the cores have none, a plan is all there is, however large.
-    monkeypatch.setattr(type(router.row_engine), "seconds_alone", lambda *_: math.inf)
-    router.expected_rows = ROWS
-    assert router.is_faster_on_gpu(groups, batch)
-    monkeypatch.setattr(type(router), "work", lambda *_: RowWork(math.inf, math.inf, math.inf))
-    assert router.is_faster_on_gpu(groups, batch)
+    monkeypatch.setattr(TreeRows, "offer", lambda *_: "its tables are too large")
+    monkeypatch.setattr(BlocksRows, "offer", lambda *_: "its tables are too large")
+    facts.expected_rows = ROWS
+    assert choose(batch, facts).facts.takes_gpu
+    monkeypatch.setattr(
+        PatternChoice, "groups", lambda _: [replace(each, strategy=Strategy.ROW_TREES) for each in groups]
+    )
+    assert not choose(batch, facts).facts.takes_gpu
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -128,9 +134,9 @@ def test_no_plan_is_searched_for_rows_with_trees(network: Network, monkeypatch: 
     def plan(*_: Any) -> None:
         raise AssertionError("planned")
 
-    monkeypatch.setattr(grouping.Grouping, "plan", plan)
+    monkeypatch.setattr(Facts, "plan", plan)
     # Trees that take next to nothing.
-    monkeypatch.setattr(grouping, "row_tree_seconds", lambda *_: 1e-12)
+    monkeypatch.setattr(choosing, "row_tree_seconds", lambda *_: 1e-12)
     # No two rows observe the same.
     rows = 16 * MOST_PATTERNS
     states = sample(network, rows, seed=1).astype(np.int32)
@@ -144,11 +150,11 @@ def test_no_plan_is_searched_for_rows_with_trees(network: Network, monkeypatch: 
 def test_what_is_kept_is_in_one_place(network: Network) -> None:
     batch = EvidenceBatch(2, {0: np.zeros(2, np.int32)})
     engine = Engine(network, Query(), AUTO, expected_rows=100)
-    with plans_alone():
+    with forcing(Strategy.ENTRIES):
         engine.answer(batch)
-        assert len(engine.programs) == len(engine.without_gpu.programs) == 1
+        assert len(engine.programs) == 1
         engine.keep(0)
-        assert engine.without_gpu.programs == ()
+        assert engine.programs == ()
         assert np.isfinite(engine.answer(batch).log_value).all()
 
 

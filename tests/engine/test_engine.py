@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors, in_log_space, markov
+from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_work
-from junctor.engine import grouping
+from junctor.engine import choose
 from junctor.engine import plan_groups as pricing
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
@@ -22,6 +23,8 @@ from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
+from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 
 
@@ -65,7 +68,7 @@ def test_blocks_of_any_size_give_the_same_answers(
         patch.setattr(memory, "MOST_CASES", most_cases)
         patch.setattr(memory, "LEAST_SCRATCH", scratch)
         patch.setattr(reference, "SCRATCH_ENTRIES", scratch)
-        answers = Engine(network, Query()).answer(batch)
+        answers = Engine(network, Query(), on_cpu(strategy=Strategy.ENTRIES)).answer(batch)
     check_posteriors(network, batch, answers, 1e-12)
 
 
@@ -74,7 +77,9 @@ def test_blocks_of_any_size_give_the_same_answers(
 def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "COMPILED_SECONDS", -1)
+        patch.setattr(Facts, "has_joint_table", False)
+        patch.setattr(choose, "_has_room_for_shared", lambda *_: False)
+        patch.setattr(choose, "_is_heavy", lambda *_: True)
         # A table of its own takes so long: from everything row by row to plans for all.
         patch.setattr(row_work, "TABLE_SECONDS", alone)
         patch.setattr(pricing, "ONCE_TABLE_SECONDS", 1e-11)
@@ -130,15 +135,14 @@ def test_few_rows(rows: int) -> None:
     assert answers.posteriors[1].shape == (rows, 2)
 
 
-def test_a_kept_program_serves_batches_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0)
-    monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
+def test_a_kept_program_serves_batches_of_other_sizes() -> None:
     network = chain(length=5, states=3, seed=2)
     states = sample(network, 500, seed=1)
-    kept = Engine(network, Query())
+    kept = Engine(network, Query(), on_cpu(strategy=Strategy.CPU_BLOCKS))
     for rows in (260, 500, 270):
         batch = EvidenceBatch(rows, {0: np.ascontiguousarray(states[:rows, 0])})
         answers = kept.answer(batch)
+        assert answers.ways == {"cpu-blocks": rows}
         expected = in_log_space(network, batch)
         np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
         np.testing.assert_allclose(answers.posteriors[4], expected.posteriors[4], atol=1e-12)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.strategies import cpu_blocks
 from junctor.strategies.strategy import Route
 
 
@@ -39,7 +39,7 @@ def test_rows_whose_messages_leave_the_cache_may_have_trees_of_their_own(monkeyp
     large = grid(14, 14, seed=1)
     assert route(large, 1000, soft=True).strategy is Strategy.CPU_BLOCKS
     # As of messages that leave it.
-    monkeypatch.setattr(grouping, "CPU", replace(grouping.CPU, cached_bytes=2.0**10, uncached_operation=1e-6))
+    monkeypatch.setattr(cpu_blocks, "CPU", replace(cpu_blocks.CPU, cached_bytes=2.0**10, uncached_operation=1e-6))
     with_likelihoods = route(large, 1000, soft=True)
     assert with_likelihoods.strategy is Strategy.ROW_TREES
     assert with_likelihoods.group.alone

@@ -12,7 +12,7 @@ from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from junctor.engine import grouping
+from junctor.engine import choose as choosing
 from junctor.engine.engine import Engine
 from junctor.engine.plan_groups import PatternChoice, PatternPricer
 from junctor.evidence import patterns
@@ -31,6 +31,7 @@ from junctor.generate import random_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
+from junctor.strategies import facts
 
 
 def batch_of(rows: Sequence[str]) -> EvidenceBatch:
@@ -232,12 +233,11 @@ def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, m
 def test_few_rows_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     network, asked = random_network(16, seed=2), list[int]()
     batch = EvidenceBatch(40, {v: np.zeros(40, np.int32) for v in range(8)})
-    monkeypatch.setattr(grouping, "sampled_patterns", lambda batch, threads: asked.append(batch.rows))
-    monkeypatch.setattr(Router, "takes_gpu", True)
-    assert Router(network, Query(), ComputeOptions(), expected_rows=40).groups(batch)
-    assert asked == []
-    assert Router(network, Query(), ComputeOptions(), expected_rows=4000).groups(batch)
-    assert asked == [40]
+    monkeypatch.setattr(choosing, "sampled_patterns", lambda batch, threads: asked.append(batch.rows))
+    monkeypatch.setattr(facts, "has_gpu", lambda: True)
+    for rows, expected in ((40, []), (4000, [40])):
+        assert Engine(network, Query("mpe"), expected_rows=rows).choice(batch).groups
+        assert asked == expected
 
 
 def test_no_rows_and_no_columns() -> None:

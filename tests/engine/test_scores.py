@@ -9,9 +9,10 @@ from unittest import mock
 import numpy as np
 import pytest
 from helpers import strategies
+from helpers.forced import engine_by
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.engine import few_rows, scores
+from junctor.engine import scores
 from junctor.engine.engine import Engine
 from junctor.engine.scores import rows_of, sampled_scores, slices_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
@@ -22,6 +23,7 @@ from junctor.model.errors import BudgetError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query, Sampling, as_posteriors, chosen_states
+from junctor.model.strategies import Strategy
 from junctor.sampling.engine import SamplingEngine
 
 
@@ -77,15 +79,21 @@ def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch, Query]:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-12), ("single", 1e-5), ("log", 1e-12)])
-@given(question=questions(), slice_bytes=st.sampled_from([1, 300, 1 << 26]), few=st.booleans())
+@pytest.mark.parametrize("strategy", [Strategy.ENTRIES, Strategy.ROW_TREES])
+@given(question=questions(), slice_bytes=st.sampled_from([1, 300, 1 << 26]))
 def test_scores_are_those_of_the_posteriors(
-    precision: str, tolerance: float, question: tuple[Network, EvidenceBatch, Query], slice_bytes: int, few: bool
+    precision: str,
+    tolerance: float,
+    strategy: Strategy,
+    question: tuple[Network, EvidenceBatch, Query],
+    slice_bytes: int,
 ) -> None:
+    """In NumPy, and in compiled code."""
     network, batch, query = question
     query = replace(query, precision=precision)  # type: ignore[arg-type]
-    posteriors = Engine(network, as_posteriors(network, query)).answer(batch)
-    with mock.patch.object(records, "SLICE_BYTES", slice_bytes), mock.patch.object(few_rows, "FEW_ROWS", 64 * few):
-        found = Engine(network, query).answer(batch)
+    posteriors = engine_by(strategy, network, as_posteriors(network, query)).answer(batch)
+    with mock.patch.object(records, "SLICE_BYTES", slice_bytes):
+        found = engine_by(strategy, network, query).answer(batch)
     check(network, query, found, posteriors, tolerance)
 
 
@@ -125,8 +133,7 @@ def test_equal_rows_are_copies(network: Network, monkeypatch: pytest.MonkeyPatch
     repeated = EvidenceBatch(12 * times, {v: np.tile(column, times) for v, column in batch.states.items()})
     query = Query(answers="scores")
     monkeypatch.setattr(records, "SLICE_BYTES", 2048)
-    monkeypatch.setattr("junctor.engine.grouping.TREE_SECONDS", math.inf)
-    engine = Engine(network, query)
+    engine = engine_by(Strategy.ENTRIES, network, query)
     assert any(route.group.copies for route in engine.routes(repeated))
     found = engine.answer(repeated)
     check(network, query, found, Engine(network, Query()).answer(repeated), 1e-12)
@@ -191,7 +198,6 @@ def test_scores_of_rows_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = EvidenceBatch(5, {0: np.array([0, 1, 2, -1, 3], np.int32)})
     query = Query(answers="scores", top=2, probabilities=("x_5=1",))
     monkeypatch.setattr(records, "SLICE_BYTES", 1)
-    monkeypatch.setattr(few_rows, "FEW_ROWS", 0)
     # Too few bytes for the tables of a row in one piece.
     options = ComputeOptions(device="cpu", threads=1, device_memory=4096)
     engine = Engine(wide, query, options)
@@ -200,9 +206,9 @@ def test_scores_of_rows_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("precision", ["single", "double", "log"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("strategy", [Strategy.ENTRIES, Strategy.ROW_TREES])
 def test_states_that_are_equal_by_symmetry_are_in_the_order_of_the_network(
-    precision: Precision, compiled: bool
+    precision: Precision, strategy: Strategy
 ) -> None:
     rng = np.random.default_rng(7)
     variables = tuple(Variable(f"v{v}", ("a", "b", "c")) for v in range(24))
@@ -214,11 +220,10 @@ def test_states_that_are_equal_by_symmetry_are_in_the_order_of_the_network(
         table = table + np.flip(table)
         factors.append(Factor(scope, table / table.sum(axis=-1, keepdims=True)))
     network = Network("symmetric", variables, tuple(factors))
-    middle = np.ones(200, np.int32)
-    batch = EvidenceBatch(200, {v: np.where(rng.random(200) < 0.5, middle, -1).astype(np.int32) for v in range(4, 20)})
+    middle = np.ones(40, np.int32)
+    batch = EvidenceBatch(40, {v: np.where(rng.random(40) < 0.5, middle, -1).astype(np.int32) for v in range(4, 20)})
     query = Query(precision=precision, answers="scores", top=3)
-    with mock.patch.object(few_rows, "FEW_ROWS", 0 if compiled else 1 << 20):
-        found = Engine(network, query).answer(batch)
+    found = engine_by(strategy, network, query).answer(batch)
     assert isinstance(found, Scores)
     assert (found.status == OK).all()
     free = np.stack([batch.states.get(v, -middle) for v in found.targets]) < 0

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import assert_same
+from helpers.forced import engine_by
 from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -20,10 +20,10 @@ from junctor.evidence.deduplicate import find_equal_rows
 from junctor.generate import chain, random_network, sample
 from junctor.model.answers import Answers, Scores
 from junctor.model.query import Query
-from junctor.strategies import facts as planner
+from junctor.model.strategies import Strategy
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("strategy", [Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.ROW_TREES])
 @pytest.mark.parametrize(
     "query",
     [
@@ -32,7 +32,7 @@ from junctor.strategies import facts as planner
     ],
 )
 @given(data=st.data())
-def test_answers_are_those_of_every_row(query: Query, compiled: bool, data: st.DataObject) -> None:
+def test_answers_are_those_of_every_row(query: Query, strategy: Strategy, data: st.DataObject) -> None:
     network = data.draw(strategies.networks(max_variables=6, max_joint=256))
     few = data.draw(strategies.evidence_batches(network, max_rows=4, min_rows=1))
     # Rows again and again, in any order; some of them are invalid, impossible or have likelihoods.
@@ -44,18 +44,14 @@ def test_answers_are_those_of_every_row(query: Query, compiled: bool, data: st.D
         {row: few.invalid[number] for row, number in enumerate(again.tolist()) if number in few.invalid},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "has_joint_table", lambda network: False)
-        if compiled:
-            patch.setattr(grouping, "COMPILED_SECONDS", -1)
-            patch.setattr(memory, "LOWERING_SECONDS", 0)
-        expected = Engine(network, query).answer(batch)
+        expected = engine_by(strategy, network, query).answer(batch)
         patch.setattr(distinct, "LEAST_ROWS", 1)
         patch.setattr(distinct, "TABLE_SHARE", data.draw(st.sampled_from([0, 4])))
-        found = Engine(network, query).answer(batch)
-    if compiled:
+        found = engine_by(strategy, network, query).answer(batch)
+    if strategy is Strategy.CPU_BLOCKS:
         assert_same(found, expected)
     else:
-        # Sums of the NumPy kernels round by the size of their blocks.
+        # Sums of the NumPy kernels round by the size of their blocks, trees by who shares one.
         np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-6)
         assert found.status.tolist() == expected.status.tolist()
         assert found.reasons == expected.reasons
@@ -166,7 +162,7 @@ def test_equal_rows_of_many_trees_are_copied_at_once(query: Query, monkeypatch: 
     again = rng.integers(0, 9000, 20_000)
     batch = EvidenceBatch(20_000, {v: np.ascontiguousarray(few[again, v], dtype=np.int32) for v in range(30)})
     engines = [Engine(network, query, replace(on_cpu(), threads=threads)) for threads in (1, 2)]
-    groups = engines[0].facts.groups(engines[0].with_equal_rows(batch))
+    groups = engines[0].choice(batch).groups
     assert sum(group.by_trees and group.copies > 0 for group in groups) > 1
     together, in_threads = (engine.answer(batch) for engine in engines)
     monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
@@ -213,13 +209,15 @@ def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarra
         np.testing.assert_allclose(found[v], posterior, atol=1e-12)
 
 
-def test_what_is_worth_loading_and_planning_counts_different_rows() -> None:
+def test_what_is_worth_loading_and_planning_counts_different_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     network = chain(length=30, states=3, seed=1)
     engine = Engine(network, Query(), expected_rows=10**7)
     every = EvidenceBatch(10_000, {0: np.arange(10_000, dtype=np.int32) % 3})
-    batch = engine.with_equal_rows(every)
-    (group,) = groups = engine.choice(batch).groups
+    choice = engine.choice(every)
+    (group,) = choice.groups
     assert (len(group.rows), group.copies, group.served) == (3, 9997, 10_000)
-    assert engine.facts.uses(group, batch) == 3000
-    assert not engine.facts.loads_compiled(groups, batch)
-    assert engine.facts.loads_compiled(engine.choice(every).groups, every)
+    assert engine.facts.uses(group, choice.batch) == 3000
+    assert group.strategy is Strategy.ENTRIES
+    monkeypatch.setattr(distinct, "LEAST_ROWS", 1 << 40)
+    (group,) = engine.choice(replace(every)).groups
+    assert group.strategy not in (Strategy.ENTRIES, Strategy.JOINT_TABLE)

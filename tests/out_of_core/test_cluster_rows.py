@@ -26,7 +26,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import BlockOutcome
 from junctor.cost.constants import CPU, GPU
-from junctor.engine import chunk_routes
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
@@ -52,6 +51,7 @@ from junctor.runtime import dask_cluster, local_cluster
 from junctor.runtime.dask_cluster import Resources, workers_of
 from junctor.runtime.local_cluster import local_client
 from junctor.runtime.progress import Silence
+from junctor.strategies import chunk_cuts
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -428,7 +428,7 @@ def test_forecasts_choose_who_answers_rows() -> None:
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what plans a run whose rows all go in chunks on GPUs of which there are four, in so many partitions."""
-    for module in (workload, chunk_routes):
+    for module in (workload, chunk_cuts):
         monkeypatch.setattr(module, "count_gpus", lambda: 4)
     monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
     monkeypatch.setattr(Facts, "are_few", lambda *_: False)

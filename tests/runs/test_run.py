@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
 from junctor.backends import cpu, row_trees
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, survey
 from junctor.evidence.batch import EvidenceBatch
@@ -713,7 +712,6 @@ def test_progress_counts_rows_within_parts(
 
     for module in (row_trees, cpu, blocks):
         monkeypatch.setattr(module, "in_threads", asked)
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0.0)
     network, rows = random_network(30, seed=5), 2_000
     table = evidence_table(network, sample(network, rows // copies), observed=0.4, pattern=pattern)
     junctor.write_network(network, tmp_path / "net.bif")

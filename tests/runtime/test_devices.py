@@ -18,7 +18,7 @@ from emulation.blocks import EmulatedDevice
 from helpers.files import ASIA
 from junctor import generate
 from junctor.cli import app_for
-from junctor.engine import engine, planner
+from junctor.engine import engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.model.errors import DeviceError
@@ -29,6 +29,7 @@ from junctor.runs import run as steps
 from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import Resources, distribute
+from junctor.strategies import facts
 from junctor_kernels.gpu import blocks as gpu
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -47,7 +48,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW_THREADS", 32)
     monkeypatch.setattr(gpu, "MANY_THREADS", 64)
     opened = EmulatedDevice()
-    for module in (planner, steps):
+    for module in (facts, steps):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_queue
 from junctor.backends.row_trees import RowEngine, room_bytes
-from junctor.engine import grouping
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.strategies import Strategy
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
 from junctor.runtime.threads import TURN_SECONDS, Turns, ahead, in_threads, short_turns, stretches
@@ -122,16 +122,15 @@ def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> Ev
 
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
 @pytest.mark.parametrize("spare", [1 << 19, 1 << 28])
-def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COMPILED_SECONDS", 0)
-    monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
+def test_answers_do_not_depend_on_threads(query: Query, spare: int) -> None:
     network = layered(layers=4, width=5, states=3, parents=2, seed=5)
     states = sample(network, 700, seed=3)
     batch = EvidenceBatch(700, {v: np.ascontiguousarray(states[:, v]) for v in range(0, 20, 2)})
     probe = Engine(network, query)
     (group,) = probe.choice(batch).groups
     least = memory.PlanMemory(probe.facts.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
-    engines = [Engine(network, query, on_cpu(least + spare, threads)) for threads in (1, 2, 3)]
+    options = [on_cpu(least + spare, threads, strategy=Strategy.CPU_BLOCKS) for threads in (1, 2, 3)]
+    engines = [Engine(network, query, each) for each in options]
     answers = [each.answer(batch) for each in engines]
     for found, each in zip(answers[1:], engines[1:], strict=True):
         assert_same(found, answers[0])
