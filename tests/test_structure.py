@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import ROOT
+from junctor.strategies.registry import _WAYS
 
 SOURCES = {
     "junctor": ROOT / "pipeline" / "junctor",
@@ -60,3 +61,43 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while free := imports.keys() - set().union(*imports.values()):
         imports = {module: others for module, others in imports.items() if module not in free}
     assert not imports, sorted(imports)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the modules that a source imports, anywhere, and what could be modules of packages."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_ways_are_taken_where_they_are_chosen_and_run() -> None:
+    root = SOURCES["junctor"]
+    trees = {path.relative_to(root).as_posix(): ast.parse(path.read_text()) for path in root.rglob("*.py")}
+    users = {name for name, tree in trees.items() if "junctor.strategies.registry.way" in imported(tree)}
+    assert users == {f"engine/{name}.py" for name in ("choose", "engine", "forecast", "run")}
+
+
+def faults_of_way(source: str, name: str) -> set[str]:
+    """Return what the module of a strategy must not know: other ones, the engine and, where it answers, prices."""
+    tree = ast.parse(source)
+    others = {f"junctor.strategies.{module}" for module, _ in _WAYS.values() if module != name}
+    found = {each for each in imported(tree) if each in others or f"{each}.".startswith("junctor.engine.")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "answer":
+            words = {getattr(each, "attr", getattr(each, "id", "")).lower() for each in ast.walk(node)}
+            found |= words & {"offer", "price", "choose"}
+    return found
+
+
+def test_no_strategy_knows_another_one_or_chooses() -> None:
+    bad = "class A:\n    def answer(self):\n        from junctor.engine import choose\n        return x.offer(1), Price"
+    assert faults_of_way(bad, "a") == {"junctor.engine", "junctor.engine.choose", "offer", "price"}
+    assert faults_of_way("from junctor.strategies import entries", "a") == {"junctor.strategies.entries"}
+    for module, _ in _WAYS.values():
+        source = (SOURCES["junctor"] / "strategies" / f"{module}.py").read_text()
+        assert "def answer" in source
+        assert not faults_of_way(source, module), module
