@@ -28,7 +28,7 @@ from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
 from junctor.backends.evidence_blocks import block_of
 from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
-from junctor.backends.lowered_plans import LoweredPlan
+from junctor.backends.lowering import LoweredPlan
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
 from junctor.calibration import blocks as tuning

@@ -8,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.format_helpers import assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
-from junctor.formats import store
+from junctor import generate
+from junctor.formats import read_network, store, write_network
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, Variable, build_network
+from junctor.runtime.cache import Cache, user_cache
 
 NETWORK = build_network(
     "Lawn",
@@ -202,3 +204,42 @@ def test_damage_is_never_read_as_another_network() -> None:
     read_well, refused = fuzz(read, [store.to_bytes(NETWORK)], 3000)
     assert refused > 2000
     assert read_well > 10
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache of its own, for small networks as well."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JUNCTOR_CACHE")
+    monkeypatch.setattr("junctor.formats.LEAST_KEPT", 1)
+    return user_cache()
+
+
+@pytest.mark.parametrize("format", ["bif", "uai"])
+def test_networks_from_the_cache_are_equal(
+    format: str, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"kept.{format}"
+    write_network(generate.chain(30, (2, 4), seed=3), path)
+    monkeypatch.setenv("JUNCTOR_CACHE", "off")
+    expected = read_network(path)
+    monkeypatch.delenv("JUNCTOR_CACHE")
+    found = read_network(path)
+    assert (found.digest, found.name, found.kind) == (expected.digest, expected.name, expected.kind)
+    assert [entry.kind for entry in cache.entries()] == ["network"]
+    monkeypatch.setattr("junctor.formats._read", None)
+    again = read_network(path)
+    assert (again.digest, again.name, again.kind) == (expected.digest, expected.name, expected.kind)
+    # At once, and then made anew.
+    assert store.to_bytes(again) == store.to_bytes(again) == store.to_bytes(expected)
+
+
+def test_a_changed_file_is_read_anew(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.bif"
+    networks = [generate.chain(20, 3, seed=seed) for seed in (1, 2)]
+    for network in networks:
+        write_network(network, path)
+        assert read_network(path).digest == network.digest
+    for entry in cache.entries():
+        entry.path.write_bytes(b"damaged")
+    assert read_network(path).digest == networks[1].digest

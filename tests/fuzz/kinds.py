@@ -18,7 +18,6 @@ from helpers.command_line import junctor_cli
 from helpers.encoding import encode_table
 from helpers.format_helpers import CONTENT
 from helpers.hmm_models import random_model, sparse_of
-from junctor.backends.kept_orders import KeptOrders
 from junctor.cli.report import _outcome as outcome
 from junctor.cliques.calibrated import load_cliques
 from junctor.cliques.tree import StoredTree
@@ -34,6 +33,8 @@ from junctor.hmm import run as hmm_run
 from junctor.hmm.sequences import open_sequences
 from junctor.model.errors import JunctorError
 from junctor.model.options import ComputeOptions
+from junctor.out_of_core.kept_cuts import OVERLAP
+from junctor.out_of_core.memory_splits import Overlap
 from junctor.runs import partition
 from junctor.runs.answers import answer_batches, read_answers
 from junctor.runs.run import read_manifest, run
@@ -330,14 +331,13 @@ def _use_measurements(folder: Path) -> None:
 
 def _make_cache(folder: Path) -> None:
     cache = Cache(folder)
-    KeptOrders(cache).keep("key", (2, 0, 1), 12.0)
+    cache.write("overlap", "key", OVERLAP.to_bytes(Overlap(2, 3)))
     cache.write("network", "key", store.to_bytes(NETWORK))
 
 
 def _use_cache(folder: Path) -> None:
     try:
-        found = KeptOrders(Cache(folder)).find("key", frozenset(range(3)))
-        assert found in (None, ((2, 0, 1), 12.0))
+        assert Cache(folder).read("overlap", "key", OVERLAP.read) in (None, (2, 3))
         network = Cache(folder).read("network", "key", store.read)
         assert network is None or network.digest == NETWORK.digest
     except JunctorError as error:

@@ -26,9 +26,9 @@ from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 from junctor_kernels.tables.reference import MAX_LOG
 
-from junctor.backends.lowered_plans import LoweredPlan, lowered
-from junctor.backends.lowering import constants_of
+from junctor.backends.lowering import LoweredPlan, constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
+from junctor.backends.prepared_plans import lowered
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.model.answers import Answers, sources_of

@@ -27,8 +27,7 @@ from junctor_kernels.tables.reference import multiplied
 
 from junctor.backends.gpu_items import closing_of
 from junctor.backends.gpu_plan import ALIGNED, ANSWERS, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
-from junctor.backends.lowered_plans import LoweredPlan
-from junctor.backends.lowering import constants_of
+from junctor.backends.lowering import LoweredPlan, constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, local_cost_models

@@ -11,7 +11,7 @@ from junctor_kernels.cpu import bytecode as layout
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu.blocks import BOUND, CONTRACT, FIND, FINISH, FIXED_TABLE, MAKE, MARGINAL, NOTHING, BlockLaunch
 
-from junctor.backends.lowered_plans import LoweredPlan
+from junctor.backends.lowering import LoweredPlan
 from junctor.cost.features import gpu_stages
 from junctor.planning.levels import LaunchLevels
 

@@ -20,8 +20,9 @@ from junctor_kernels.gpu.blocks import (
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
-from junctor.backends.lowered_plans import LoweredPlan, lowered
+from junctor.backends.lowering import LoweredPlan
 from junctor.backends.numpy import Program
+from junctor.backends.prepared_plans import lowered
 from junctor.backends.register_tiles import Shapes as TileShapes
 from junctor.cost.constants import GPU
 from junctor.cost.features.plans import plan_work

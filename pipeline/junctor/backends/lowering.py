@@ -1,11 +1,13 @@
 """Programs lowered to the flat arrays (bytecode) of the compiled CPU and GPU backends.
 
-Main class: Lowering; called by `backends.cpu` and the GPU backend. `junctor_kernels.cpu.bytecode` defines the arrays.
+Main classes: Lowering, and LoweredPlan, which remains of one; called by `backends.cpu` and the GPU backend.
+`junctor_kernels.cpu.bytecode` defines the arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -395,6 +397,31 @@ class Lowering:
 
     def _slot(self, table: int) -> int:
         return self.slots.setdefault(table, len(self.slots))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LoweredPlan:
+    """What a lowering leaves: the bytecode, where its numbers come from, and rows of the memory of a block.
+
+    Fields but `code` are those of `Lowering`.
+    """
+
+    code: Bytecode
+    numbers: NumberTables
+    slots: dict[int, int]
+    likelihoods: dict[int, int]
+    likelihood_rows: int
+    posteriors: dict[int, int]
+    posterior_rows: int
+    arena_rows: int
+
+    @classmethod
+    def of(cls, made: Lowering) -> LoweredPlan:
+        """Return what remains of a lowering."""
+        evidence = made.likelihoods, made.likelihood_rows
+        return cls(
+            made.code(), made.numbers, made.slots, *evidence, made.posteriors, made.posterior_rows, made.arena_rows
+        )
 
 
 def constants_of(

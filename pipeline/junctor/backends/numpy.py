@@ -18,7 +18,7 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, contraction, unmerged
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.bound_numbers import BoundNumbers, FactorColumns, bound, cut_scope, radices_of
+from junctor.backends.bound_numbers import BoundNumbers, FactorColumns, cut_scope, radices_of
 from junctor.backends.scaled_table import (
     NOTHING,
     Floats,
@@ -181,7 +181,7 @@ class Program:
     algebra: semiring and number format.
     threads: threads of large contractions in compiled code; 0 for NumPy only.
     lifted: whether messages are stored with a lift.
-    keeps: whether its numbers stay in the user's cache, for plans of many rows.
+    keep: returns the numbers of a program, computed unless they are kept; None to compute them.
     marginal_of: table -> variable whose posterior is read off it.
     totals: tables without axes.
     lifts: table of a case -> power of two by which it is stored larger, where it is.
@@ -197,7 +197,7 @@ class Program:
         algebra: Algebra,
         threads: int = 0,
         lifted: bool = True,
-        keeps: bool = False,
+        keep: Callable[[Program, Callable[[], BoundNumbers]], BoundNumbers] | None = None,
     ) -> None:
         self.plan = plan
         self.algebra = algebra
@@ -219,10 +219,10 @@ class Program:
         self._constants: list[FactorColumns] = []
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
         self._wide = reference.WIDER.get(algebra.name, algebra)
-        if not keeps:
+        if keep is None:
             self._bind_all()
             return
-        numbers = bound(plan, network, algebra, bool(threads), self._bound)
+        numbers = keep(self, self._bound)
         if numbers.shared is not self.shared:
             self._take(numbers)
 

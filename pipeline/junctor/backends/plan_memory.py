@@ -14,6 +14,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.number_formats import GPU_FORMATS
 from junctor.backends.numpy import Program
+from junctor.backends.prepared_plans import kept_numbers
 from junctor.backends.sparsity import LISTING_ENTRIES, MOST_LISTED
 from junctor.cost.constants import CPU
 from junctor.model.network import Network
@@ -391,9 +392,9 @@ class ProgramCache:
         """Return the program in `algebra`."""
         if algebra.name not in self._programs:
             # Others are of few rows, and there may be many of them.
-            keeps = self._device is not None or self.sizes.lanes > 0
+            keep = kept_numbers if self._device is not None or self.sizes.lanes > 0 else None
             threads = self.sizes.entry_threads
-            self._programs[algebra.name] = Program(self.plan, self.network, algebra, threads, keeps=keeps)
+            self._programs[algebra.name] = Program(self.plan, self.network, algebra, threads, keep=keep)
         program = self._programs[algebra.name]
         # The program stays; what it may take changes with each batch.
         program.threads = self.sizes.entry_threads

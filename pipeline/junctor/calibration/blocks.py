@@ -15,7 +15,7 @@ from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor.backends.evidence_blocks import block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.gpu_items import Schedule, items_of
-from junctor.backends.lowered_plans import LoweredPlan
+from junctor.backends.lowering import LoweredPlan
 from junctor.backends.number_formats import LADDERS
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache

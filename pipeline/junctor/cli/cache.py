@@ -11,7 +11,6 @@ from junctor.cli import options as cli
 
 # Nouns for the kinds of entries whose names are no nouns for a user.
 _NOUNS = {
-    "order": "elimination order",
     "cut": "cut plan",
     "overlap": "task overlap",
     "bound": "bound plan",
@@ -24,7 +23,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     json: cli.AsJson = False,
 ) -> None:
-    """Show or clear what is kept for the next run: networks, elimination orders, plans (cut, lowered), prices.
+    """Show or clear what is kept for the next run: networks, plans (cut, bound, lowered), prices.
 
     It lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`). No answer depends on it. `JUNCTOR_CACHE`, or
     `cache` in `junctor.toml`, is its bound, such as 2GiB; `off` is no cache.

@@ -6,7 +6,6 @@ sets. Kjaerulff, Optimal decomposition of probabilistic networks by simulated an
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import math
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from junctor.planning.shape import bits, mask_of
 
@@ -91,8 +90,8 @@ MOST_STEPS = 3_000_000_000
 # long; and the steps of a search for it: two seconds. Six times as many rarely save half of the entries. A step looks
 # at a row of the bit matrix: of more variables than these there are fewer steps.
 FAR, FEW_STEPS, FEW_VARIABLES = 1e10, 500_000_000, 1 << 11
-# Part of the key of orders that are kept: another search, another number.
-SEARCH = 1
+# The criterion of orders that were searched for.
+SEARCHED = "annealing"
 # With more variables the bit matrix of the search would take more than 128 MiB.
 MOST_SEARCHED = 1 << 15
 # With more variables left once none is simplicial, compiled code eliminates them: bit sets take quadratic time.
@@ -243,25 +242,6 @@ def _apart(work: Callable[[], Found]) -> Future[Found]:
     return result
 
 
-class OrderStore(Protocol):
-    """Orders that searches found, for other processes."""
-
-    def find(self, key: str, members: frozenset[int]) -> tuple[tuple[int, ...], float] | None:
-        """Return an order of `members` and the entries of its maximal cliques, None where there is none."""
-
-    def keep(self, key: str, variables: tuple[int, ...], entries: float) -> None:
-        """Keep what a search found."""
-
-
-_store: OrderStore | None = None
-
-
-def keep_orders_in(store: OrderStore | None) -> None:
-    """Look for the results of long searches in `store`, and keep them there, from now on in this process."""
-    global _store
-    _store = store
-
-
 # Forecast and plan of the same query, and chunks after them, eliminate once.
 @lru_cache(maxsize=4)
 def _greedy(
@@ -281,27 +261,15 @@ def _searched(
     seed: int,
 ) -> Future[EliminationOrder]:
     """Return the order that the compiled search finds from `start` in so many steps, once it has, or had before."""
-    store = _store
-    # The result depends on nothing else, so that a plan is the same whether the order was kept or not.
-    key = "" if store is None else _key(graph, members, cardinalities, start.variables, steps, seed)
-    found = None if store is None else store.find(key, members)
+    from junctor_kernels.orders.annealing import load
 
     def order() -> EliminationOrder:
-        variables, entries = found or _search(graph, members, cardinalities, start, steps, seed)
-        if found is None and store is not None:
-            store.keep(key, variables, entries)
-        return EliminationOrder(variables, cliques_of(graph, variables), entries, "annealing")
+        variables, entries = _search(graph, members, cardinalities, start, steps, seed)
+        return EliminationOrder(variables, cliques_of(graph, variables), entries, SEARCHED)
 
-    if found is None:
-        from junctor_kernels.orders.annealing import load
-
-        load()
-        # The search holds no lock of the interpreter.
-        result = _apart(order)
-    else:
-        result = Future()
-        result.set_result(order())
-    return result
+    load()
+    # The search holds no lock of the interpreter.
+    return _apart(order)
 
 
 def _search(
@@ -319,12 +287,6 @@ def _search(
     masks, (members_mask,) = pack([*map(mask_of, graph)], len(graph)), pack([mask_of(members)], len(graph))
     variables, entries = search(masks, members_mask, cardinalities, start.variables, steps, seed)
     return tuple(variables), entries
-
-
-def _key(graph: Graph, members: AbstractSet[int], *rest: object) -> str:
-    """Return a digest of all that a search depends on."""
-    asked = SEARCH, [sorted(around) for around in graph], sorted(members), *rest
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
 def cliques_of(graph: Graph | Mapping[int, AbstractSet[int]], order: Sequence[int]) -> tuple[frozenset[int], ...]:

@@ -77,7 +77,7 @@ class Cache:
 
         kind: word for the content.
         key: all that the content depends on; the version of Junctor and the platform are added.
-        parse: checks and returns the content, raises ValueError or JunctorError where it is strange.
+        parse: checks and returns the content; whatever it raises, the content is strange.
         """
         path = self._path(kind, key)
         try:
@@ -89,7 +89,8 @@ class Cache:
             return None
         try:
             content = parse(_opened(data, path.name))
-        except (ValueError, JunctorError) as error:
+        except Exception as error:
+            # Who made the entry is not known, and nothing in it may end a run.
             self._warn(f"{path}: passed over, it is damaged ({error})")
             return None
         # The time of the last use, for the bound; a read-only folder has none.

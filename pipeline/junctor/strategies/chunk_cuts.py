@@ -178,6 +178,7 @@ class ChunkCuts:
         """Return how rows go over workers, if there are any; None where these have too little memory for it."""
         if self.facts.workers is None:
             return None
+        from junctor.out_of_core.kept_cuts import kept_cut
         from junctor.out_of_core.memory_splits import MemoryLimits
 
         # On GPUs as those of this process, so that a plan is searched once for either.
@@ -189,7 +190,7 @@ class ChunkCuts:
         costs = self.facts.gpu_costs if device is None else self.facts.cost_models.gpu(device)
         pool = self.facts.workers
         shared_by = pool.workers, pool.memory, pool.room, pool.threads
-        kept = self.facts.kept_chunks.of(problem, algebra, limits, None, rows, shared_by)
+        kept = kept_cut(problem, algebra, limits, None, rows, shared_by)
         try:
             return pool.cut(problem, algebra, limits, rows, costs, self._searched, kept)
         except BudgetError as error:
@@ -200,10 +201,11 @@ class ChunkCuts:
         self, problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
     ) -> ChunkRoute:
         """Return what `cut` finds, which takes up to half a minute; kept for GPUs of this process and of workers."""
+        from junctor.out_of_core.kept_cuts import kept_cut
         from junctor.out_of_core.programs import cut
 
         def found() -> ChunkRoute:
-            kept = self.facts.kept_chunks.of(problem, algebra, limits, costs, rows, gpus)
+            kept = kept_cut(problem, algebra, limits, costs, rows, gpus)
             return cut(problem, algebra, limits, costs, rows, gpus, kept)
 
         if not limits.on_gpu:

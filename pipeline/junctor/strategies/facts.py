@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from junctor_kernels.gpu.blocks import DEVICE_SHARE
 
 from junctor.backends.joint_table import JointTable, has_joint_table
-from junctor.backends.kept_orders import KeptOrders
-from junctor.backends.kept_plans import KeptPlans
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory
+from junctor.backends.prepared_plans import kept_plan
 from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
@@ -31,11 +30,8 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
 from junctor.model.strategies import Strategy
-from junctor.out_of_core.kept_cuts import KeptChunks
-from junctor.planning.elimination import keep_orders_in
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
-from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
@@ -146,10 +142,6 @@ class Facts:
         self.shape: Shape = shape_of(network)
         self.ladder = ladder_of(query)
         self.chunk_ladder = chunk_ladder_of(query)
-        cache = user_cache()
-        keep_orders_in(KeptOrders(cache) if cache.limit else None)
-        self._kept_plans = KeptPlans(cache)
-        self.kept_chunks = KeptChunks(cache)
 
     @property
     def advice(self) -> str:
@@ -171,7 +163,7 @@ class Facts:
             # A search makes millions of small objects, none of which is garbage before its end.
             what = pattern, targets, self.query.kind == "mpe", key[1]
             with collector_paused():
-                return self._kept_plans.plan(self.network, *what, lambda: _made(self.shape, *what))
+                return kept_plan(self.shape, *what, lambda: _made(self.shape, *what))
 
         return cached(self.store.plans, key, KEPT_PLANS, compiled)
 
