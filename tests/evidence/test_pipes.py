@@ -59,7 +59,7 @@ def test_a_named_pipe_is_read_once_and_used_twice(tmp_path: Path, data: bytes, f
     writer.start()
     assert digest_of(pipe) == digest_of(file)
     writer.join()
-    source = open_evidence(pipe, small_network(), format=format)
+    source = open_evidence(pipe, small_network(), evidence_format=format)
     (part,) = source.partitions(100)
     assert part.batch.states[0].tolist()[:1] == [0]
     assert part.batch.states[1].tolist()[:1] == [0]

@@ -635,7 +635,7 @@ def test_paths_and_formats_that_cannot_be(tmp_path: Path) -> None:
         (tmp_path / "no", {}, "no: no such file or folder"),
         (
             tmp_path / "no.csv",
-            {"format": "cvs"},
+            {"evidence_format": "cvs"},
             "unknown evidence format 'cvs', did you mean 'csv'?: one of csv, tsv,",
         ),
     ):
@@ -646,7 +646,7 @@ def test_paths_and_formats_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"cannot tell the format from the ending '.xlsx': expected one of .csv"):
         read(tmp_path / "t.xlsx")
     (tmp_path / "table").write_text("smoke\nno\n")
-    assert read(tmp_path / "table", format="csv")[0].batch.states[0].tolist() == [1]
+    assert read(tmp_path / "table", evidence_format="csv")[0].batch.states[0].tolist() == [1]
     with pytest.raises(EvidenceError, match="no such file or folder"):
         digest_of(tmp_path / "no.csv")
 

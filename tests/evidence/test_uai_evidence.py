@@ -127,7 +127,7 @@ def test_it_has_no_case_ids(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="UAI evidence has no columns, so none for the case ids"):
         read(tmp_path / "t.evid", "0", case_id="id")
     with pytest.raises(EvidenceError, match="UAI evidence has no folders"):
-        open_evidence(tmp_path, NETWORK, format="evid")
+        open_evidence(tmp_path, NETWORK, evidence_format="evid")
 
 
 @HERE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
@@ -19,9 +19,10 @@ _NOUNS = {
 }
 
 
+@cli.takes_options()
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
-    json: cli.AsJson = False,
+    **options: Unpack[cli.JsonOptions],
 ) -> None:
     """Show or clear what is kept for the next run: networks, plans (cut, bound, lowered), prices.
 
@@ -45,7 +46,7 @@ def cache(
             raise RunError(f"{error.filename or kept.folder}: {error.strerror or error}: remove it by hand") from error
     entries = kept.entries()
     size, kinds = sum(entry.bytes for entry in entries), Counter(entry.kind for entry in entries)
-    if json:
+    if options["json"]:
         record = {"folder": str(kept.folder), "limit": kept.limit, "entries": len(entries), "bytes": size}
         typer.echo(writer.dumps({**record, "kinds": kinds, "removed": removed}, indent=2))
         return

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json as json_module
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
 from junctor.cli import options as cli
-from junctor.model.options import DeviceChoice
-from junctor.model.query import Architecture
+from junctor.model import option_table as table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,36 +26,47 @@ Given = Annotated[
 Row = tuple[list[str], float]
 
 
+class CalibrateOptions(
+    table.PrecisionOptions,
+    table.MemoryOptions,
+    table.DeviceOptions,
+    table.TimeOptions,
+    table.NetworkOptions,
+    cli.JsonOptions,
+    total=False,
+):
+    """Options that `junctor calibrate` shares with other commands."""
+
+
+class JointCommandOptions(
+    table.PrecisionOptions, table.JointOptions, table.NetworkOptions, cli.JsonOptions, total=False
+):
+    """Options that `junctor joint` shares with other commands."""
+
+
+@cli.takes_options(
+    memory={"help": "What tables may take, such as 4GiB; by default 60 % of what is free."},
+    device=cli.ON_CPU | {"help": "CPU or GPU; auto: a GPU where there is one."},
+    device_memory={"help": "What tables may take of the GPU; they are streamed where they do not fit."},
+)
 def calibrate(
     network: cli.NetworkFile,
     keep_cliques: Annotated[
         str, typer.Option("--keep-cliques", metavar="DIRECTORY", help="Directory for the calibrated clique tables.")
     ],
     given: Given = None,
-    precision: cli.PrecisionOption = "double",
-    memory: Annotated[
-        str | None, typer.Option(help="What tables may take, such as 4GiB; by default 60 % of what is free.")
-    ] = None,
-    device: Annotated[DeviceChoice, typer.Option(help="CPU or GPU; auto: a GPU where there is one.")] = "cpu",
-    device_memory: Annotated[
-        str | None, typer.Option(help="What tables may take of the GPU; they are streamed where they do not fit.")
-    ] = None,
-    time_limit: cli.TimeLimit = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    json: cli.AsJson = False,
+    **options: Unpack[CalibrateOptions],
 ) -> None:
     """Store the clique tables of NETWORK, calibrate them for one case and keep them for `junctor ask`."""
     cli.refuse_empty(keep_cliques, "--keep-cliques")
     from junctor.cliques.tree import StoredTree
-    from junctor.formats import read_network
+    from junctor.runtime.machine import compute_options
 
     # First of all: mistakes on the command line need no network to be seen.
     evidence = _evidence(given or [])
-    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    options = cli.compute_options(memory, device=device, device_memory=device_memory, time_limit=time_limit)
-    tree = StoredTree(model, precision, options)
+    model = cli.network_of(network, options)
+    resources = compute_options(**table.options_for(table.RowResources, options))
+    tree = StoredTree(model, options["precision"], resources)
     cliques = tree.propagate(evidence)
     cliques.save(keep_cliques)
     facts = {
@@ -65,8 +75,8 @@ def calibrate(
         "entries": tree.plan.total_entries(),
         "numbers": cliques.algebra.name,
     }
-    if json:
-        typer.echo(json_module.dumps(facts | {"log_evidence": _number(cliques.log_evidence)}, indent=2))
+    if options["json"]:
+        typer.echo(json.dumps(facts | {"log_evidence": _number(cliques.log_evidence)}, indent=2))
     else:
         typer.echo(
             f"{keep_cliques}: {facts['cliques']:,} cliques, {facts['entries']:,} entries ({facts['numbers']}), "
@@ -74,10 +84,11 @@ def calibrate(
         )
 
 
+@cli.takes_options()
 def ask(
     directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="What `junctor calibrate` kept.")],
     names: Annotated[list[str], typer.Argument(metavar="VARIABLE...", help="Variables that share a clique.")],
-    json: cli.AsJson = False,
+    **options: Unpack[cli.JsonOptions],
 ) -> None:
     """Print the joint posterior of some variables, without any further propagation."""
     cli.refuse_empty(directory, "DIRECTORY")
@@ -85,13 +96,14 @@ def ask(
 
     cliques = load_cliques(directory)
     rows = _rows(cliques.variables, names, cliques.posterior(*names))
-    if json:
+    if options["json"]:
         answer = {"log_evidence": _number(cliques.log_evidence), "variables": names}
-        typer.echo(json_module.dumps(answer | {"posterior": _records(rows)}, indent=2))
+        typer.echo(json.dumps(answer | {"posterior": _records(rows)}, indent=2))
     else:
         _print_rows(names, rows)
 
 
+@cli.takes_options(memory={"help": "What this may take, such as 4GiB; by default 60 % of what is free."})
 def joint(
     network: cli.NetworkFile,
     questions: Annotated[
@@ -99,40 +111,28 @@ def joint(
         typer.Argument(metavar="A,B...", help="Variables that belong together, A,B,C (names with commas in quotes)."),
     ],
     given: Given = None,
-    architecture: Annotated[
-        Architecture,
-        typer.Option(help="By messages, from stored clique tables, or what is forecast to take less time."),
-    ] = "auto",
-    precision: cli.PrecisionOption = "double",
-    memory: Annotated[
-        str | None, typer.Option(help="What this may take, such as 4GiB; by default 60 % of what is free.")
-    ] = None,
-    time_limit: cli.TimeLimit = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    json: cli.AsJson = False,
+    **options: Unpack[JointCommandOptions],
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
     from junctor.cliques.joint import JointQuestions, observed_question
-    from junctor.formats import read_network
+    from junctor.runtime.machine import compute_options
 
     evidence = _evidence(given or [])
-    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
+    model = cli.network_of(network, options)
     wanted = [list(cli.names_in(question)) for question in questions]
-    options = cli.compute_options(memory, device="cpu", time_limit=time_limit)
-    asked = JointQuestions(model, wanted, evidence, precision, options)
+    resources = compute_options(**table.options_for(table.JointResources, options), device="cpu")
+    asked = JointQuestions(model, wanted, evidence, options["precision"], resources)
     for name in asked.observed:
         typer.echo(f"warning: {observed_question(name)}", err=True)
-    answers = asked.answer(architecture)
+    answers = asked.answer(options["architecture"])
     tables = [
         (names, _rows(model.variables, names, posterior))
         for names, posterior in zip(wanted, answers.posteriors, strict=True)
     ]
-    if json:
+    if options["json"]:
         records = [{"variables": names, "posterior": _records(rows)} for names, rows in tables]
         facts = {"architecture": answers.architecture, "log_evidence": answers.log_evidence, "questions": records}
-        typer.echo(json_module.dumps(facts, indent=2))
+        typer.echo(json.dumps(facts, indent=2))
         return
     # On stderr, so that the tables can be piped into a file.
     typer.echo("by messages" if answers.architecture == "messages" else "from stored clique tables", err=True)

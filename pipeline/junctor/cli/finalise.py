@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Unpack
 
 from junctor.cli import options as cli
 from junctor.cli.verify import OutputArgument, directory_of
+from junctor.model import option_table as table
 
 if TYPE_CHECKING:
     from junctor.runs.run import Manifest
 
 
-def finalise(
-    output: OutputArgument,
-    csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write a page on the run, report.html.")] = False,
-    fail_if: cli.FailIf = None,
-    rejects: cli.Rejects = None,
-    json: cli.AsJson = False,
-    quiet: cli.Quiet = False,
-) -> None:
+class FinaliseOptions(
+    table.CsvOptions,
+    table.ReportOptions,
+    table.FailOptions,
+    table.RejectOptions,
+    cli.JsonOptions,
+    cli.MessageOptions,
+    total=False,
+):
+    """Options of `junctor finalise`."""
+
+
+@cli.takes_options(report={"default": False, "flag": "--report", "help": "Write a page on the run, report.html."})
+def finalise(output: OutputArgument, **options: Unpack[FinaliseOptions]) -> None:
     """Write the manifest of a run whose parts were answered by tasks of an array (`junctor run --part 3/16`).
 
     Parts that are missing are named, with exit code 6; code 4 is for invalid rows alone. What is made of
@@ -33,16 +37,16 @@ def finalise(
     from junctor.runs.share import close, finish
 
     directory = directory_of(output)
-    closing = Closing(directory, report, cli.thresholds(fail_if), rejects)
+    closing = Closing(directory, options["report"], tuple(options["fail_if"]), options["rejects"])
     closing.check_places()
 
     def work() -> Manifest:
-        with progress_display(quiet) as progress:
+        with progress_display(options["quiet"]) as progress:
             manifest = finish(directory, progress, closing.refuse_unknown)
-            if csv:
+            if options["csv"]:
                 paths = [directory.path / part.file for part in manifest.parts]
                 export_csv(directory.csv(manifest.spec.folder), paths, progress)
             close(closing, manifest, progress)
         return manifest
 
-    show_what_is_done(directory, work, json)
+    show_what_is_done(directory, work, options["json"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 import math
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
@@ -13,9 +13,9 @@ from junctor.cli import options as cli
 from junctor.cli.choices import choices, chosen_lines, show_choices
 from junctor.cli.chunks import chunk_facts, show_chunks
 from junctor.cli.validate import network_facts
+from junctor.model import option_table as table
 from junctor.model.errors import counted
-from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Precision, QueryKind
+from junctor.model.options import ComputeOptions
 from junctor.planning.budget import approximate, format_bytes
 
 if TYPE_CHECKING:
@@ -39,75 +39,70 @@ QUESTIONS = 16
 MOST_BOUND_OPERATIONS = 10**9
 
 
+class InspectOptions(
+    table.TargetOptions,
+    table.HidingOptions,
+    table.QueryOptions,
+    table.ScoreOptions,
+    table.PrecisionOptions,
+    table.MemoryOptions,
+    table.DeviceOptions,
+    table.WorkerOptions,
+    table.SpillOptions,
+    table.TimeOptions,
+    table.StrategyOptions,
+    table.CaseOptions,
+    table.KeepOptions,
+    table.MeaningOptions,
+    table.NetworkOptions,
+    table.FormatOptions,
+    table.SeparatorOptions,
+    table.IncrementOptions,
+    cli.JsonOptions,
+    total=False,
+):
+    """Options that `junctor inspect` shares with other commands."""
+
+
+@cli.takes_options(
+    memory={"help": "What propagation may take, such as 4GiB."},
+    device={"help": "Where it would run; a GPU need not be here. auto: a GPU if there is one.", "is_setting": False},
+    workers={"help": "Processes that would share rows in chunks; 0 or 1: this one alone."},
+    incremental={"help": "Read each file of EVIDENCE by itself; their columns may differ.", "panel": table.EVIDENCE},
+)
 def inspect(
     network: cli.NetworkFile,
     evidence: Annotated[
         str | None,
         typer.Argument(metavar="[EVIDENCE]", help="Evidence: a run of all of it is forecast, by some of its rows."),
     ] = None,
-    targets: cli.Targets = None,
-    hide_targets: cli.HideTargets = False,
-    query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
-    answers: cli.AnswersOption = "posteriors",
-    top: cli.Top = None,
-    probability: cli.Probabilities = None,
-    precision: Annotated[Precision, typer.Option(help="Number format of the computation.")] = "double",
-    memory: Annotated[str | None, typer.Option(help="What propagation may take, such as 4GiB.")] = None,
-    device: Annotated[
-        DeviceChoice, typer.Option(help="Where it would run; a GPU need not be here. auto: a GPU if there is one.")
-    ] = "auto",
-    device_memory: cli.DeviceMemory = None,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that would share rows in chunks; 0 or 1: this one alone.")
-    ] = None,
-    spill: cli.Spill = None,
-    disk: cli.Disk = None,
-    time_limit: cli.TimeLimit = None,
-    strategy: cli.StrategyOption = None,
-    case_id: cli.CaseId = None,
-    ignore_extra: cli.IgnoreExtra = False,
-    keep: cli.Keep = None,
-    mapping: cli.MappingFile = None,
-    missing: cli.Missing = None,
-    network_format: cli.NetworkFormat = None,
-    normalize: cli.Normalize = False,
-    ignore_decisions: cli.IgnoreDecisions = False,
-    evidence_format: cli.EvidenceFormat = None,
-    separator: cli.Separator = None,
-    incremental: Annotated[
-        bool, typer.Option("--incremental", help="Read each file of EVIDENCE by itself; their columns may differ.")
-    ] = False,
-    json: cli.AsJson = False,
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
+    **options: Unpack[InspectOptions],
 ) -> None:
     """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
-    from junctor.cli.options import split_names
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
     from junctor.evidence.mapping import hiding, read_mapping
     from junctor.evidence.read import sample_rows
-    from junctor.formats import read_network
-    from junctor.model.query import Query, Sampling
     from junctor.runs.forecast import sampled_rows
     from junctor.runtime.installed import require_extra
-    from junctor.runtime.machine import allowed_memory
+    from junctor.runtime.machine import allowed_memory, compute_options
 
     if plot is not None:
         require_extra("report", "--plot")
-    model = read_network(network, network_format, normalize=normalize, ignore_decisions=ignore_decisions)
-    options = cli.compute_options(memory, None, device, device_memory, spill, disk, time_limit, strategy)
+    model = cli.network_of(network, options)
+    resources = compute_options(**table.options_for(table.RowResources, options))
     # Settled once: parts of the report must not disagree because memory was taken in between.
-    options = replace(options, memory=allowed_memory(options), all_gpus=True)
-    scores = answers, top, tuple(probability or ()), hide_targets
-    asked = Query(query, split_names(targets), precision, "exact", Sampling(), *scores)
-    engine = Engine(model, asked, options)
-    if workers is not None and workers > 1:
+    resources = replace(resources, memory=allowed_memory(resources), all_gpus=True)
+    asked = table.query_of(table.options_for(table.QuestionOptions, options))
+    engine = Engine(model, asked, resources)
+    if (workers := options.get("workers") or 0) > 1:
         # Workers that only plan: no process is started.
-        engine = engine.with_options(options, _workers_like(engine.facts, workers))
+        engine = engine.with_options(resources, _workers_like(engine.facts, workers))
     from junctor.runtime.remote import shown
 
     record: dict[str, Any] = {"network": network_facts(model, zeros=True), "variables": _variables(model)}
-    if not json:
+    if not options["json"]:
         # Before seconds of planning.
         _print_network(shown(network), record)
     tree = tree_of(engine.facts.shape)
@@ -123,14 +118,9 @@ def inspect(
             evidence,
             model,
             sampled_rows(model, asked, SAMPLE_ROWS),
-            incremental,
-            case_id=case_id,
-            ignore_extra=ignore_extra,
-            keep=keep or (),
-            missing=missing or (),
-            format=evidence_format,
-            separator=separator,
-            mapping=hiding(read_mapping(mapping, model), model, asked),
+            options["incremental"],
+            mapping=hiding(read_mapping(options["mapping"], model), model, asked),
+            **table.options_for(table.ReadingOptions, options),
         )
         record["evidence"] = _run_work(engine, sample, stored, record["no_evidence"]["resident_bytes"])
     if plot is not None:
@@ -138,8 +128,8 @@ def inspect(
         from junctor.cli.picture import draw_tree
 
         draw_tree(tree, model, plot)
-    if json:
-        typer.echo(json_module.dumps(record, indent=2))
+    if options["json"]:
+        typer.echo(json.dumps(record, indent=2))
     else:
         _print(None if evidence is None else shown(evidence), record)
 

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.model import option_table as table
 
 if TYPE_CHECKING:
     from junctor.evidence.propose import Coverage, Proposal
 
 
+class MapOptions(
+    table.ProposalOptions,
+    table.NetworkOptions,
+    cli.JsonOptions,
+    total=False,
+):
+    """Options that `junctor map` shares with other commands."""
+
+
+@cli.takes_options()
 def propose_mapping(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="The mapping file; printed if not given.")
     ] = None,
-    case_id: cli.CaseId = None,
-    network_format: cli.NetworkFormat = None,
-    evidence_format: cli.EvidenceFormat = None,
-    separator: cli.Separator = None,
-    json: cli.AsJson = False,
+    **options: Unpack[MapOptions],
 ) -> None:
     """Propose a mapping file for EVIDENCE, and show how much of each column it covers.
 
     Names are matched exactly, then without case and signs, then by likeness; numbers go into bins where the states of
     NETWORK look like intervals. Check it, then give it to --mapping.
     """
-    import json as writer
+    import json
     from dataclasses import asdict
 
     from junctor.evidence.files import refuse_target
     from junctor.evidence.propose import propose
-    from junctor.formats import read_network
     from junctor.model.errors import EvidenceError, Place
     from junctor.runtime.files import aside
     from junctor.runtime.remote import location
@@ -50,17 +56,17 @@ def propose_mapping(
             raise EvidenceError("there is such a file, perhaps one that was edited: choose another name", place)
 
     refuse_existing()
-    model = read_network(network, network_format)
-    proposal = propose(model, evidence, case_id=case_id, format=evidence_format, separator=separator)
+    model = cli.network_of(network, options)
+    proposal = propose(model, evidence, **table.options_for(table.ProposalOptions, options))
     if target is not None:
         # Asked again: somebody may have made one meanwhile, or a store may have said once that it has none.
         with aside(target, check=refuse_existing) as temporary:
             temporary.write_text(proposal.to_toml(), encoding="utf-8")
-    if json:
+    if options["json"]:
         # As TOML: JSON has no infinite edges.
         columns = [asdict(each) | {"covered": each.covered} for each in proposal.columns]
         record = {"mapping": proposal.to_toml(), "columns": columns, "unobserved": proposal.unobserved}
-        typer.echo(writer.dumps(record, indent=2))
+        typer.echo(json.dumps(record, indent=2))
         return
     if target is None:
         typer.echo(proposal.to_toml(), nl=False)

@@ -18,9 +18,7 @@ from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model import option_table as table
 from junctor.model.errors import InputError, JunctorError
 from junctor.model.option_table import DISPLAY, Option, group_of, options_of, type_of
-from junctor.model.options import ComputeOptions, DeviceChoice, Gaps
-from junctor.model.query import AnswerKind, Precision
-from junctor.model.strategies import StrategyName
+from junctor.model.options import Gaps
 from junctor.planning.budget import parse_bytes, parse_time_limit
 
 if TYPE_CHECKING:
@@ -230,38 +228,6 @@ def _value(name: str, row: Option, told: Any) -> Any:
     return _READ[row.text](told, _flags(name, row)[0])
 
 
-def _row(group: Any, name: str) -> Any:
-    return _option(name, options_of(group)[name])
-
-
-# Of commands that name their options one by one.
-CaseId = Annotated[str | None, _row(table.CaseOptions, "case_id")]
-IgnoreExtra = Annotated[bool, _row(table.CaseOptions, "ignore_extra")]
-Keep = Annotated[list[str] | None, _row(table.KeepOptions, "keep")]
-MappingFile = Annotated[str | None, _row(table.MeaningOptions, "mapping")]
-Missing = Annotated[list[str] | None, _row(table.MeaningOptions, "missing")]
-Targets = Annotated[str | None, _row(table.TargetOptions, "targets")]
-HideTargets = Annotated[bool, _row(table.HidingOptions, "hide_targets")]
-AnswersOption = Annotated[AnswerKind, _row(table.ScoreOptions, "answers")]
-Top = Annotated[int | None, _row(table.ScoreOptions, "top")]
-Probabilities = Annotated[list[str] | None, _row(table.ScoreOptions, "probabilities")]
-PrecisionOption = Annotated[Precision, _row(table.PrecisionOptions, "precision")]
-DeviceMemory = Annotated[str | None, _row(table.DeviceOptions, "device_memory")]
-Spill = Annotated[str | None, _row(table.SpillOptions, "spill")]
-Disk = Annotated[str | None, _row(table.SpillOptions, "disk")]
-TimeLimit = Annotated[str | None, _row(table.TimeOptions, "time_limit")]
-StrategyOption = Annotated[StrategyName | None, _row(table.StrategyOptions, "strategy")]
-NetworkFormat = Annotated[str | None, _row(table.NetworkOptions, "network_format")]
-Normalize = Annotated[bool, _row(table.NetworkOptions, "normalize")]
-IgnoreDecisions = Annotated[bool, _row(table.NetworkOptions, "ignore_decisions")]
-EvidenceFormat = Annotated[str | None, _row(table.FormatOptions, "evidence_format")]
-Separator = Annotated[str | None, _row(table.SeparatorOptions, "separator")]
-FailIf = Annotated[list[str] | None, _row(table.FailOptions, "fail_if")]
-Rejects = Annotated[str | None, _row(table.RejectOptions, "rejects")]
-AsJson = Annotated[bool, _row(JsonOptions, "json")]
-Quiet = Annotated[bool, _row(MessageOptions, "quiet")]
-
-
 def refuse_empty(directory: str, option: str = "--output") -> None:
     """Raise BadParameter for a directory without a name, which would be the current one; option: that names it."""
     if not directory:
@@ -286,34 +252,6 @@ def mapping_of(options: table.MeaningOptions) -> str | None:
     return mapping if isinstance(mapping, str) else None
 
 
-def compute_options(
-    memory: str | None = None,
-    threads: int | None = None,
-    device: DeviceChoice | None = None,
-    device_memory: str | None = None,
-    spill: str | None = None,
-    disk: str | None = None,
-    time_limit: str | None = None,
-    strategy: StrategyName | None = None,
-) -> ComputeOptions:
-    """Return the record of what a command line says, the options under the names that they have there.
-
-    Raises BadParameter for texts that are no sizes or times, and for a folder without a name.
-    """
-    from junctor.runtime.machine import compute_options
-
-    return compute_options(
-        memory=memory_size(memory),
-        threads=threads,
-        device=device or "auto",
-        device_memory=memory_size(device_memory, "--device-memory"),
-        spill=None if spill is None else _folder(spill, "--spill"),
-        disk=memory_size(disk, "--disk"),
-        time_limit=None if time_limit is None else _time(time_limit, "--time-limit"),
-        strategy=strategy,
-    )
-
-
 def thresholds(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the conditions of --fail-if; raises BadParameter for those that cannot be read."""
     if not texts:
@@ -324,11 +262,6 @@ def thresholds(texts: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(parse_threshold(text).text for text in texts)
     except InputError as error:
         raise typer.BadParameter(str(error), param_hint="--fail-if") from None
-
-
-def split_names(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in `A,B,C`, in quotes where they have commas themselves, None for None."""
-    return None if text is None else names_in(text)
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -345,11 +278,6 @@ def names_in(text: str) -> tuple[str, ...]:
     if not all(names):
         raise typer.BadParameter(f"found {text!r}, in which a name is empty; expected names like A,B,C")
     return tuple(names)
-
-
-def memory_size(text: str | None, option: str = "--memory") -> int | None:
-    """Return the bytes that an option asks for, None for None; raises BadParameter where it is not a size."""
-    return None if text is None else _size(text, option)
 
 
 def _size(text: str, option: str) -> int:

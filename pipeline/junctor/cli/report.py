@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.model.option_table import FailOptions
 
 if TYPE_CHECKING:
     from junctor.runs.outcome import Outcome
 
 
+@cli.takes_options()
 def report(
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a finished run.")],
     other: Annotated[
@@ -23,10 +25,10 @@ def report(
             "--output", "-o", metavar="FILE", help="The page; report.html or comparison.html in the directory."
         ),
     ] = None,
-    fail_if: cli.FailIf = None,
+    **options: Unpack[FailOptions],
 ) -> None:
     """Write a page on the run in OUTPUT: one HTML file that needs no network. With OTHER, compare two runs."""
-    thresholds = cli.thresholds(fail_if)
+    thresholds = options["fail_if"]
     if other is not None and thresholds:
         raise typer.BadParameter("thresholds are of one run: leave OTHER out", param_hint="--fail-if")
     cli.refuse_empty(output, "OUTPUT")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 MOST_ROWS = 20
 
 
+@cli.takes_options()
 def status(
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a run.")],
     everything: Annotated[
         bool, typer.Option("--all", help="Every increment and input, not only the last ones.")
     ] = False,
-    json: cli.AsJson = False,
+    **options: Unpack[cli.JsonOptions],
 ) -> None:
     """Show the runs in OUTPUT: what is answered, from which inputs, and with which statuses."""
     cli.refuse_empty(output, "OUTPUT")
@@ -32,7 +33,7 @@ def status(
     from junctor.runtime.remote import location
 
     found = read_status(location(output))
-    if json:
+    if options["json"]:
         typer.echo(writer.dumps(found.to_record(), indent=2))
     else:
         _show(found, everything)

@@ -58,14 +58,9 @@ def validate(
         source = open_evidence(
             evidence,
             model,
-            case_id=options["case_id"],
-            ignore_extra=options["ignore_extra"],
-            keep=options["keep"],
-            missing=tuple(map(str, options["missing"])),
-            format=options["evidence_format"],
-            separator=options["separator"],
             # A mapping that hides targets is as good as another where none are named.
             mapping=hiding(meant, model, asked) if names or options["hide_targets"] else meant,
+            **table.options_for(table.ReadingOptions, options),
         )
         report["evidence"] = _evidence_facts(source)
     if options["json"]:

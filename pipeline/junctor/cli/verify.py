@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory of a run.")]
 
 
-def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
+@cli.takes_options()
+def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
     """Read every file of a run and compare it with its checksum: names what is missing, damaged or foreign.
 
     Exit code 0 if the run is whole, 6 if not.
@@ -30,7 +31,7 @@ def verify(output: OutputArgument, json: cli.AsJson = False) -> None:
     directory = directory_of(output)
     with explained(directory.path):
         verified = integrity.verify(directory)
-    if json:
+    if options["json"]:
         typer.echo(dumps({"directory": str(directory.path), **asdict(verified)}, indent=2))
     else:
         for fault in verified.faults:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from junctor.evidence.read import names_of_columns, open_table
 from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells, with_point
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network, Variable
+from junctor.model.option_table import ProposalOptions, takes_keywords
 from junctor.runtime.remote import location, shown
 
 # Distinct cells of a column that are looked at, and that are shown.
@@ -118,24 +119,22 @@ class Proposal:
         return f"{toml_key(key)} = {_toml(value)}" + "  # guess" * ((section, key) in self.guesses)
 
 
+@takes_keywords()
 def propose(
     network: Network,
     evidence: str,
-    *,
-    case_id: str | None = None,
-    format: str | None = None,
-    separator: str | None = None,
+    **options: Unpack[ProposalOptions],
 ) -> Proposal:
     """Return a mapping for a table of evidence.
 
     network: that the table is meant for.
     evidence: file, or folder or glob of one table; `-` or a pipe.
-    case_id: name of the column of case ids, None for `case_id`.
-    format: of the files, None for that of their names or content.
-    separator: of text, None for the one that its first lines show.
+    options: of the table.
+
     Raises EvidenceError for what cannot be read.
     """
-    format, separator = checked_format(format), checked_separator(separator)
+    format, separator = checked_format(options["evidence_format"]), checked_separator(options["separator"])
+    case_id = options["case_id"]
     found = input_files(spooled(evidence))
     with explained(location(evidence)):
         formats = [format or format_of(path) for path in found.paths]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import pyarrow as pa
 
@@ -39,6 +39,7 @@ from junctor.evidence.mapping import EvidenceMapping, MappingSource, read_mappin
 from junctor.evidence.pipes import spooled
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.model.option_table import ReadingOptions, takes_keywords
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import ahead
 
@@ -90,40 +91,31 @@ class EvidenceSource(Protocol):
         ...
 
 
+@takes_keywords()
 def open_evidence(
     path: str | os.PathLike[str] | RemotePath,
     network: Network,
     *,
-    case_id: str | None = None,
-    ignore_extra: bool = False,
-    strict: bool = False,
-    keep: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    format: str | None = None,
-    separator: str | None = None,
     folder: AnyPath | None = None,
     mapping: EvidenceMapping | MappingSource | None = None,
     kept_types: Mapping[str, pa.DataType] = NO_TYPES,
     case_id_type: pa.DataType | None = None,
+    **options: Unpack[ReadingOptions],
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
     path: file, or folder or glob of files of one table; `-` or a pipe is read to its end.
     network: the network that names refer to.
-    case_id: name of the column of case ids; by default `case_id`, and row numbers where there is none.
-    ignore_extra: whether columns that are not of the network are left out.
-    strict: whether invalid rows are refused instead of marked.
-    keep: names of columns to carry through to the answers; cells of CSV are text.
-    missing: texts that stand for no observation, beside the usual ones (`junctor.evidence.states`).
-    format: csv, tsv, text, parquet, arrow or evid; by default by the name or the first bytes.
-    separator: of the columns of text, a character or "tab" or "blanks"; by default the one that the first lines show.
     folder: of which a single file is; names of its subfolders may be columns.
     mapping: what columns and cells mean, its file, or the content of one.
     kept_types, case_id_type: types of columns that are carried through: of those whose cells are all missing, and of
         text; None, or without one, for those of the first file that has some.
+    options: of the table.
+
     Raises EvidenceError.
     """
-    format, separator = checked_format(format), checked_separator(separator)
+    format, separator = checked_format(options["evidence_format"]), checked_separator(options["separator"])
+    case_id, strict = options["case_id"], options["strict"]
     source = spooled(path)
     if not isinstance(mapping, EvidenceMapping):
         mapping = read_mapping(mapping, network)
@@ -132,7 +124,7 @@ def open_evidence(
         if files.paths == (source,):
             format = format or format_of(source)
             if format == "evid":
-                return _open_evid(source, network, case_id, strict, keep, mapping)
+                return _open_evid(source, network, case_id, strict, options["keep"], mapping)
         known = names_of_columns(network, mapping)
         tables = [open_table(each, format or format_of(each), files.folder, separator, known) for each in files.paths]
         if mapping is not None and folder is None:
@@ -144,15 +136,15 @@ def open_evidence(
                 table.schema,
                 network,
                 case_id=case_id,
-                ignore_extra=ignore_extra,
-                keep=keep,
+                ignore_extra=options["ignore_extra"],
+                keep=options["keep"],
                 file=str(table.path),
                 partition=table.partition,
                 mapping=mapping,
             )
             for table in tables
         ]
-    if ignore_extra:
+    if options["ignore_extra"]:
         # One for all files, whose columns are the same.
         warn_of_no_evidence(layouts[0], tables[0].schema, str(tables[0].path))
     layouts = _with_types(layouts, kept_types, case_id_type)
@@ -160,6 +152,7 @@ def open_evidence(
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     pairs = zip(tables, layouts, strict=True)
+    missing = tuple(map(str, options["missing"]))
     encoders = tuple(
         (table, layout, Encoder(network, layout, strict, table.place_of, mapping, missing)) for table, layout in pairs
     )

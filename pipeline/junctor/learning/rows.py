@@ -99,7 +99,7 @@ def open_rows(table: Any, network: Network, options: RowOptions, resources: Reso
             strict=options.strict,
             keep=keep,
             missing=options.missing,
-            format=options.format,
+            evidence_format=options.format,
             separator=options.separator,
             mapping=options.mapping,
         )

@@ -19,6 +19,7 @@ from junctor.model.query import (
     LEAST_SAMPLES,
     MOST_TOP,
     AnswerKind,
+    Architecture,
     Method,
     Precision,
     Query,
@@ -32,6 +33,7 @@ from junctor.model.strategies import StrategyName
 # What a text of the command line stands for.
 Text = Literal["size", "time", "names", "conditions", "folder"]
 Function = TypeVar("Function", bound=Callable[..., Any])
+Group = TypeVar("Group")
 
 # Panels of the help.
 QUESTION, EVIDENCE, NETWORK, OUTPUT = "Question", "Evidence", "Network", "Answers"
@@ -226,13 +228,18 @@ class WeightOptions(TypedDict, total=False):
     ]
 
 
-class CaseOptions(TypedDict, total=False):
-    """Which columns name cases or variables."""
+class CaseIdOptions(TypedDict, total=False):
+    """Which column names the cases."""
 
     case_id: Annotated[
         str | None,
         Option(None, "Evidence column that names the cases.", EVIDENCE, "name of the column that names the cases."),
     ]
+
+
+class CaseOptions(CaseIdOptions, total=False):
+    """Which columns name cases or variables."""
+
     ignore_extra: Annotated[
         bool,
         Option(
@@ -273,7 +280,7 @@ class KeepOptions(TypedDict, total=False):
     ]
 
 
-class MeaningOptions(TypedDict, total=False):
+class MappingOptions(TypedDict, total=False):
     """What columns and cells mean."""
 
     mapping: Annotated[
@@ -286,6 +293,11 @@ class MeaningOptions(TypedDict, total=False):
             metavar="FILE",
         ),
     ]
+
+
+class MissingOptions(TypedDict, total=False):
+    """Cells without observation."""
+
     missing: Annotated[
         Sequence[str | int],
         Option(
@@ -296,6 +308,10 @@ class MeaningOptions(TypedDict, total=False):
             metavar="TEXT",
         ),
     ]
+
+
+class MeaningOptions(MappingOptions, MissingOptions, total=False):
+    """What columns and cells mean, and which observe nothing."""
 
 
 class NetworkOptions(TypedDict, total=False):
@@ -345,7 +361,13 @@ class SeparatorOptions(TypedDict, total=False):
     ]
 
 
-class AnswerOptions(TypedDict, total=False):
+class CsvOptions(TypedDict, total=False):
+    """Another file of the answers."""
+
+    csv: Annotated[bool, Option(False, "Also write the answers as one CSV file.", OUTPUT)]
+
+
+class AnswerFileOptions(TypedDict, total=False):
     """How answers are written."""
 
     output_format: Annotated[
@@ -359,7 +381,6 @@ class AnswerOptions(TypedDict, total=False):
         Compression | None,
         Option(None, "Of the answers: zstd is smallest, none is fastest. Default: zstd, and lz4 for scores.", OUTPUT),
     ]
-    csv: Annotated[bool, Option(False, "Also write the answers as one CSV file.", OUTPUT)]
 
 
 class ReportOptions(TypedDict, total=False):
@@ -405,13 +426,18 @@ class OverwriteOptions(TypedDict, total=False):
     overwrite: Annotated[bool, Option(False, "Replace a different run that lies in the output directory.", OUTPUT)]
 
 
-class GrowthOptions(TypedDict, total=False):
-    """Evidence that grows."""
+class IncrementOptions(TypedDict, total=False):
+    """Whether evidence grows."""
 
     incremental: Annotated[
         bool,
         Option(False, "Answer only files that are new or changed since the last run, and commit them.", GROWTH),
     ]
+
+
+class GrowthOptions(IncrementOptions, total=False):
+    """Evidence that grows."""
+
     backfill: Annotated[
         Sequence[str],
         Option(
@@ -647,6 +673,39 @@ class EvidenceOptions(CaseOptions, StrictOptions, KeepOptions, MeaningOptions, t
     """How evidence is read."""
 
 
+class ArchitectureOptions(TypedDict, total=False):
+    """The way to joint posteriors."""
+
+    architecture: Annotated[
+        Architecture,
+        Option(
+            "auto",
+            "By messages, from stored clique tables, or what is forecast to take less time.",
+            None,
+            "by messages, from stored clique tables (whose variables have to share a clique), or what is forecast to "
+            "take less time.",
+        ),
+    ]
+
+
+class JointResources(MemoryOptions, TimeOptions, total=False):
+    """What joint posteriors may use."""
+
+
+class JointOptions(ArchitectureOptions, JointResources, total=False):
+    """Keywords of `joint_posteriors`."""
+
+
+class ReadingOptions(
+    CaseOptions, StrictOptions, KeepOptions, MissingOptions, FormatOptions, SeparatorOptions, total=False
+):
+    """How files of evidence are read, whatever their columns and cells mean."""
+
+
+class ProposalOptions(CaseIdOptions, FormatOptions, SeparatorOptions, total=False):
+    """How files of evidence are read for a mapping."""
+
+
 class ExplanationOptions(RowResources, EvidenceOptions, HidingOptions, total=False):
     """Keywords of `most_probable`."""
 
@@ -661,6 +720,25 @@ class QuestionOptions(
     """What is asked of each row: `Query` as users give it."""
 
 
+class JobOptions(
+    EvidenceOptions,
+    NetworkOptions,
+    FormatOptions,
+    SeparatorOptions,
+    AnswerFileOptions,
+    CsvOptions,
+    ReportOptions,
+    FailOptions,
+    RejectOptions,
+    OverwriteOptions,
+    GrowthOptions,
+    PartRowOptions,
+    PartSizeOptions,
+    total=False,
+):
+    """What a run of rows is told beside its question and its resources."""
+
+
 @cache
 def _kinds(group: Any) -> dict[str, Any]:
     return get_type_hints(group, include_extras=True)
@@ -672,9 +750,9 @@ def options_of(group: Any) -> dict[str, Option]:
     return {name: kind.__metadata__[0] for name, kind in _kinds(group).items()}
 
 
-def options_for(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def options_for(group: type[Group], options: Mapping[str, Any]) -> Group:
     """Return those of some options that are of a group; one that is not given is none of them."""
-    return {name: options[name] for name in options_of(group) if name in options}
+    return {name: options[name] for name in options_of(group) if name in options}  # type: ignore[return-value, arg-type]
 
 
 def type_of(group: Any, name: str) -> Any:

@@ -188,7 +188,7 @@ def open_inputs(
         strict=spec.strict,
         keep=spec.keep,
         missing=spec.missing,
-        format=format,
+        evidence_format=format,
         separator=spec.separator,
         folder=folder,
         mapping=hiding(read, network, spec.as_query()),

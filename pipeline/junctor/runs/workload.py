@@ -478,7 +478,7 @@ class Job(Workload):
             ignore_extra=self.ignore_extra,
             keep=self.keep,
             mapping=hiding(read_mapping(self.mapping, network), network, self.query),
-            format=self.evidence_format,
+            evidence_format=self.evidence_format,
             separator=self.separator,
             folder=folder,
         )

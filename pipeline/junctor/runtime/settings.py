@@ -75,8 +75,8 @@ def compute_of(settings: Settings, options: Mapping[str, object]) -> ComputeOpti
 def resources_of(settings: Settings, options: Mapping[str, object]) -> Resources:
     """Return the resources of a run, as `compute_of`."""
     given: Mapping[str, Any] = {**settings, **options}
-    workers = options_for(WorkerOptions, given) | options_for(SchedulerOptions, given)
-    return Resources(**workers, compute=compute_of(settings, options))
+    workers, scheduler = options_for(WorkerOptions, given), options_for(SchedulerOptions, given)
+    return Resources(**workers, **scheduler, compute=compute_of(settings, options))
 
 
 _ROWS = options_of(Settings)
