@@ -32,7 +32,7 @@ from junctor.formats import read_network
 from junctor.learning.em import FitOptions, Iteration
 from junctor.learning.learn import LearnOptions, learn_rows
 from junctor.learning.observations import observe
-from junctor.learning.rows import RowOptions
+from junctor.learning.rows import row_options
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.runtime.dask_cluster import Resources
@@ -160,7 +160,7 @@ def with_workers(network: Network, path: Path, workers: int, threads: int | None
     resources = Resources(workers, compute=ComputeOptions(threads=threads, device="cpu"))
     options = LearnOptions(fit=FitOptions(0.0, iterations))
     cpu, begin = cpu_seconds(), time.perf_counter()
-    found = learn_rows(network, path, options, RowOptions(), resources, watch)
+    found = learn_rows(network, path, options, row_options({}), resources, watch)
     seconds, (here, there) = time.perf_counter() - begin, np.subtract(cpu_seconds(), cpu)
     prepared = f"{told[0]:.2f} s to read and prepare, {seconds:.2f} s with {iterations} iterations"
     print(f"{workers} workers: {prepared}; CPU: {here:.2f} s here, {there:.2f} s of workers")

@@ -18,6 +18,10 @@ SOURCES = {
 }
 
 
+# Parameters of a public function; a group of options is one.
+MOST_PARAMETERS = 12
+
+
 def modules() -> Iterator[Path]:
     for folder in SOURCES.values():
         yield from folder.rglob("*.py")
@@ -31,6 +35,29 @@ def test_no_two_public_classes_share_a_name() -> None:
                 homes[node.name].append(str(path.relative_to(ROOT)))
     assert len(homes) > 100
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
+def wide(source: str) -> list[str]:
+    """The public functions, methods and constructors of a source that have more parameters than that."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            node.name[0] != "_" or node.name == "__init__"
+        ):
+            told = node.args
+            named = filter(None, (*told.posonlyargs, *told.args, *told.kwonlyargs, told.vararg, told.kwarg))
+            if len({each.arg for each in named} - {"self", "cls"}) > MOST_PARAMETERS:
+                found.append(node.name)
+    return found
+
+
+def test_public_functions_have_few_parameters() -> None:
+    names = ", ".join(f"p{i}" for i in range(MOST_PARAMETERS))
+    assert wide(f"class A:\n    def f(self, {names}, *, one, **more): ...\n    def g(self, {names}): ...") == ["f"]
+    assert wide(f"def f({names}): ...\ndef g({names}, **more): ...\ndef _h({names}, **more): ...") == ["g"]
+    found = {str(path.relative_to(ROOT)): wide(path.read_text()) for path in modules()}
+    assert len(found) > 400
+    assert not {path: names for path, names in found.items() if names}
 
 
 def test_modules_lie_in_the_folders_of_their_layers() -> None:

@@ -8,18 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from junctor.cli.run import run
-from prefect import flow
 
-from junctor_flows.frame import run_command, run_name, takes_parameters_of, try_again
+from junctor_flows.frame import flow_of, run_command
 
 
-@flow(  # type: ignore[untyped-decorator]
-    name="junctor-score-batch",
-    flow_run_name=lambda: run_name("evidence", "network"),
-    persist_result=False,
-    on_crashed=[try_again],
-)
-@takes_parameters_of(run)
+@flow_of(run, "junctor-score-batch", "evidence", "network")
 def score_batch(**given: Any) -> Any:
     """Answer every row of EVIDENCE from NETWORK, as `junctor run` does."""
     return run_command(run, given)

@@ -1,6 +1,6 @@
 """The frame of all flows: a command of the command line as a Prefect flow, with its parameters.
 
-Main functions: `takes_parameters_of`, a decorator, and `run_command`, the body of a flow.
+Main functions: `flow_of`, a decorator, and `run_command`, the body of a flow.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any
 from uuid import UUID
 
 import httpx
 import typer
 from junctor.cli.deployed import conclusion, deployed
 from junctor.cli.failures import of_system
-from junctor.cli.parameters import Parameter, arguments, parameters_of, refuse_unattended, seconds_of
+from junctor.cli.parameters import Parameter, arguments, own_parameters, parameters_of, refuse_unattended, seconds_of
 from junctor.model.errors import EvidenceError, RunError
-from prefect import Flow, State, runtime
+from prefect import Flow, State, flow, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, FlowRunPolicy
 from prefect.context import FlowRunContext
@@ -33,31 +34,26 @@ from pydantic import Field
 from junctor_flows.patience import bear_in_flow_run
 from junctor_flows.reporter import DEPLOYED_PATIENCE, RETRY_SECONDS, Reporter
 
-# What a flow takes in addition to its command; `junctor deploy` has options of these names.
-OWN_PARAMETERS = (
-    Parameter("retries", "retries", int, 0, "Further attempts after a failure.", 0, None, False),
-    Parameter(
-        "retry_delay", "retry_delay", str, "1min", "Pause before another attempt, such as 1min.", None, None, False
-    ),
-    Parameter("timeout", "timeout", str | None, None, "Longest time of an attempt, such as 2h.", None, None, False),
-)
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+# What a flow takes in addition to its command.
+OWN_PARAMETERS = own_parameters()
 
 
-def takes_parameters_of(command: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Return a decorator that gives a function of `**given` the parameters of a command.
+def flow_of(command: Callable[..., Any], name: str, inputs: str, model: str) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that makes a flow of a function of `**given`, with the parameters of a command.
 
     Types, bounds and defaults become the form on Prefect's page, and the help texts its descriptions.
+    name: of the flow.
+    inputs, model: parameters that name its runs.
     """
     parameters = (*parameters_of(command), *OWN_PARAMETERS)
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Callable[..., Any]) -> Any:
         # Types, not texts: Prefect evaluates them in other processes.
         function.__signature__ = inspect.Signature([_in_signature(each) for each in parameters])  # type: ignore[attr-defined]
         helps = "\n".join(f"    {each.name}: {each.help}" for each in parameters)
         function.__doc__ = f"{function.__doc__}\n\nArgs:\n{helps}\n"
-        return function
+        names: Callable[[], str] = partial(run_name, inputs, model)
+        return flow(name=name, flow_run_name=names, persist_result=False, on_crashed=[try_again])(function)
 
     return decorate
 

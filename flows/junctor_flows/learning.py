@@ -6,30 +6,17 @@ from typing import Any
 
 from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain as fit_chain
-from prefect import flow
 
-from junctor_flows.frame import run_command, run_name, takes_parameters_of, try_again
+from junctor_flows.frame import flow_of, run_command
 
 
-@flow(  # type: ignore[untyped-decorator]
-    name="junctor-learn-network",
-    flow_run_name=lambda: run_name("evidence", "network"),
-    persist_result=False,
-    on_crashed=[try_again],
-)
-@takes_parameters_of(learn)
+@flow_of(learn, "junctor-learn-network", "evidence", "network")
 def learn_network(**given: Any) -> Any:
     """Fit the tables of NETWORK to the rows of EVIDENCE, as `junctor learn` does."""
     return run_command(learn, given)
 
 
-@flow(  # type: ignore[untyped-decorator]
-    name="junctor-learn-chain",
-    flow_run_name=lambda: run_name("sequences", "model"),
-    persist_result=False,
-    on_crashed=[try_again],
-)
-@takes_parameters_of(fit_chain)
+@flow_of(fit_chain, "junctor-learn-chain", "sequences", "model")
 def learn_chain(**given: Any) -> Any:
     """Fit MODEL to SEQUENCES, as `junctor learn-chain` does."""
     return run_command(fit_chain, given)

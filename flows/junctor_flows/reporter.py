@@ -19,7 +19,7 @@ from uuid import uuid4
 from junctor.cli.display import show_statuses
 from junctor.model.errors import JunctorError, counted
 from junctor.runs.increments import lines_of
-from junctor.runs.run import Manifest
+from junctor.runs.manifest import Manifest
 from junctor.runs.workload import Workload
 from junctor.runtime.progress import Count
 

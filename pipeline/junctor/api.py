@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,9 @@ from junctor.model.option_table import (
     PosteriorOptions,
     RowResources,
     SamplingOptions,
+    TableOptions,
     defaults_of,
+    options_for,
     takes_keywords,
 )
 from junctor.model.options import AnswerFiles, ComputeOptions
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.encode import EncodedPartition
-    from junctor.evidence.mapping import MappingSource
     from junctor.model.answers import Answers
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
@@ -108,7 +109,7 @@ def posteriors(
     DeviceError, and InputError for a network, mapping or spill that is no path.
     """
     question = _question("posteriors", targets, precision, options)
-    return _prepared(network).answer(question, _evidence(evidence, options))
+    return _prepared(network).answer(question, evidence, _reading(options))
 
 
 @takes_keywords()
@@ -127,7 +128,7 @@ def most_probable(
     """
     asked: PosteriorOptions = {**_UNSAID, **options}
     question = _question("mpe", targets, precision, asked)
-    return _prepared(network).answer(question, _evidence(evidence, asked))
+    return _prepared(network).answer(question, evidence, _reading(asked))
 
 
 class Model:
@@ -164,7 +165,7 @@ class Model:
     ) -> pa.Table:
         """Return the posteriors of the targets for each row of `evidence`; arguments and errors as of `posteriors`."""
         question = _question("posteriors", targets, precision, options)
-        return self._prepared.answer(question, _evidence(evidence, options))
+        return self._prepared.answer(question, evidence, _reading(options))
 
     @takes_keywords()
     def most_probable(
@@ -177,7 +178,7 @@ class Model:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         asked: PosteriorOptions = {**_UNSAID, **options}
         question = _question("mpe", targets, precision, asked)
-        return self._prepared.answer(question, _evidence(evidence, asked))
+        return self._prepared.answer(question, evidence, _reading(asked))
 
 
 def _question(
@@ -250,22 +251,16 @@ def _checked(
     return query, options
 
 
-class _Evidence(NamedTuple):
-    """A table of evidence, and how it is read; fields as arguments of `posteriors`."""
-
-    table: Any
-    case_id: str | None
-    ignore_extra: bool
-    strict: bool
-    keep: tuple[str, ...]
-    mapping: MappingSource | None
-    missing: tuple[str, ...]
-
-
-def _evidence(table: Any, options: EvidenceOptions) -> _Evidence:
-    keep, missing = texts("keep", options["keep"]), texts("missing", options["missing"], numbers=True)
-    case_id = text("case_id", options["case_id"])
-    return _Evidence(table, case_id, options["ignore_extra"], options["strict"], keep, options["mapping"], missing)
+def _reading(options: EvidenceOptions) -> EvidenceOptions:
+    """Return how a table of evidence is read; raises EvidenceError for what has another type."""
+    return {
+        "case_id": text("case_id", options["case_id"]),
+        "ignore_extra": options["ignore_extra"],
+        "strict": options["strict"],
+        "keep": texts("keep", options["keep"]),
+        "mapping": options["mapping"],
+        "missing": texts("missing", options["missing"], numbers=True),
+    }
 
 
 class _Prepared:
@@ -282,11 +277,11 @@ class _Prepared:
         self._idle: list[_Answerer] = []
         self._held = 0
 
-    def answer(self, question: _Question, evidence: _Evidence) -> pa.Table:
+    def answer(self, question: _Question, evidence: Any, reading: EvidenceOptions) -> pa.Table:
         """Return the answers to a table of evidence."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence)
+            table = answerer.answer(evidence, reading)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -329,11 +324,11 @@ class _Answerer:
         self._engine: Engine | None = None
         self._sampler: SamplingEngine | AutoEngine | None = None
 
-    def answer(self, evidence: _Evidence) -> pa.Table:
+    def answer(self, evidence: Any, reading: EvidenceOptions) -> pa.Table:
         """Return the answers to a table of evidence."""
-        missing, keep = evidence.missing, evidence.keep
-        is_plain = not (keep or missing or evidence.mapping is not None or self._query.hide_targets)
-        few = self._encoder.encode(evidence.table, evidence.case_id) if is_plain else None
+        keep, mapped = tuple(reading["keep"]), reading["mapping"] is not None
+        is_plain = not (keep or reading["missing"] or mapped or self._query.hide_targets)
+        few = self._encoder.encode(evidence, reading["case_id"]) if is_plain else None
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             self._warn([self._observed(batch)])
@@ -341,7 +336,7 @@ class _Answerer:
         from junctor.evidence.encode import TableEncoder, as_arrow
         from junctor.evidence.mapping import hiding, read_mapping
 
-        table, mapping = as_arrow(evidence.table), read_mapping(evidence.mapping, self._network)
+        table, mapping = as_arrow(evidence), read_mapping(reading["mapping"], self._network)
         mapping = hiding(mapping, self._network, self._query)
         if keep:
             from junctor.runs.answer_files import refuse_taken_names
@@ -352,12 +347,8 @@ class _Answerer:
         encoder = TableEncoder(
             table.schema,
             self._network,
-            case_id=evidence.case_id,
-            ignore_extra=evidence.ignore_extra,
-            strict=evidence.strict,
-            keep=keep,
-            missing=missing,
             mapping=mapping,
+            **options_for(TableOptions, reading),
         )
 
         observed: list[Counter[int]] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,7 +109,7 @@ def test_status_of_ordinary_runs() -> None:
     shown = junctor_cli("status", "out").stdout
     assert "unfinished: 1 of 2 parts (2 rows in all)" in shown
     assert run("--partition-rows", "1", evidence="in.csv").exit_code == 0
-    assert read_manifest(replace(job).directory).reused_parts == 1
+    assert read_manifest(job.directory).reused_parts == 1
 
 
 def test_status_of_sequences() -> None:

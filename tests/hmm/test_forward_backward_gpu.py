@@ -342,7 +342,8 @@ def test_logarithms_stay_on_the_cpu(
     files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet"), str(tmp_path / "out")
     assert (
         run(
-            SequenceJob(*files, "posteriors", "log"), Resources(workers=0, compute=ComputeOptions(device="gpu"))
+            SequenceJob(*files, "posteriors", precision="log"),
+            Resources(workers=0, compute=ComputeOptions(device="gpu")),
         ).statuses["ok"]
         == 1
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     wanted = viterbi(job.model, parquet.read_table(job.sequences))
     for name in ("case_id", "path", "log_probability", "status", "reason"):
         assert table.column(name).to_pylist() == wanted.column(name).to_pylist()
-    smooth = replace(job, query="posteriors", output=str(tmp_path / "smooth"))
+    smooth = job.but(query="posteriors", output=str(tmp_path / "smooth"))
     assert run(smooth).statuses == manifest.statuses
     row = answers(smooth).to_pylist()[0]
     assert [sum(step) for step in row["posterior"]] == pytest.approx([1.0] * len(row["posterior"]))
@@ -74,7 +73,7 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path)
-    whole = replace(job, output=str(tmp_path / "whole"))
+    whole = job.but(output=str(tmp_path / "whole"))
     run(whole)
     answer = module.SequenceTask.answer
 
@@ -98,16 +97,16 @@ def test_another_run_is_not_mixed_with(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job)
     with pytest.raises(RunError, match="precision was 'double', now 'single'"):
-        run(replace(job, precision="single"))
+        run(job.but(precision="single"))
     with pytest.raises(EvidenceError, match="row 23: the sequence is empty"):
-        run(replace(job, strict=True, overwrite=True))
+        run(job.but(strict=True, overwrite=True))
     assert run(job).reused_parts == 3
-    assert run(replace(job, precision="single", overwrite=True)).reused_parts == 0
+    assert run(job.but(precision="single", overwrite=True)).reused_parts == 0
     (tmp_path / "e.csv").write_text("smoke\nyes\n")
     evidence = Job(ASIA, str(tmp_path / "e.csv"), job.output)
     with pytest.raises(RunError, match="one of another kind"):
         run(evidence)
-    run(replace(evidence, overwrite=True))
+    run(evidence.but(overwrite=True))
     assert not (tmp_path / "out" / "viterbi").exists()
     with pytest.raises(RunError, match="one of another kind"):
         run(job)
@@ -150,11 +149,11 @@ def test_a_model_without_emissions(tmp_path: Path) -> None:
 
 def test_workers_write_the_same_bytes(tmp_path: Path, scheduler: str) -> None:
     job = make_job(tmp_path)
-    other = replace(job, output=str(tmp_path / "other"))
+    other = job.but(output=str(tmp_path / "other"))
     first, second = run(job, Resources(workers=0)), run(other, Resources(scheduler=scheduler))
     assert first.parts == second.parts
     # Too little memory for answers that wait while others are made.
-    little = replace(job, output=str(tmp_path / "little"))
+    little = job.but(output=str(tmp_path / "little"))
     assert run(little, Resources(workers=0, compute=ComputeOptions(1 << 20))).parts == first.parts
     for part in first.parts:
         assert (job.directory.path / part.file).read_bytes() == (other.directory.path / part.file).read_bytes()

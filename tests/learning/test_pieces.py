@@ -21,7 +21,7 @@ from junctor.learning import pieces
 from junctor.learning.learn import LearnOptions, learn_rows
 from junctor.learning.observations import values_of
 from junctor.learning.pieces import read_rows
-from junctor.learning.rows import RowOptions, open_rows
+from junctor.learning.rows import open_rows, row_options
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -30,7 +30,7 @@ from junctor.runtime.progress import Silence
 from pyarrow import csv, parquet
 
 ROWS, PIECE = 4_000, 150
-OPTIONS = RowOptions(weight="weight", case_id="id", ignore_extra=True)
+OPTIONS = row_options({"weight": "weight", "case_id": "id", "ignore_extra": True})
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def read(path: Path) -> pa.Table:
 
 
 def part_of(job: Job, number: int = 0) -> Path:
-    return job.directory.answers_part("posteriors", number, job.output_format)
+    return job.directory.answers_part("posteriors", number, job.options["output_format"])
 
 
 def write_evidence(table: pa.Table, path: Path) -> None:
@@ -194,11 +194,11 @@ def test_scores_of_rows_that_repeat_have_dictionaries(values: list[Any], top: An
 
 @pytest.mark.parametrize(("query", "expected"), [(Query(), "zstd"), (Query(answers="scores"), "lz4")])
 def test_compression_suits_the_answers(query: Query, expected: str, job: Job) -> None:
-    asked = replace(job, query=query)
+    asked = job.but(query=query)
     run(asked, HERE)
     assert read_manifest(asked.directory).spec.compression == expected
     # Named, it is the same run.
-    assert run(replace(asked, compression=expected), HERE).reused_parts == 3
+    assert run(asked.but(compression=expected), HERE).reused_parts == 3
 
 
 @given(rows=st.integers(0, 9), first=st.integers(0, 9), size=st.integers(1, 4), seed=st.integers(0, 99))
@@ -236,7 +236,7 @@ def job(tmp_path: Path) -> Job:
     table = pa.table({"smoke": ["yes", "no", None, "yes", "no"], "note": [1, 2, None, 4, 5], "status": list("abcde")})
     parquet.write_table(table, tmp_path / "in.parquet")
     targets = Query(targets=("lung", "dysp"))
-    return Job(ASIA, str(tmp_path / "in.parquet"), str(tmp_path / "out"), targets, 2, ignore_extra=True)
+    return Job(ASIA, str(tmp_path / "in.parquet"), str(tmp_path / "out"), targets, partition_rows=2, ignore_extra=True)
 
 
 @pytest.mark.parametrize(
@@ -250,18 +250,18 @@ def job(tmp_path: Path) -> Job:
         ({"output_format": "parket"}, "found output format 'parket', expected 'parquet' or 'arrow'"),
         ({"layout": "wide"}, "found layout 'wide', expected 'lists' or 'columns'"),
         ({"compression": "gzip"}, "found compression 'gzip', expected 'zstd' or 'lz4' or 'none'"),
-        ({"part_bytes": 100}, "found both a number of rows and a size"),
+        ({"part_size": 100}, "found both a number of rows and a size"),
     ],
 )
 def test_what_cannot_be_written_is_refused(job: Job, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EvidenceError, match=message):
-        run(replace(job, **changes), HERE)
+        run(job.but(**changes), HERE)
 
 
 def test_kept_columns_that_are_there_twice_are_refused(job: Job, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("smoke,note,note\nyes,1,2\n")
     with pytest.raises(EvidenceError, match="there are 2 columns 'note', expected one"):
-        run(replace(job, evidence=str(tmp_path / "in.csv"), keep=("note",)), HERE)
+        run(job.but(evidence=str(tmp_path / "in.csv"), keep=("note",)), HERE)
 
 
 def test_files_of_a_folder_agree_on_the_types_of_kept_columns(job: Job, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_files_of_a_folder_agree_on_the_types_of_kept_columns(job: Job, tmp_path
     for name, note in (("a", [1]), ("b", ["x"])):
         parquet.write_table(pa.table({"smoke": ["yes"], "note": note}), folder / f"{name}.parquet")
     with pytest.raises(EvidenceError, match=r"'note' to keep is of type string, but .*a.parquet has int64"):
-        run(replace(job, evidence=str(folder), keep=("note",)), HERE)
+        run(job.but(evidence=str(folder), keep=("note",)), HERE)
 
 
 def test_columns_without_a_type_have_that_of_other_files(job: Job, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_columns_without_a_type_have_that_of_other_files(job: Job, tmp_path: Pat
     for name, cells in {"a": [None, None], "b": [[1], None], "c": [None]}.items():
         table = pa.table({"smoke": ["yes"] * len(cells), "note": cells})
         write_evidence(table, folder / f"{name}.arrow")
-    asked = replace(job, evidence=str(folder), keep=("note",), partition_rows=2)
+    asked = job.but(evidence=str(folder), keep=("note",), partition_rows=2)
     run(asked, HERE)
     assert junctor.read_answers(asked.directory.path)["note"].to_pylist() == [None, None, [1], None, None]
 
@@ -287,19 +287,19 @@ def test_columns_without_a_type_have_that_of_other_files(job: Job, tmp_path: Pat
 def test_uai_evidence_has_no_columns_to_keep(job: Job, tmp_path: Path) -> None:
     (tmp_path / "in.evid").write_text("1\n1 0 0\n")
     with pytest.raises(EvidenceError, match="UAI evidence has no columns"):
-        run(replace(job, evidence=str(tmp_path / "in.evid"), keep=("note",)), HERE)
+        run(job.but(evidence=str(tmp_path / "in.evid"), keep=("note",)), HERE)
 
 
 def test_types_that_parquet_has_not_need_the_other_format(job: Job, tmp_path: Path) -> None:
     spans = pa.array([pa.MonthDayNano([1, 2, 3])])
     write_evidence(pa.table({"smoke": ["yes"], "span": spans}), tmp_path / "in.arrow")
-    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("span",))
+    asked = job.but(evidence=str(tmp_path / "in.arrow"), keep=("span",))
     with pytest.raises(
         EvidenceError, match=r"'span': Parquet has no cells of type month_day_nano.*--output-format arrow"
     ):
         run(asked, HERE)
-    run(replace(asked, output_format="arrow"), HERE)
-    assert read(part_of(replace(asked, output_format="arrow")))["span"].combine_chunks().equals(spans)
+    run(asked.but(output_format="arrow"), HERE)
+    assert read(part_of(asked.but(output_format="arrow")))["span"].combine_chunks().equals(spans)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(0), pa.dictionary(pa.int8(), pa.binary(0))], ids=str)
@@ -307,10 +307,10 @@ def test_cells_of_no_bytes_need_the_other_format(job: Job, tmp_path: Path, kind:
     empty = pa.array([b"", None], pa.binary(0))
     cells = empty.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else empty
     write_evidence(pa.table({"smoke": ["yes", "no"], "k": cells}), tmp_path / "in.arrow")
-    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("k",), csv=True)
+    asked = job.but(evidence=str(tmp_path / "in.arrow"), keep=("k",), csv=True)
     with pytest.raises(EvidenceError, match=r"'k': Parquet has no cells of type .*--output-format arrow"):
         run(asked, HERE)
-    run(replace(asked, output_format="arrow"), HERE)
+    run(asked.but(output_format="arrow"), HERE)
     assert junctor.read_answers(asked.directory.path)["k"].to_pylist() == [b"", None]
 
 
@@ -324,8 +324,8 @@ def test_dictionaries_of_views_are_kept(job: Job, tmp_path: Path, format: Any) -
     )
     write_evidence(table, tmp_path / "in.arrow")
     kept = ("smoke", "record", "lists")
-    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=kept, case_id="id", csv=True)
-    asked = replace(asked, query=Query("posteriors", ("lung",)), partition_rows=2, output_format=format)
+    asked = job.but(evidence=str(tmp_path / "in.arrow"), keep=kept, case_id="id", csv=True)
+    asked = asked.but(query=Query("posteriors", ("lung",)), partition_rows=2, output_format=format)
     run(asked, HERE)
     found = junctor.read_answers(asked.directory.path)
     assert found["case_id"].to_pylist() == cells.to_pylist()
@@ -339,10 +339,10 @@ def test_dictionaries_of_views_are_kept(job: Job, tmp_path: Path, format: Any) -
 def test_dictionaries_of_nested_cells_need_the_other_format(job: Job, tmp_path: Path, words: list[Any]) -> None:
     cells = pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), pa.array(words))
     write_evidence(pa.table({"smoke": ["yes", "no", "yes"], "k": cells}), tmp_path / "in.arrow")
-    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("k",), csv=True)
+    asked = job.but(evidence=str(tmp_path / "in.arrow"), keep=("k",), csv=True)
     with pytest.raises(EvidenceError, match=r"'k': Parquet has no cells of type .*--output-format arrow"):
         run(asked, HERE)
-    run(replace(asked, output_format="arrow"), HERE)
+    run(asked.but(output_format="arrow"), HERE)
     assert junctor.read_answers(asked.directory.path)["k"].to_pylist() == [*words, None]
     assert csv.read_csv(asked.directory.csv("posteriors"))["k"].to_pylist() == [*map(json.dumps, words), ""]
 
@@ -371,10 +371,10 @@ def test_unions_and_runs_go_to_arrow(job: Job, tmp_path: Path, kind: str, reject
     table = pa.table({"smoke": ["yes", "no", "bad", "yes", "bad"], "k": cells})
     write_evidence(table, tmp_path / "in.arrow")
     file = tmp_path / rejects
-    asked = replace(job, evidence=str(tmp_path / "in.arrow"), keep=("k",), partition_rows=2, rejects=str(file))
+    asked = job.but(evidence=str(tmp_path / "in.arrow"), keep=("k",), partition_rows=2, rejects=str(file))
     with pytest.raises(EvidenceError, match=r"'k': Parquet has no cells of type .*--output-format arrow"):
         run(asked, HERE)
-    asked = replace(asked, output_format="arrow", csv=True)
+    asked = asked.but(output_format="arrow", csv=True)
     run(asked, HERE)
     found = junctor.read_answers(asked.directory.path)["k"]
     assert found.type == cells.type
@@ -410,8 +410,8 @@ def test_null_in_a_dictionary_is_null(
             other = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.uint8()), pa.array([words[0], None]))
             stream.write_table(pa.table({"smoke": ["yes"] * 2, "k": other}, table.schema))
             expected += [None, words[0]]
-    asked = replace(
-        job, evidence=str(tmp_path / "in.arrows"), keep=("k",), partition_rows=4, output_format=output_format, csv=True
+    asked = job.but(
+        evidence=str(tmp_path / "in.arrows"), keep=("k",), partition_rows=4, output_format=output_format, csv=True
     )
     run(asked, HERE)
     found = junctor.read_answers(asked.directory.path)["k"].to_pylist()
@@ -424,14 +424,14 @@ def test_null_in_a_dictionary_is_null(
 def test_words_within_lists_are_kept_from_several_row_groups(job: Job, tmp_path: Path) -> None:
     cells = pa.ListArray.from_arrays([0, 1, 1, 3, 4], pa.array(["a", "b", None, "c"]).dictionary_encode())
     parquet.write_table(pa.table({"smoke": ["yes"] * 4, "k": cells}), tmp_path / "in.parquet", row_group_size=1)
-    asked = replace(job, evidence=str(tmp_path / "in.parquet"), keep=("k",), partition_rows=4)
+    asked = job.but(evidence=str(tmp_path / "in.parquet"), keep=("k",), partition_rows=4)
     run(asked, HERE)
     assert junctor.read_answers(asked.directory.path)["k"].to_pylist() == [["a"], [], ["b", None], ["c"]]
 
 
 def test_cells_of_csv_are_kept_as_text(job: Job, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text('smoke,note\nyes,01\nno,\n,"a,b"\n')
-    asked = replace(job, evidence=str(tmp_path / "in.csv"), keep=("note", "smoke"))
+    asked = job.but(evidence=str(tmp_path / "in.csv"), keep=("note", "smoke"))
     run(asked, HERE)
     parts = pa.concat_tables([read(part_of(asked, i)) for i in range(2)])
     assert parts["note"].type == parts["smoke"].type == pa.string()
@@ -442,7 +442,7 @@ def test_cells_of_csv_are_kept_as_text(job: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["sampling", "auto"])
 def test_sampled_answers_too(job: Job, method: Any) -> None:
     sampled = replace(job.query, method=method, sampling=Sampling("lw", 200))
-    asked = replace(job, query=sampled, keep=("note",), layout="columns", output_format="arrow", csv=True)
+    asked = job.but(query=sampled, keep=("note",), layout="columns", output_format="arrow", csv=True)
     run(asked, HERE)
     names = read(part_of(asked)).column_names
     assert names[:6] == ["case_id", "note", "lung=yes", "lung=no", "lung_error=yes", "lung_error=no"]
@@ -452,7 +452,7 @@ def test_sampled_answers_too(job: Job, method: Any) -> None:
 
 
 def test_explanations_keep_columns_too(job: Job) -> None:
-    asked = replace(job, query=replace(job.query, kind="mpe"), keep=("smoke", "note"), output_format="arrow")
+    asked = job.but(query=replace(job.query, kind="mpe"), keep=("smoke", "note"), output_format="arrow")
     run(asked, HERE)
     assert pa.concat_tables([read(asked.directory.answers_part("mpe", i, "arrow")) for i in range(3)]).column_names[
         :4
@@ -464,8 +464,8 @@ def test_explanations_keep_columns_too(job: Job) -> None:
 
 @pytest.mark.parametrize("files", WAYS[::5])
 def test_a_lost_part_is_made_again_byte_for_byte(job: Job, files: AnswerFiles) -> None:
-    asked = replace(
-        job, keep=("note",), output_format=files.format, layout=files.layout, compression=files.compression, csv=True
+    asked = job.but(
+        keep=("note",), output_format=files.format, layout=files.layout, compression=files.compression, csv=True
     )
     manifest = run(asked, HERE)
     whole = {path: path.read_bytes() for path in asked.directory.path.rglob("part-*")}
@@ -479,7 +479,7 @@ def test_a_lost_part_is_made_again_byte_for_byte(job: Job, files: AnswerFiles) -
 
 
 def test_another_way_to_write_is_another_run(job: Job) -> None:
-    run(replace(job, keep=("note",)), HERE)
+    run(job.but(keep=("note",)), HERE)
     for changes, message in [
         ({"keep": ()}, "keep was note, now"),
         ({"output_format": "arrow"}, "output_format was 'parquet', now 'arrow'"),
@@ -487,8 +487,8 @@ def test_another_way_to_write_is_another_run(job: Job) -> None:
         ({"compression": "lz4"}, "compression was 'zstd', now 'lz4'"),
     ]:
         with pytest.raises(RunError, match=message):
-            run(replace(job, **{"keep": ("note",), **changes}), HERE)
-    other = replace(job, output_format="arrow", overwrite=True)
+            run(job.but(**{"keep": ("note",), **changes}), HERE)
+    other = job.but(output_format="arrow", overwrite=True)
     run(other, HERE)
     assert not list(job.directory.path.rglob("posteriors/*.parquet"))
     assert read_partition(job.directory.evidence_part(1), kept=True).kept is None
@@ -496,7 +496,7 @@ def test_another_way_to_write_is_another_run(job: Job) -> None:
 
 @pytest.mark.parametrize("name", ["posteriors/part-00001.arrow", "evidence/part-00001.arrow"])
 def test_a_damaged_file_is_named_and_made_again(job: Job, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    asked = replace(job, keep=("note",), output_format="arrow")
+    asked = job.but(keep=("note",), output_format="arrow")
     made = run(asked, HERE).parts
     damaged = asked.directory.path / name
     damaged.write_bytes(damaged.read_bytes()[:100])
@@ -512,8 +512,8 @@ def test_a_damaged_file_is_named_and_made_again(job: Job, name: str, caplog: pyt
 def test_no_row_and_one(job: Job, tmp_path: Path, rows: int, files: AnswerFiles) -> None:
     evidence = read(Path(job.evidence)).slice(0, rows)
     parquet.write_table(evidence, tmp_path / "few.parquet")
-    asked = replace(job, evidence=str(tmp_path / "few.parquet"), keep=("note",), csv=True)
-    asked = replace(asked, output_format=files.format, layout=files.layout, compression=files.compression)
+    asked = job.but(evidence=str(tmp_path / "few.parquet"), keep=("note",), csv=True)
+    asked = asked.but(output_format=files.format, layout=files.layout, compression=files.compression)
     assert run(asked, HERE).rows == rows
     table = read(part_of(asked))
     assert table.num_rows == rows

@@ -56,7 +56,7 @@ def jobs(tmp_path: Path) -> tuple[Job, Job]:
 
 def contents(job: Job, output: Path) -> dict[str, bytes]:
     """Parts and statistics of a whole run elsewhere."""
-    run(replace(job, output=str(output)), HERE)
+    run(job.but(output=str(output)), HERE)
     return parts_in(output)
 
 

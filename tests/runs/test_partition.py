@@ -481,7 +481,7 @@ def test_kept_columns_and_copies_are_taken_off_the_memory_of_plans(
     evidence = parquet.read_table(job.evidence)
     evidence = evidence.append_column("note", pa.array(np.arange(len(evidence))))
     parquet.write_table(evidence, job.evidence)
-    job = replace(job, output=job.output + layout, keep=("note",), layout=layout)
+    job = job.but(output=job.output + layout, keep=("note",), layout=layout)
     with job.directory.locked():
         ingest_model(job, Silence())
         ingest_inputs(job, Silence())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -168,7 +167,7 @@ def test_sequences_too(tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "bad.parquet")["row"].to_pylist() == [2]
     assert "Half of the rows have log_probability" in job.directory.report.read_text()
     with pytest.raises(InputError, match=r"words\.parquet of the same command"):
-        run(replace(job, rejects=job.sequences), HERE)
+        run(job.but(rejects=job.sequences), HERE)
     with pytest.raises(InputError, match="no column"):
         run(SequenceJob(job.model, job.sequences, job.output, fail_if=("drift(x) > 0.1",)), HERE)
 

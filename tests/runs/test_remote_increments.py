@@ -64,7 +64,7 @@ class Twins:
         paths = (str(folder / name) for name in ("net.bif", "in", "out"))
         self.local = Job(*paths, incremental=True, partition_rows=3)
         urls = (bucket.url(name) for name in ("net.bif", "in", "out"))
-        self.remote = replace(self.local, **dict(zip(("network", "evidence", "output"), urls, strict=True)))
+        self.remote = self.local.but(**dict(zip(("network", "evidence", "output"), urls, strict=True)))
 
     def write(self, name: str, seed: int) -> None:
         path = self.folder / "in" / name
@@ -122,7 +122,7 @@ def test_increments_in_a_store_are_those_on_a_disk(twins: Twins) -> None:
     assert twins.bucket.get("out/manifest.json") == before
     backfill = {"backfill": ("date=2026-11-20..2026-11-21",), "drop_removed": True}
     for job in (twins.local, twins.remote):
-        assert len(run(replace(job, **backfill), HERE).increments[-1].backfilled) == 3
+        assert len(run(job.but(**backfill), HERE).increments[-1].backfilled) == 3
     twins.are_equal()
 
 
@@ -155,31 +155,31 @@ def test_globs_and_status_in_a_store(twins: Twins) -> None:
     for seed in range(3):
         twins.write(f"date=2026-11-{20 + seed}/a.parquet", seed)
     glob = twins.bucket.url("in/date=*/*.parquet")
-    assert run(replace(twins.remote, evidence=glob), HERE).rows == 15
-    one = replace(twins.remote, evidence=twins.bucket.url("in/date=2026-11-2[01]/*"), output=twins.bucket.url("two"))
+    assert run(twins.remote.but(evidence=glob), HERE).rows == 15
+    one = twins.remote.but(evidence=twins.bucket.url("in/date=2026-11-2[01]/*"), output=twins.bucket.url("two"))
     assert [each.path for each in run(one, HERE).inputs] == [f"date=2026-11-{day}/a.parquet" for day in (20, 21)]
-    ordinary = replace(one, incremental=False, keep=("date",), output=twins.bucket.url("three"))
+    ordinary = one.but(incremental=False, keep=("date",), output=twins.bucket.url("three"))
     assert run(ordinary, HERE).rows == 10
     with pytest.raises(EvidenceError, match="no file has such a name"):
-        run(replace(one, evidence=twins.bucket.url("in/date=2027-*")), HERE)
+        run(one.but(evidence=twins.bucket.url("in/date=2027-*")), HERE)
     for output, rows in (("out", 15), ("three", 10)):
         record = json.loads(junctor_cli("status", twins.bucket.url(output), "--json").stdout)
         assert (record["state"], record["rows"]) == ("finished", rows)
 
 
 def test_names_in_a_store_begin_where_they_did_before(twins: Twins) -> None:
-    base = replace(twins.remote, evidence=twins.bucket.url("in/a%23b"))
+    base = twins.remote.but(evidence=twins.bucket.url("in/a%23b"))
     for seed, name in enumerate(("x.parquet", "date=1/y.parquet", "z/y.parquet")):
         twins.write(f"a#b/{name}", seed)
     first = run(base, HERE)
     twins.write("a#b/z/y.parquet", 9)
     for name in ("z/*.parquet", "z", "z/y.parquet", "date=1"):
-        manifest = run(replace(base, evidence=twins.bucket.url(f"in/a%23b/{name}")), HERE)
+        manifest = run(base.but(evidence=twins.bucket.url(f"in/a%23b/{name}")), HERE)
         assert [each.path for each in manifest.inputs] == [each.path for each in first.inputs]
         assert manifest.increments[-1].changed == ("z/y.parquet",)
         assert manifest.root == twins.bucket.url("in/a%23b").partition("?")[0]
     with pytest.raises(EvidenceError, match=r"the inputs so far are in s3://.*/in/a#b, and still there"):
-        run(replace(base, evidence=twins.bucket.url("in")), HERE)
+        run(base.but(evidence=twins.bucket.url("in")), HERE)
 
 
 def test_increments_go_on_without_the_right_to_delete(
@@ -197,7 +197,7 @@ def test_increments_go_on_without_the_right_to_delete(
         return str(json.loads(junctor_cli("status", place, "--json").stdout)["state"])
 
     bucket.proxy.denies = lambda method, path: method == "DELETE"
-    first, backfill = "date=2026-11-20/a.parquet", replace(twins.remote, backfill=("date=2026-11-20",))
+    first, backfill = "date=2026-11-20/a.parquet", twins.remote.but(backfill=("date=2026-11-20",))
     for seed in range(2):
         twins.write(f"date=2026-11-{20 + seed}/a.parquet", seed)
     run(twins.remote, HERE)
@@ -221,7 +221,7 @@ def test_increments_go_on_without_the_right_to_delete(
     assert (told(), state()) == (2, "finished")
     twins.write("date=2026-11-21/b.parquet", 7)
     twins.remove("date=2026-11-21/a.parquet")
-    manifest = run(replace(twins.remote, drop_removed=True), HERE)
+    manifest = run(twins.remote.but(drop_removed=True), HERE)
     assert (manifest.rows, told()) == (10, 1)
     assert len(bucket.names("out/posteriors")) > len(manifest.parts)
     bucket.proxy.denies = lambda method, path: False
@@ -253,7 +253,7 @@ def test_listings_may_have_milliseconds(twins: Twins) -> None:
     seen: list[str] = []
     twins.bucket.proxy.watch = lambda method, path: seen.append(f"{method} {path}")
     for evidence in ("in", "in/a.parquet"):
-        assert run(replace(twins.remote, evidence=twins.bucket.url(evidence)), HERE).increment is None
+        assert run(twins.remote.but(evidence=twins.bucket.url(evidence)), HERE).increment is None
     # Size and time tell that it is the same, whether it was listed or asked for alone.
     assert not [each for each in seen if each.startswith("GET") and each.endswith("/in/a.parquet")]
 

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +75,7 @@ def job(local: Job, bucket: Bucket) -> Job:
 
 def in_bucket(local: Job, bucket: Bucket, **changes: Any) -> Job:
     upload(bucket, Path(local.network).parent)
-    return replace(
-        local, network=bucket.url("net.bif"), evidence=bucket.url("rows"), output=bucket.url("out"), **changes
-    )
+    return local.but(network=bucket.url("net.bif"), evidence=bucket.url("rows"), output=bucket.url("out"), **changes)
 
 
 def upload(bucket: Bucket, folder: Path) -> None:
@@ -141,15 +138,15 @@ def test_evidence_of_all_formats_is_read(bucket: Bucket, local: Job, evidence: p
             csv.write_csv(evidence, file, csv.WriteOptions(delimiter="\t" if kind == "tsv" else ","))
     upload(bucket, folder)
     case_id = None if kind == "evid" else "case_id"
-    expected = replace(local, evidence=str(path), case_id=case_id)
+    expected = local.but(evidence=str(path), case_id=case_id)
     run(expected, HERE)
-    run(replace(expected, evidence=bucket.url(path.name), output=bucket.url("out")), HERE)
+    run(expected.but(evidence=bucket.url(path.name), output=bucket.url("out")), HERE)
     assert bucket.objects("out/posteriors") == parts_of(expected.output)
 
 
 def test_other_files_of_answers_and_csv(local: Job, bucket: Bucket) -> None:
     changes: dict[str, Any] = {"csv": True, "output_format": "arrow", "layout": "columns"}
-    expected = replace(local, **changes)
+    expected = local.but(**changes)
     run(expected, HERE)
     run(in_bucket(local, bucket, **changes), HERE)
     assert bucket.objects("out/posteriors/") == parts_of(expected.output)
@@ -220,15 +217,15 @@ def test_flows_refuse_credentials_that_they_would_keep(bucket: Bucket) -> None:
 @pytest.mark.parametrize("place", ["network", "evidence", "output"])
 def test_an_unknown_scheme_is_refused_before_work(local: Job, place: str) -> None:
     with pytest.raises(InputError, match="unknown kind of URL ftp://") as caught:
-        run(replace(local, **{place: "ftp://host/x"}), HERE)  # type: ignore[arg-type]
+        run(local.but(**{place: "ftp://host/x"}), HERE)  # type: ignore[arg-type]
     message(caught)
     assert not Path(local.output).exists()
 
 
 def test_file_urls_are_local_paths(local: Job) -> None:
     run(local, HERE)
-    other = replace(
-        local, network=f"file://{local.network}", evidence=f"file://{local.evidence}", output=f"file://{local.output}-2"
+    other = local.but(
+        network=f"file://{local.network}", evidence=f"file://{local.evidence}", output=f"file://{local.output}-2"
     )
     run(other, HERE)
     assert parts_of(f"{local.output}-2") == parts_of(local.output)
@@ -324,10 +321,10 @@ def test_a_run_in_a_store_is_verified(job: Job, bucket: Bucket) -> None:
 
 def test_missing_and_denied_inputs_are_told(job: Job, bucket: Bucket) -> None:
     with pytest.raises(ModelError, match="there is no such file") as model:
-        run(replace(job, network=bucket.url("nothing.bif")), HERE)
+        run(job.but(network=bucket.url("nothing.bif")), HERE)
     message(model)
     with pytest.raises(EvidenceError, match="no such file or folder") as rows:
-        run(replace(job, evidence=bucket.url("nothing.parquet")), HERE)
+        run(job.but(evidence=bucket.url("nothing.parquet")), HERE)
     message(rows)
     bucket.proxy.denies = lambda method, path: "rows" in path
     with pytest.raises(EvidenceError, match="access denied") as rows:
@@ -359,7 +356,7 @@ def test_keys_that_are_no_paths_are_refused_by_name(job: Job, bucket: Bucket, ke
     # The twin of a file that is there, which was read twice in its place.
     bucket.put(key, bucket.get("rows/a.parquet"))
     with pytest.raises(EvidenceError, match=r"a key with an empty, '\.' or '\.\.' part is not read") as caught:
-        run(replace(job, evidence=bucket.url(source)), HERE)
+        run(job.but(evidence=bucket.url(source)), HERE)
     assert message(caught).startswith(f"s3://{bucket.name}/{key}: ")
 
 
@@ -414,7 +411,7 @@ def test_a_missing_bucket_is_told_wherever_it_is_read(job: Job, bucket: Bucket) 
         {"output": elsewhere(job.output)},
     ):
         with pytest.raises((InputError, RunError), match=told):
-            run(replace(job, **changes), HERE)  # type: ignore[arg-type]
+            run(job.but(**changes), HERE)  # type: ignore[arg-type]
     for command in ("status", "verify"):
         result = junctor_cli(command, elsewhere(job.output))
         assert (result.exit_code, "no such bucket" in result.stderr) == (6, True)
@@ -425,7 +422,7 @@ def test_a_missing_bucket_is_told_wherever_it_is_read(job: Job, bucket: Bucket) 
     # Rights that do not reach to the bucket say nothing of it.
     bucket.proxy.denies = lambda method, path: path.strip("/") == bucket.name
     with pytest.raises(ModelError, match="there is no such file"):
-        run(replace(job, network=bucket.url("nothing.bif")), HERE)
+        run(job.but(network=bucket.url("nothing.bif")), HERE)
 
 
 def test_a_store_that_stays_away_is_told_in_one_line(job: Job, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,11 +436,11 @@ def test_a_store_that_stays_away_is_told_in_one_line(job: Job, bucket: Bucket, m
 
 def test_another_run_is_refused_and_replaced(job: Job, bucket: Bucket) -> None:
     run(job, HERE)
-    other = replace(job, query=Query("mpe"))
+    other = job.but(query=Query("mpe"))
     with pytest.raises(RunError, match="holds another run: query was 'posteriors', now 'mpe'"):
         run(other, HERE)
     bucket.put("out/notes.txt", b"mine")
-    run(replace(other, overwrite=True), HERE)
+    run(other.but(overwrite=True), HERE)
     keys = bucket.names("out")
     assert not any("posteriors" in key for key in keys)
     assert "out/notes.txt" in keys
@@ -526,7 +523,7 @@ def test_runs_with_failing_requests_have_the_same_bytes(local: Job, job: Job, bu
     bucket.proxy.share = 0.05
     for seed in range(2):
         bucket.proxy._random = random.Random(seed)
-        run(replace(job, output=bucket.url(f"out-{seed}")), HERE)
+        run(job.but(output=bucket.url(f"out-{seed}")), HERE)
         found = {key.replace(f"out-{seed}", "out"): data for key, data in bucket.objects(f"out-{seed}/pos").items()}
         assert found == parts_of(local.output)
         assert not [key for key in bucket.names(f"out-{seed}") if "tmp" in key]
@@ -600,8 +597,16 @@ def kill_and_compare(local: Job, job: Job, bucket: Bucket, kills: int, seed: int
     chance = random.Random(seed)
     bucket.proxy.share = 0.05
     command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", job.network, job.evidence]
-    command += ["--output", job.output, "--partition-rows", str(job.partition_rows), "--workers", "0", "--no-prefect"]
-    command += ["--case-id", job.case_id] if job.case_id else []
+    command += [
+        "--output",
+        job.output,
+        "--partition-rows",
+        str(job.options["partition_rows"]),
+        "--workers",
+        "0",
+        "--no-prefect",
+    ]
+    command += ["--case-id", case_id] if (case_id := job.options["case_id"]) else []
     # Of its own: tests beside this one have files on their way in the usual one.
     temporary = Path(local.output).parent / "temporary"
     temporary.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import junctor
@@ -212,7 +211,7 @@ def evil_job(folder: Path) -> Job:
 
 def test_names_and_reasons_are_text(tmp_path: Path) -> None:
     job = evil_job(tmp_path)
-    run(replace(job, fail_if=(f"drift({EVIL}0) > 0.9",)), HERE)
+    run(job.but(fail_if=(f"drift({EVIL}0) > 0.9",)), HERE)
     text = job.directory.report.read_text()
     check_names_are_text(text)
     assert "frac" in Tags(text).text

@@ -125,7 +125,7 @@ def close(found: pa.ChunkedArray, expected: pa.ChunkedArray) -> None:
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 def test_partitions_do_not_show_in_the_answers(job: Job, rows: int) -> None:
     run(job, HERE)
-    other = Job(**{**fields(job), "output": job.output + "2", "partition_rows": rows})
+    other = job.but(output=job.output + "2", partition_rows=rows)
     run(other, HERE)
     one, two = answers(job), answers(other)
     assert one.drop_columns(["x_0"]).column_names == two.drop_columns(["x_0"]).column_names
@@ -135,13 +135,9 @@ def test_partitions_do_not_show_in_the_answers(job: Job, rows: int) -> None:
         close(one[name], two[name])
 
 
-def fields(job: Job) -> dict[str, object]:
-    return {name: getattr(job, name) for name in Job.__dataclass_fields__}
-
-
 def test_no_rows(job: Job, evidence: pa.Table) -> None:
     parquet.write_table(evidence.slice(0, 0), job.evidence)
-    manifest = run(Job(**{**fields(job), "csv": True}), HERE)
+    manifest = run(job.but(csv=True), HERE)
     assert manifest.rows == 0
     assert len(manifest.parts) == 1
     assert answers(job).num_rows == 0
@@ -156,7 +152,7 @@ def test_one_row(job: Job, evidence: pa.Table) -> None:
 
 
 def test_csv_has_all_rows(job: Job) -> None:
-    run(Job(**{**fields(job), "csv": True}), HERE)
+    run(job.but(csv=True), HERE)
     table = csv.read_csv(job.directory.csv("posteriors"))
     assert table["status"].to_pylist() == answers(job)["status"].to_pylist()
 
@@ -201,7 +197,7 @@ def test_a_run_goes_on_where_it_stopped(job: Job, tmp_path: Path, monkeypatch: p
     manifest = run(job, HERE)
     assert manifest.reused_parts == 2
     assert before.items() <= part_times(job).items()
-    whole = Job(**{**fields(job), "output": str(tmp_path / "whole")})
+    whole = job.but(output=str(tmp_path / "whole"))
     run(whole, HERE)
     for path in (whole.directory.path / "posteriors").iterdir():
         assert path.read_bytes() == (job.directory.path / "posteriors" / path.name).read_bytes()
@@ -253,7 +249,7 @@ def csv_job(folder: Path, network: Network, evidence: pa.Table, name: str) -> Jo
     (folder / "in").mkdir()
     for part in ("a.csv", "b.csv"):
         csv.write_csv(evidence, folder / "in" / part)
-    return replace(make_job(folder), evidence=str(folder / name))
+    return make_job(folder).but(evidence=str(folder / name))
 
 
 @pytest.mark.parametrize("name", ["in/a.csv", "in", "in/*.csv"])
@@ -264,7 +260,7 @@ def test_files_that_change_while_they_are_encoded(
     from junctor.evidence import encoded
 
     job, file, real = csv_job(tmp_path, network, evidence, name), tmp_path / "in" / "a.csv", encoded.write_partition
-    whole = replace(job, output=str(tmp_path / "whole"))
+    whole = job.but(output=str(tmp_path / "whole"))
     rows, content, left = run(whole, HERE).rows, file.read_bytes(), iter([change])
 
     def write_partition(*args: object) -> Checksum:
@@ -321,14 +317,14 @@ def test_inputs_that_change_between_digest_and_rows(
     from junctor.evidence import read
 
     (tmp_path / "map.toml").write_text('[variables.x_1]\nmissing = ["a"]\n')
-    job = replace(csv_job(tmp_path, network, evidence, "in"), mapping=str(tmp_path / "map.toml"))
+    job = csv_job(tmp_path, network, evidence, "in").but(mapping=str(tmp_path / "map.toml"))
     changed = {"new file": "in/c.csv", "file": "in/b.csv", "mapping": "map.toml"}[change]
     real = read.digest_of
 
     def digest_of(path: str) -> str:
         digest = real(path)
         if change == "mapping":
-            Path(str(job.mapping)).write_text('[variables.x_1]\nmissing = ["b"]\n')
+            Path(str(job.options["mapping"])).write_text('[variables.x_1]\nmissing = ["b"]\n')
         else:
             csv.write_csv(evidence.slice(1), tmp_path / changed)
         return digest
@@ -451,7 +447,7 @@ def test_changed_input_is_noticed(job: Job, evidence: pa.Table) -> None:
     with pytest.raises(RunError, match="network_digest was"):
         run(job, HERE)
     with pytest.raises(RunError, match="query was 'posteriors', now 'mpe'"):
-        run(Job(**{**fields(job), "query": Query("mpe")}), HERE)
+        run(job.but(query=Query("mpe")), HERE)
 
 
 @pytest.mark.parametrize("changes", [{}, {"incremental": True}, {"incremental": True, "strict": True}], ids=str)
@@ -464,7 +460,7 @@ def test_a_finished_run_stays_until_the_evidence_in_its_place_was_read(
     folder = tmp_path / "other"
     folder.mkdir()
     name = network.variables[0].name
-    other = replace(done, evidence=str(folder), case_id=None, overwrite=True, **changes)
+    other = done.but(evidence=str(folder), case_id=None, overwrite=True, **changes)
     refused = {"": "no evidence files", "nobody\nyes\n": "nobody", f'{name}\n{"x" * 99}\n"no\n': r"bad\.csv"}
     for text, message in refused.items():
         if text:
@@ -475,7 +471,7 @@ def test_a_finished_run_stays_until_the_evidence_in_its_place_was_read(
     assert run(done, HERE).reused_parts == len(run(done, HERE).parts)
     # Of evidence that grows one file is enough, unless the first bad one ends the run.
     (folder / "good.csv").write_text(f"{name}\n{network.variables[0].states[0]}\n")
-    if other.incremental and not other.strict:
+    if other.grows and not other.options["strict"]:
         with pytest.raises(EvidenceError, match="1 could not be read, 1 answered"):
             run(other, HERE)
         assert junctor.read_answers(other.output).num_rows == 1
@@ -492,7 +488,7 @@ def test_evidence_that_changes_while_it_is_checked_leaves_the_finished_run(
 ) -> None:
     done = csv_job(tmp_path, network, evidence, "in/a.csv")
     run(done, HERE)
-    other, real = replace(done, overwrite=True, partition_rows=20), Job.check_inputs
+    other, real = done.but(overwrite=True, partition_rows=20), Job.check_inputs
 
     def growing(self: Job, *args: Any) -> None:
         real(self, *args)
@@ -528,16 +524,16 @@ def test_a_path_that_is_not_utf8_is_refused_before_any_work(job: Job, tmp_path: 
     place = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     for changes in ({"output": place}, {"rejects": f"{place}.csv"}):
         with pytest.raises(RunError, match=r"caf\\udce9.*the path is not UTF-8"):
-            run(replace(job, **changes), HERE)  # type: ignore[arg-type]
+            run(job.but(**changes), HERE)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="the path is not UTF-8"):
-        run_share(replace(job, output=place), Share(1, 2), HERE, Silence())
+        run_share(job.but(output=place), Share(1, 2), HERE, Silence())
     assert not Path(place).exists()
     assert not job.directory.path.exists()
 
 
 def test_strict_refuses_the_row(job: Job) -> None:
     with pytest.raises(EvidenceError, match="no such state"):
-        run(Job(**{**fields(job), "strict": True}), HERE)
+        run(job.but(strict=True), HERE)
     # What failed answered nothing, so the same directory takes the corrected command.
     assert run(job, HERE).statuses["invalid"] == 1
 
@@ -561,7 +557,7 @@ def grid_job(folder: Path, rows: list[int], query: Query, partition_rows: int = 
     junctor.write_network(network, folder / "net.parquet")
     parquet.write_table(pa.table(columns), folder / "evidence.parquet")
     names, output = [str(folder / name) for name in ("net.parquet", "evidence.parquet")], str(folder / "out")
-    return network, Job(names[0], names[1], output, query, partition_rows)
+    return network, Job(names[0], names[1], output, query, partition_rows=partition_rows)
 
 
 def needed(network: Network, observed: int, query: Query) -> int:
@@ -729,7 +725,7 @@ def dear(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job whose parts nobody has chosen, with rows that are forecast to take seconds, whatever they share."""
     monkeypatch.setattr(part_sizes, "MOST_SHARED", math.inf)
     monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 2.0 * ROWS)
-    return replace(job, partition_rows=None)
+    return job.but(partition_rows=None)
 
 
 def spec_rows(job: Job) -> int:
@@ -743,14 +739,14 @@ def test_parts_hold_at_most_twenty_seconds_of_work(dear: Job, tmp_path: Path) ->
     assert spec_rows(dear) == 8
     assert not list(dear.directory.path.rglob("*.tmp"))
     # The answers are those of one part.
-    whole = replace(dear, output=str(tmp_path / "whole"), partition_rows=100)
+    whole = dear.but(output=str(tmp_path / "whole"), partition_rows=100)
     assert len(run(whole, HERE).parts) == 1
     close_tables(answers(dear), answers(whole))
 
 
 def test_parts_that_somebody_wants_stay_as_they_are(dear: Job) -> None:
-    assert len(run(replace(dear, partition_rows=100), HERE).parts) == 1
-    assert len(run(replace(dear, part_bytes=1 << 20, overwrite=True), HERE).parts) == 1
+    assert len(run(dear.but(partition_rows=100), HERE).parts) == 1
+    assert len(run(dear.but(part_size=1 << 20, overwrite=True), HERE).parts) == 1
 
 
 def test_parts_of_a_begun_run_stay_as_they_are(dear: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -766,7 +762,7 @@ def test_parts_of_a_begun_run_stay_as_they_are(dear: Job, monkeypatch: pytest.Mo
     # Finished, it is found done; with other parts it is another run.
     assert run(dear, HERE).reused_parts == 7
     with pytest.raises(RunError, match="partition_rows was 8, now 4"):
-        run(replace(dear, partition_rows=4), HERE)
+        run(dear.but(partition_rows=4), HERE)
 
 
 @pytest.mark.parametrize("step", ["forget", "write_json", "ingest_inputs"])
@@ -800,7 +796,7 @@ def test_shares_of_dear_work_agree_on_its_parts(dear: Job, monkeypatch: pytest.M
 def test_increments_have_parts_of_one_size(dear: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows").mkdir()
     shutil.copyfile(dear.evidence, tmp_path / "rows" / "1.parquet")
-    grows = replace(dear, evidence=str(tmp_path / "rows"), incremental=True)
+    grows = dear.but(evidence=str(tmp_path / "rows"), incremental=True)
     assert len(run(grows, HERE).parts) == 7
     shutil.copyfile(dear.evidence, tmp_path / "rows" / "2.parquet")
     monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 0.1)
@@ -889,11 +885,11 @@ def test_missing_texts_belong_to_the_identity_of_a_run(tmp_path: Path) -> None:
     evidence.write_text("smoke\nyes\nrefused\n")
     asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
     plain = Job(asia, str(evidence), str(tmp_path / "out"))
-    job = replace(plain, missing=(" Refused", "NA", "-9"))
+    job = plain.but(missing=(" Refused", "NA", "-9"))
     model = job.read_model()
     assert job.spec_of(model).missing == ("-9", "refused")
     # What is missing anyway makes no other run.
-    assert replace(plain, missing=("null",)).spec_of(model) == plain.spec_of(model)
+    assert plain.but(missing=("null",)).spec_of(model) == plain.spec_of(model)
     run(job, Resources(workers=0))
     assert parquet.read_table(tmp_path / "out" / "posteriors")["status"].to_pylist() == ["ok", "ok"]
     with pytest.raises(RunError, match="missing"):

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def test_more_shares_than_partitions(inputs: Path, tmp_path: Path) -> None:
 
 def test_another_job_does_not_come_between(inputs: Path, tmp_path: Path) -> None:
     job = job_in(inputs, tmp_path / "out")
-    other = replace(job, partition_rows=250, overwrite=True)
+    other = job.but(partition_rows=250, overwrite=True)
     directory = job.directory
     share(job, "1/20")
     with directory.preparing(lambda: None), directory.shared() as alone:

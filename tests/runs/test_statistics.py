@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -253,9 +252,9 @@ def test_statistics_are_there_before_their_part(tmp_path: Path, monkeypatch: pyt
 
 def test_overwriting_removes_them(tmp_path: Path) -> None:
     job = job_of(tmp_path, pa.table({"smoke": ["yes", "no"] * 50}))
-    run(replace(job, report=True), HERE)
+    run(job.but(report=True), HERE)
     assert job.directory.statistics(job.directory.answers_part("posteriors", 2)).exists()
-    run(replace(job, overwrite=True, partition_rows=100), HERE)
+    run(job.but(overwrite=True, partition_rows=100), HERE)
     assert sorted(path.name for path in (job.directory.path / "statistics").iterdir()) == ["part-00000.json"]
     assert not job.directory.report.exists()
 

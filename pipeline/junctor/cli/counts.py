@@ -40,7 +40,7 @@ def counts(
     from junctor.runtime.dask_cluster import check_resources, prepare_workers
     from junctor.runtime.settings import load_settings, resources_of
 
-    rows = row_options(options, options["evidence_format"])
+    rows = row_options(options)
     resources = resources_of(load_settings(), options)
     check_resources(resources)
     prepare_workers(resources)

@@ -14,11 +14,20 @@ from typer.core import TyperGroup
 from junctor.cli.deployed import checking
 from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain
-from junctor.cli.parameters import inputs_of, parameters_of, refuse_unattended, seconds_of, values
+from junctor.cli.parameters import (
+    SCHEDULE,
+    RetryOptions,
+    in_signature,
+    inputs_of,
+    parameters_of,
+    refuse_unattended,
+    seconds_of,
+    values,
+)
 from junctor.cli.run import run
 from junctor.cli.viterbi import viterbi
+from junctor.model.option_table import Option, options_for, options_of
 
-_PANEL = "Schedule"
 # What Prefect's names do not hold.
 _REFUSED = re.compile("[/%&<>]")
 
@@ -54,32 +63,32 @@ def _about() -> None:
     """
 
 
-def _deploy(
-    command: str,
-    *,
+class DeployOptions(RetryOptions, total=False):
+    """When and where a deployment runs."""
+
     cron: Annotated[
-        str | None, typer.Option(help="When to run, such as '0 5 * * *'; only when asked for if not given.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the deployment; by network and evidence if not given.")] = None,
-    timezone: Annotated[str | None, typer.Option(help="Of --cron, such as Europe/Berlin; UTC if not given.")] = None,
+        str | None, Option(None, "When to run, such as '0 5 * * *'; only when asked for if not given.", SCHEDULE)
+    ]
+    name: Annotated[str | None, Option(None, "Of the deployment; by network and evidence if not given.", SCHEDULE)]
+    timezone: Annotated[str | None, Option(None, "Of --cron, such as Europe/Berlin; UTC if not given.", SCHEDULE)]
     work_pool: Annotated[
-        str | None, typer.Option(help="Prefect work pool whose workers run it; `junctor serve` if not given.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=0, help="Runs at the same time; 0: any number.")] = 1,
+        str | None, Option(None, "Prefect work pool whose workers run it; `junctor serve` if not given.", SCHEDULE)
+    ]
+    concurrency: Annotated[int, Option(1, "Runs at the same time; 0: any number.", SCHEDULE, least=0)]
     on_overlap: Annotated[
-        Literal["skip", "queue"], typer.Option("--on-overlap", help="What becomes of a run above that number.")
-    ] = "skip",
-    retries: Annotated[int, typer.Option(min=0, help="Further attempts after a failure.")] = 0,
-    retry_delay: Annotated[str, typer.Option(help="Pause before another attempt.")] = "1min",
-    timeout: Annotated[str | None, typer.Option(help="Longest time of an attempt, such as 2h.")] = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Schedule nothing yet.")] = False,
-    **given: Any,
-) -> None:
+        Literal["skip", "queue"], Option("skip", "What becomes of a run above that number.", SCHEDULE)
+    ]
+    paused: Annotated[bool, Option(False, "Schedule nothing yet.", SCHEDULE)]
+
+
+def _deploy(command: str, given: dict[str, Any], options: DeployOptions) -> None:
+    """Deploy a command; given: its arguments."""
     from junctor.cli.prefect_server import configured_server
 
     function, _ = _COMMANDS[command]
+    name, timezone = options["name"], options["timezone"]
     refuse_unattended(function, given)
-    if timezone is not None and cron is None:
+    if timezone is not None and options["cron"] is None:
         raise typer.BadParameter("it belongs to --cron: give both, or leave it out", param_hint="--timezone")
     if timezone == "":
         raise typer.BadParameter("it is empty, expected a name such as Europe/Berlin", param_hint="--timezone")
@@ -91,17 +100,17 @@ def _deploy(
     # What a run would refuse at night is refused now.
     with checking():
         function(**given)
-    for option, limit in (("--retry-delay", retry_delay), ("--timeout", timeout)):
-        if limit is not None:
-            seconds_of(limit, option)
-    own = {"retries": retries, "retry_delay": retry_delay, "timeout": timeout}
-    defaults = inspect.signature(_deploy).parameters
-    changed = {key: value for key, value in own.items() if value != defaults[key].default}
+    own: dict[str, Any] = {**options_for(RetryOptions, options)}
+    for name_of_limit in ("retry_delay", "timeout"):
+        if (limit := own[name_of_limit]) is not None:
+            seconds_of(limit, f"--{name_of_limit.replace('_', '-')}")
+    changed = {key: value for key, value in own.items() if value != options_of(RetryOptions)[key].default}
     parameters = {**values(function, given), **changed}
     from junctor_flows.deployments import DeploymentOptions, deploy
 
-    options = DeploymentOptions(cron, timezone, work_pool, concurrency or None, on_overlap == "skip", paused)
-    full = deploy(command, name or _name(command, parameters), parameters, options)
+    work_pool, most, skips = options["work_pool"], options["concurrency"] or None, options["on_overlap"] == "skip"
+    when = DeploymentOptions(options["cron"], timezone, work_pool, most, skips, options["paused"])
+    full = deploy(command, name or _name(command, parameters), parameters, when)
     typer.echo(f"deployed {full}")
     typer.echo(f"  once now:  prefect deployment run '{full}'")
     worker = "junctor serve" if work_pool is None else f"prefect worker start --pool {work_pool}"
@@ -120,25 +129,16 @@ def _as_command(command: str) -> Callable[..., None]:
     of_command = {each.argument for each in parameters_of(function)}
     every = inspect.signature(function, eval_str=True).parameters.values()
     shared = [each for each in every if each.name in of_command]
-    own = [
-        each.replace(annotation=_in_panel(each.annotation))
-        for each in inspect.signature(_deploy, eval_str=True).parameters.values()
-        if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    own = in_signature(DeployOptions)
 
     def deploy(**given: Any) -> None:
-        _deploy(command, **given)
+        mine: Any = {each.name: given.pop(each.name) for each in own}
+        _deploy(command, given, mine)
 
     deploy.__doc__ = f"{about}\n\nTakes the options of `junctor {command}`. A deployment of the same name is replaced."
     deploy.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
     deploy.__annotations__ = {each.name: each.annotation for each in (*shared, *own)}
     return deploy
-
-
-def _in_panel(annotation: Any) -> Any:
-    for option in annotation.__metadata__:
-        option.rich_help_panel = _PANEL
-    return annotation
 
 
 for _each in _COMMANDS:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.progress import Task, TaskID
     from rich.text import Text
 
+    from junctor.runs.manifest import Manifest
     from junctor.runs.partition import Part
-    from junctor.runs.run import Manifest
     from junctor.runs.statistics import Reason
 
 logger = logging.getLogger("junctor")
@@ -99,7 +99,7 @@ def show_what_is_done(directory: Directory[Any], work: Callable[[], Manifest], a
     try:
         manifest = work()
     except ThresholdError:
-        from junctor.runs.run import read_manifest
+        from junctor.runs.manifest import read_manifest
 
         # The answers are whole, and what was done is of interest now more than ever.
         show_manifest(directory, read_manifest(directory), as_json)

@@ -9,14 +9,12 @@ from junctor.cli.verify import OutputArgument, directory_of
 from junctor.model import option_table as table
 
 if TYPE_CHECKING:
-    from junctor.runs.run import Manifest
+    from junctor.runs.manifest import Manifest
 
 
 class FinaliseOptions(
     table.CsvOptions,
-    table.ReportOptions,
-    table.FailOptions,
-    table.RejectOptions,
+    table.ClosingOptions,
     cli.JsonOptions,
     cli.MessageOptions,
     total=False,
@@ -37,7 +35,7 @@ def finalise(output: OutputArgument, **options: Unpack[FinaliseOptions]) -> None
     from junctor.runs.share import close, finish
 
     directory = directory_of(output)
-    closing = Closing(directory, options["report"], tuple(options["fail_if"]), options["rejects"])
+    closing = Closing(directory, options)
     closing.check_places()
 
     def work() -> Manifest:

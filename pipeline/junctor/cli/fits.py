@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from junctor.cli.deployed import conclude
 from junctor.cli.lines import say
-from junctor.cli.options import refuse_nan
-from junctor.learning.choices import Acceleration, Impossible
 from junctor.model.errors import counted
 
 if TYPE_CHECKING:
@@ -20,64 +18,10 @@ if TYPE_CHECKING:
     from junctor.learning.em import Iteration
     from junctor.learning.holdout import HoldoutResult
 
-# Panels of the help.
-MODEL, LOOP, RESULT = "What is fitted", "Iterations", "Result"
 # Seconds between two lines of progress.
 LINE_SECONDS = 2.0
 # Rows that are left out and shown with their reasons.
 SHOWN = 5
-
-ImpossibleOption = Annotated[
-    Impossible,
-    typer.Option(
-        "--impossible",
-        help="Rows or sequences that zeros rule out: refuse them, skip them, or smooth the zeros away.",
-        rich_help_panel=MODEL,
-    ),
-]
-Restarts = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Starts, the best of which is kept; more than one with --start random.", rich_help_panel=LOOP
-    ),
-]
-Tolerance = Annotated[
-    float,
-    typer.Option(
-        min=0.0, help="Relative change of the objective that ends it.", rich_help_panel=LOOP, callback=refuse_nan
-    ),
-]
-MaxIterations = Annotated[int, typer.Option(min=1, help="Iterations of a start at most.", rich_help_panel=LOOP)]
-AccelerationOption = Annotated[
-    Acceleration, typer.Option("--acceleration", help="Extrapolation of every third step.", rich_help_panel=LOOP)
-]
-FitSeed = Annotated[
-    int, typer.Option("--seed", min=0, help="Of random starts and of what is held out.", rich_help_panel=LOOP)
-]
-Holdout = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SHARE", help="Rows or sequences kept for a check of the fit, such as 10%.", rich_help_panel=RESULT
-    ),
-]
-Errors = Annotated[
-    bool,
-    typer.Option(
-        "--errors",
-        help="Standard errors of all parameters, in NAME.parameters.parquet beside the output.",
-        rich_help_panel=RESULT,
-    ),
-]
-FitReport = Annotated[
-    str | None,
-    typer.Option(
-        "--report", metavar="FILE", help="A page on the fit, HTML that needs no network.", rich_help_panel=RESULT
-    ),
-]
-FitOverwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Give up an interrupted fit of other input or options.", rich_help_panel=RESULT),
-]
 
 
 def check_places(start: str, inputs: Iterable[str | None], output: str, errors: bool, report: str | None) -> None:
@@ -103,19 +47,6 @@ def check_places(start: str, inputs: Iterable[str | None], output: str, errors: 
     if report is not None:
         refuse_target(report, "--report", (start, *inputs, output, *files.values()))
         refuse_no_page(report, "--report")
-
-
-def share_of(text: str | None) -> float:
-    """Return the number in `10%` or `0.1`, 0 for None; raises BadParameter for anything else."""
-    if text is None:
-        return 0.0
-    try:
-        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < 1:
-        raise typer.BadParameter(f"found {text!r}, expected a share such as 10%", param_hint="--holdout")
-    return number
 
 
 def say_resumed(checkpoint: Checkpoint, quiet: bool) -> None:

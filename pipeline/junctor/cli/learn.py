@@ -11,7 +11,6 @@ import typer
 from junctor.cli import fits
 from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
-from junctor.learning.choices import Start
 from junctor.learning.extras import Extras
 from junctor.model import option_table as table
 from junctor.model.errors import counted
@@ -21,14 +20,13 @@ if TYPE_CHECKING:
 
 
 class LearnCommandOptions(
-    table.FailOptions,
-    cli.WeightedRowOptions,
-    total=False,
+    table.NetworkFitOptions, table.OverwriteOptions, table.FailOptions, cli.WeightedRowOptions, total=False
 ):
-    """Options that `junctor learn` shares with other commands."""
+    """Options of `junctor learn`."""
 
 
 @cli.takes_options(
+    overwrite=cli.FIT_OVERWRITE,
     fail_if={"help": cli.FAIL_IF},
     workers={"help": cli.READERS},
     device=cli.ON_CPU,
@@ -43,50 +41,9 @@ def learn(
             "-o",
             metavar="FILE",
             help="Network file to write, or its URL: .bif, .xml, .net, .xdsl, .dne, .uai or .parquet.",
-            rich_help_panel=fits.RESULT,
+            rich_help_panel=table.RESULT,
         ),
     ],
-    prior: Annotated[
-        str,
-        typer.Option(
-            metavar="PRIOR",
-            help="bdeu:N (equivalent sample size), dirichlet:FILE (pseudo counts, or a network) or none.",
-            rich_help_panel=fits.MODEL,
-        ),
-    ] = "none",
-    fix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Variables whose tables stay, or patterns such as 'X_*'.",
-            rich_help_panel=fits.MODEL,
-        ),
-    ] = None,
-    tie: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tie", metavar="A=B", help="Variables that share one table; repeatable.", rich_help_panel=fits.MODEL
-        ),
-    ] = None,
-    impossible: fits.ImpossibleOption = "refuse",
-    new_states: Annotated[
-        bool,
-        typer.Option(
-            "--new-states", help="Add states that EVIDENCE names and NETWORK lacks.", rich_help_panel=fits.MODEL
-        ),
-    ] = False,
-    start: Annotated[
-        Start, typer.Option(help="First tables: those of NETWORK, random or uniform ones.", rich_help_panel=fits.LOOP)
-    ] = "network",
-    restarts: fits.Restarts = 1,
-    tolerance: fits.Tolerance = 1e-6,
-    max_iterations: fits.MaxIterations = 200,
-    acceleration: fits.AccelerationOption = "squarem",
-    seed: fits.FitSeed = 0,
-    holdout: fits.Holdout = None,
-    errors: fits.Errors = False,
-    report: fits.FitReport = None,
-    overwrite: fits.FitOverwrite = False,
     **options: Unpack[LearnCommandOptions],
 ) -> None:
     """Fit the tables of NETWORK to the rows of EVIDENCE, whatever they leave out, by expectation maximisation.
@@ -101,8 +58,7 @@ def learn(
     from junctor.evidence.read import stamps_of
     from junctor.formats import writable_format, write_network
     from junctor.learning.checkpoint import Checkpoint, checkpoint_path
-    from junctor.learning.em import FitOptions
-    from junctor.learning.learn import LearnOptions, identity_of, learn_rows
+    from junctor.learning.learn import identity_of, learn_options, learn_rows
     from junctor.learning.parameter_table import parameters_path, write_parameters
     from junctor.learning.priors import prior_file
     from junctor.learning.rows import row_options
@@ -112,26 +68,16 @@ def learn(
     from junctor.runtime.remote import location, shown
     from junctor.runtime.settings import load_settings, resources_of
 
-    fit = LearnOptions(
-        prior,
-        cli.names_in(fix) if fix is not None else (),
-        tuple(tie or ()),
-        start,
-        restarts,
-        seed,
-        fits.share_of(holdout),
-        impossible,
-        new_states,
-        FitOptions(tolerance, max_iterations, acceleration),
-    )
+    fit = learn_options(options)
+    report = None if options["report"] is None else str(options["report"])
     mapping = cli.mapping_of(options)
-    rows = row_options(options, options["evidence_format"])
+    rows = row_options(options)
     resources = resources_of(load_settings(), options)
     target = location(output)
     form = writable_format(target)
-    places = network, evidence, output, report, mapping, prior_file(prior)
+    places = network, evidence, output, report, mapping, prior_file(fit.prior)
     refuse_places(filter(None, places), recorded=is_recorded())
-    fits.check_places(network, (evidence, mapping, prior_file(prior)), output, errors, report)
+    fits.check_places(network, (evidence, mapping, prior_file(fit.prior)), output, options["errors"], report)
     conditions = tuple(options["fail_if"])
     if is_check():
         fit_thresholds(conditions, None)
@@ -146,7 +92,7 @@ def learn(
     source = spooled(evidence)
     # Before the digest of the rows, which names the checkpoint.
     stamps = stamps_of(source)
-    checkpoint = Checkpoint(checkpoint_path(target), identity_of(model, source, fit, rows), overwrite)
+    checkpoint = Checkpoint(checkpoint_path(target), identity_of(model, source, fit, rows), options["overwrite"])
     files = {"network file": network, "evidence": evidence, "fitted network": output}
     facts = {name: shown(file) for name, file in files.items()}
     fits.say_resumed(checkpoint, options["quiet"])
@@ -154,13 +100,13 @@ def learn(
         progress = reading.enter_context(progress_display(options["quiet"]))
         # Lines would get into a bar: its display ends before the first of them.
         lines = fits.FitLines(fit.restarts, options["quiet"], reading.close)
-        extras = Extras(errors, report, facts, lines.tell_extra)
+        extras = Extras(options["errors"], report, facts, lines.tell_extra)
         found = learn_rows(model, source, fit, rows, resources, lines.tell, progress, checkpoint, extras, stamps)
     mean = found.log_likelihood / found.weight
     refuse_crossed_fit(thresholds, found.rows, mean, report, found.cells, found.reasons)
     for warning in write_network(found.network, target):
         typer.echo(f"warning: {warning}", err=True)
-    if errors and found.parameters is not None:
+    if options["errors"] and found.parameters is not None:
         write_parameters(found.parameters, parameters_path(target))
     # Not before: an output that cannot be written is no end.
     checkpoint.remove()

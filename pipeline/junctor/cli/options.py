@@ -18,7 +18,6 @@ from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model import option_table as table
 from junctor.model.errors import InputError, JunctorError
 from junctor.model.option_table import DISPLAY, Option, group_of, options_of, type_of
-from junctor.model.options import Gaps
 from junctor.planning.budget import parse_bytes, parse_time_limit
 
 if TYPE_CHECKING:
@@ -107,48 +106,12 @@ class WeightedRowOptions(
     """How rows with weights are read and counted."""
 
 
-class StepOptions(TypedDict, total=False):
-    """The columns of sequences."""
-
-    column: Annotated[str | None, Option(None, "Column of lists, or of symbols, where there are several.")]
-    case_id: Annotated[str | None, Option(None, "Column that names the sequences; case_id if there.")]
-    step: Annotated[
-        str | None,
-        Option(
-            None,
-            "In a table with a row for each step: numbers or times that order the rows of a sequence.",
-            metavar="COLUMN",
-        ),
-    ]
-    gaps: Annotated[
-        Gaps,
-        Option("invalid", "Whole numbers of steps that are left out: invalid, steps without observation, or nothing."),
-    ]
-
-
-class LabelOptions(TypedDict, total=False):
-    """States that are known."""
-
-    labels: Annotated[str | None, Option(None, "Column of states that are known, null for others.", metavar="COLUMN")]
-
-
-class SequenceFileOptions(TypedDict, total=False):
-    """How files of models and sequences are read."""
-
-    strict: Annotated[bool, Option(False, "Refuse the file at its first invalid sequence.")]
-    model_format: Annotated[
-        str | None,
-        Option(None, "Format of MODEL, if its name does not say: parquet, json, bif, ...", flag="--format"),
-    ]
-    sequences_format: Annotated[
-        str | None, Option(None, "Format of SEQUENCES, if its name does not say: parquet, arrow, csv, tsv.")
-    ]
-
-
 # Of commands that take no GPU unasked, whatever is set for others.
 ON_CPU = {"default": "cpu", "is_setting": False}
 # Of commands that count rows.
 READERS = "Processes that read and prepare the rows; this process alone if not given."
+# Of a fit that has begun.
+FIT_OVERWRITE = {"help": "Give up an interrupted fit of other input or options.", "panel": table.RESULT}
 # Fits and sequences have no drift.
 FAIL_IF = "End as failed (code 7) where it holds: 'impossible > 1%', 'rows < 1000', ...; repeatable."
 
@@ -166,7 +129,7 @@ def takes_options(**changes: dict[str, Any]) -> Callable[[Command], Command]:
         group = group_of(command)
         rows = {name: replace(row, **changes.get(name, {})) for name, row in options_of(group).items()}
         own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
-        options = [_parameter(name, row, type_of(group, name)) for name, row in rows.items()]
+        options = [option_parameter(name, row, type_of(group, name)) for name, row in rows.items()]
         unset = {each.name: each.default for each in options}
 
         @wraps(command)
@@ -181,22 +144,24 @@ def takes_options(**changes: dict[str, Any]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parameter(name: str, row: Option, kind: Any) -> inspect.Parameter:
+def option_parameter(name: str, row: Option, kind: Any) -> inspect.Parameter:
     """Return an option as the parameter that Typer reads, and Prefect's form."""
-    kind = _told_as(kind, row.is_setting)
-    default = None if (row.is_setting and kind is not bool) or row.default == () else row.default
+    kind = _told_as(kind, row)
+    default = None if (row.is_setting and kind is not bool) or row.default == () or row.text else row.default
+    # Within all bounds lies nan.
+    row = replace(row, callback=refuse_nan) if kind is float else row
     annotation = Annotated[kind, _option(name, row)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _told_as(kind: Any, is_setting: bool) -> Any:
+def _told_as(kind: Any, row: Option) -> Any:
     """Return the type on the command line for that of a keyword."""
-    if get_origin(kind) is Sequence:
+    if row.text in ("conditions", "counts") or (get_origin(kind) is Sequence and row.text is None):
         return list[str] | None
     # A text stands for names, sizes, times and files.
-    if {str, Sequence[str]} & {*get_args(kind)}:
+    if row.text or str in get_args(kind):
         return str | None
-    return kind | None if is_setting and kind is not bool else kind
+    return kind | None if row.is_setting and kind is not bool else kind
 
 
 def _flags(name: str, row: Option) -> list[str]:
@@ -224,7 +189,7 @@ def _is_unset(row: Option, value: Any) -> bool:
 def _value(name: str, row: Option, told: Any) -> Any:
     """Return what the text of an option stands for."""
     if told is None or row.text is None:
-        return tuple(told or ()) if row.default == () else told
+        return row.default if told is None else tuple(told) if isinstance(told, list) else told
     return _READ[row.text](told, _flags(name, row)[0])
 
 
@@ -295,6 +260,33 @@ def _parsed(text: str, parse: Callable[[str], Number], option: str) -> Number:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
+def _share(text: str, option: str) -> float:
+    """Return the number in `10%` or `0.1`; raises BadParameter for anything else."""
+    try:
+        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < 1:
+        raise typer.BadParameter(f"found {text!r}, expected a share such as 10%", param_hint=option)
+    return number
+
+
+def _counts(texts: Sequence[str], option: str) -> dict[str, float]:
+    counts: dict[str, float] = {}
+    for text in texts:
+        part, equals, number = text.partition("=")
+        try:
+            count = float(number) if equals else None
+        except ValueError:
+            count = None
+        if count is None:
+            raise typer.BadParameter(f"found {text!r}, expected PART=COUNT, such as emission=0.5", param_hint=option)
+        if part.strip() in counts:
+            raise typer.BadParameter(f"{part.strip()} is given twice", param_hint=option)
+        counts[part.strip()] = count
+    return counts
+
+
 def _folder(text: str, option: str) -> str:
     refuse_empty(text, option)
     return text
@@ -307,4 +299,6 @@ _READ: dict[table.Text, Callable[[Any, str], Any]] = {
     "folder": _folder,
     "names": lambda text, _: names_in(text),
     "conditions": lambda texts, _: thresholds(texts),
+    "share": _share,
+    "counts": _counts,
 }

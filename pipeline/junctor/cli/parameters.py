@@ -9,20 +9,32 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypedDict, get_args, get_origin
 
 import typer
 from typer.models import ParameterInfo
 
+from junctor.cli.options import option_parameter
 from junctor.model.errors import BudgetError
+from junctor.model.option_table import Option, options_of, type_of
 from junctor.planning.budget import parse_seconds
 
+# Panel of the help.
+SCHEDULE = "Schedule"
 # Of the terminal and of the way to run, not of the work.
 _OF_TERMINALS = ("prefect", "json", "quiet", "log_format")
 # What options and arguments that name files or folders are called in the help.
 _PATHS = ("NETWORK", "EVIDENCE", "MODEL", "SEQUENCES", "DIR", "FILE")
 # A prior may be a file.
 _PRIOR_FILE = "dirichlet:"
+
+
+class RetryOptions(TypedDict, total=False):
+    """What a flow takes in addition to its command."""
+
+    retries: Annotated[int, Option(0, "Further attempts after a failure.", SCHEDULE, least=0)]
+    retry_delay: Annotated[str, Option("1min", "Pause before another attempt, such as 1min.", SCHEDULE)]
+    timeout: Annotated[str | None, Option(None, "Longest time of an attempt, such as 2h.", SCHEDULE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,16 @@ def parameters_of(command: Callable[..., Any]) -> tuple[Parameter, ...]:
     # Evaluated: an annotation that is only text means nothing in another process.
     signature = inspect.signature(command, eval_str=True)
     return tuple(_parameter(each) for each in signature.parameters.values() if each.name not in _OF_TERMINALS)
+
+
+def own_parameters() -> tuple[Parameter, ...]:
+    """Return the parameters that a flow has in addition to its command."""
+    return tuple(_parameter(each) for each in in_signature(RetryOptions))
+
+
+def in_signature(group: Any) -> list[inspect.Parameter]:
+    """Return the options of a group as the parameters that Typer reads."""
+    return [option_parameter(name, row, type_of(group, name)) for name, row in options_of(group).items()]
 
 
 def _parameter(of: inspect.Parameter) -> Parameter:

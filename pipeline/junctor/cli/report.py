@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.verify import directory_of
 from junctor.model.option_table import FailOptions
 
 if TYPE_CHECKING:
@@ -75,16 +76,9 @@ def _refuse_place(file: str | None, *runs: Outcome) -> None:
 
 def _outcome(output: str) -> Outcome:
     """Return the outcome of the run of either kind in a directory; raises RunError without one."""
+    from junctor.runs.manifest import read_manifest
     from junctor.runs.outcome import outcome_of
-    from junctor.runs.run import read_manifest
-    from junctor.runs.storage import Directory, RunDirectory
-    from junctor.runtime.files import read_json
-    from junctor.runtime.remote import location
 
-    directory: Directory[Any] = RunDirectory(location(output).absolute())
-    if "model_digest" in (read_json(directory.spec_file) or {}):
-        from junctor.hmm.run import SequenceDirectory
-
-        directory = SequenceDirectory(directory.path)
+    directory = directory_of(output)
     directory.read_spec()
     return outcome_of(directory, read_manifest(directory))

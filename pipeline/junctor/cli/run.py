@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
@@ -16,9 +16,9 @@ from junctor.model.errors import ThresholdError, counted
 
 if TYPE_CHECKING:
     from junctor.model.query import Query
-    from junctor.runs.run import Manifest
+    from junctor.runs.manifest import Manifest
     from junctor.runs.watch import Watcher
-    from junctor.runs.workload import Job, Workload
+    from junctor.runs.workload import Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
     from junctor.runtime.settings import Settings
@@ -77,16 +77,10 @@ def run(
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
     cli.refuse_empty(output)
     _refuse_misplaced(options)
-    job = _job(network, evidence, output, query, options)
-    do_as_told(job, settings, options)
-
-
-def _job(network: str, evidence: str, output: str, query: Query, options: RunOptions) -> Job:
     from junctor.runs.workload import Job
 
-    told: Mapping[str, Any] = {**options, "part_bytes": options["part_size"], "query": query}
-    rest = {each.name: told[each.name] for each in fields(Job) if each.name in told}
-    return Job(network=network, evidence=evidence, output=output, **rest)
+    job = Job(network, evidence, output, query, **table.options_for(table.JobOptions, options))
+    do_as_told(job, settings, options)
 
 
 def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) -> None:
@@ -155,10 +149,11 @@ def run_share_and_show(
 
 def _refuse_of_all_answers(job: Workload) -> None:
     """Raise BadParameter for what is made of all answers of a run, of which a share has some."""
-    given = {"--csv": getattr(job, "csv", False), "--report": job.report, "--fail-if": job.fail_if}
-    for option, value in (given | {"--rejects": job.rejects is not None}).items():
-        if value:
-            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint=option)
+    given = job.told
+    for name in ("csv", "report", "fail_if", "rejects"):
+        if given.get(name):
+            hint = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint=hint)
 
 
 def score(job: Workload, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
@@ -172,7 +167,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     from junctor.cli.failures import told_if_interrupted
     from junctor.cli.prefect_server import is_configured
     from junctor.cli.signals import GO_ON
-    from junctor.runs.run import read_manifest
+    from junctor.runs.manifest import read_manifest
     from junctor.runs.run import run as run_plainly
     from junctor.runs.watch import watched
 
@@ -181,7 +176,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     job.check_places(recorded=recorded)
     with told_if_interrupted(GO_ON), watched(job, progress, _watchers(job, recorded, configured)) as watch:
         # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
-        reported = replace(job, report=recorded) if job.report is None else job  # type: ignore[type-var]
+        reported = job.but(report=recorded) if job.options["report"] is None else job
         try:
             watch.manifest = run_plainly(reported, resources, watch)
         except ThresholdError:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -17,16 +15,9 @@ if TYPE_CHECKING:
 
 
 class ViterbiOptions(
-    table.PrecisionOptions,
-    cli.StepOptions,
-    cli.SequenceFileOptions,
-    table.ReportOptions,
-    table.FailOptions,
-    table.RejectOptions,
-    table.OverwriteOptions,
+    table.SequenceJobOptions,
     table.WorkerOptions,
     table.ResourceOptions,
-    table.PartRowOptions,
     table.ShareOptions,
     table.SchedulerOptions,
     table.PrefectOptions,
@@ -71,7 +62,5 @@ def viterbi(
 
     # One command for both questions: they share model, sequences and all ways to run.
     query: SequenceKind = "posteriors" if posteriors else "viterbi"
-    told: Mapping[str, Any] = options
-    rest = {each.name: told[each.name] for each in fields(SequenceJob) if each.name in told}
-    job = SequenceJob(model=model, sequences=sequences, output=output, query=query, **rest)
+    job = SequenceJob(model, sequences, output, query, **table.options_for(table.SequenceJobOptions, options))
     do_as_told(job, load_settings(), options)

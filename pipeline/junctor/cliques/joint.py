@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import get_args
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,9 @@ from junctor.formats import read_network
 from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
+from junctor.model.option_table import JointOptions, JointResources, options_for, takes_keywords
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Architecture, Precision, Query
+from junctor.model.query import Architecture, Precision, Query, one_of
 from junctor.planning.budget import Budget, approximate
 from junctor.planning.cliques import plan_stored
 from junctor.runtime.machine import compute_options
@@ -74,15 +75,19 @@ class JointPosteriors:
     posteriors: tuple[Floats, ...]
 
 
+@takes_keywords(
+    memory={"python": 'bytes (or "4GiB") that either may take, None for a share of what is free.'},
+    time_limit={
+        "python": 'seconds (or "10min", "none") that a combination of states, and stored tables, may be forecast to '
+        "take; None for a day."
+    },
+)
 def joint_posteriors(
     network: Network | str | os.PathLike[str],
     questions: Sequence[Sequence[str]],
     given: Evidence | None = None,
     precision: Precision = "double",
-    *,
-    architecture: Architecture = "auto",
-    memory: int | str | None = None,
-    time_limit: float | str | None = None,
+    **options: Unpack[JointOptions],
 ) -> JointPosteriors:
     """Return the joint posterior of the variables of each question.
 
@@ -90,24 +95,19 @@ def joint_posteriors(
     questions: names of variables that belong together.
     given: evidence of the case, as for `StoredTree.propagate`; a question may be about what has some.
     precision: numbers to compute with.
-    architecture: by messages, from stored clique tables (whose variables have to share a clique), or what is forecast
-        to take less time.
-    memory: bytes (or "4GiB") that either may take, None for a share of what is free.
-    time_limit: seconds (or "10min", "none") that a combination of states, and stored tables, may be forecast to take;
-        None for a day.
+    options: of the table.
 
     Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible), BudgetError, and
     InputError for a path that is none.
     """
     # Checked here as well: callers of the library are not held to the type.
-    if architecture not in get_args(Architecture):
-        raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
+    one_of("architecture", architecture := options["architecture"], Architecture)
     if not isinstance(network, Network):
         network = read_network(network)
-    options = compute_options(memory=memory, device="cpu", time_limit=time_limit)
-    asked = JointQuestions(network, questions, {} if given is None else given, precision, options)
+    resources = compute_options(**options_for(JointResources, options), device="cpu")
+    asked = JointQuestions(network, questions, {} if given is None else given, precision, resources)
     for name in asked.observed:
-        warnings.warn(observed_question(name), stacklevel=2)
+        warnings.warn(observed_question(name), stacklevel=3)
     return asked.answer(architecture)
 
 

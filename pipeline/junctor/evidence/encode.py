@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.model.option_table import TableOptions, takes_keywords
 from junctor.runtime.arrow import cast, no_rows, number_array, without_null_words
 
 __all__ = ["EncodedPartition", "Encoder", "TableEncoder", "as_arrow", "concatenate"]
@@ -74,36 +76,36 @@ class TableEncoder:
 
     schema: its columns, as `junctor.evidence.layout` describes them.
     network: the network that names refer to.
-    case_id: name of the column of case ids, None for `case_id` or row numbers.
-    ignore_extra: whether columns that are no evidence are left out instead of refused.
-    strict: whether the first invalid row is refused instead of marked.
-    keep: names of columns to carry through.
-    missing: texts that stand for no observation, beside the usual ones.
     file: name for errors.
     mapping: what names of columns and cells mean, None for the network's.
+    options: of the table.
     Raises EvidenceError.
     """
 
+    @takes_keywords()
     def __init__(
         self,
         schema: pa.Schema,
         network: Network,
         *,
-        case_id: str | None = None,
-        ignore_extra: bool = False,
-        strict: bool = False,
-        keep: Sequence[str] = (),
-        missing: Sequence[str] = (),
         file: str | None = None,
         mapping: EvidenceMapping | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
         if mapping is not None:
             mapping.refuse_absent(schema.names, file)
         self._layout = layout = read_layout(
-            schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file, mapping=mapping
+            schema,
+            network,
+            case_id=options["case_id"],
+            ignore_extra=options["ignore_extra"],
+            keep=options["keep"],
+            file=file,
+            mapping=mapping,
         )
-        if ignore_extra:
+        if options["ignore_extra"]:
             warn_of_no_evidence(layout, schema, file)
+        strict, missing = options["strict"], tuple(map(str, options["missing"]))
         self._encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None, mapping, missing)
 
     def encode(self, table: pa.Table | pa.RecordBatch, first_row: int = 0) -> EncodedPartition:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from junctor.hmm.columns import SequenceColumns
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.model.option_table import ResourceOptions, takes_keywords
-from junctor.model.options import ComputeOptions, Gaps
+from junctor.model.option_table import ResourceOptions, SequenceOptions, StepOptions, options_for, takes_keywords
 from junctor.model.query import Precision, one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import compute_options
@@ -33,11 +32,7 @@ def viterbi(
     precision: Precision = "double",
     *,
     lengths: Any = None,
-    column: str | None = None,
-    case_id: str | None = None,
-    step: str | None = None,
-    gaps: Gaps = "invalid",
-    **options: Unpack[ResourceOptions],
+    **options: Unpack[SequenceOptions],
 ) -> pa.Table:
     """Return the most probable path of each sequence, and log P(path, sequence).
 
@@ -48,16 +43,12 @@ def viterbi(
     precision: number format of the computation.
     lengths: steps of each sequence, where `sequences` is an array with a row for each step, of all sequences one after
         the other: symbols [steps] or [steps, 1], one-hot rows [steps, symbols], log-likelihoods [steps, states].
-    column, case_id, step, gaps: names of the columns of a table, None for those that are found: of lists, or of
-        symbols in a table with a row for each step; of names of sequences; of numbers or times of steps. What becomes
-        of gaps in whole numbers of steps: the sequence is "invalid", they are "unobserved", or "ignore".
     options: of the table.
 
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
     smaller state on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
-    names = SequenceColumns(column, case_id, step, gaps=gaps)
-    return _answer(model, sequences, lengths, names, "viterbi", precision, compute_options(**options))
+    return _answer(model, sequences, lengths, "viterbi", precision, options)
 
 
 @takes_keywords(**_ABOUT)
@@ -67,34 +58,30 @@ def posteriors(
     precision: Precision = "double",
     *,
     lengths: Any = None,
-    column: str | None = None,
-    case_id: str | None = None,
-    step: str | None = None,
-    gaps: Gaps = "invalid",
-    **options: Unpack[ResourceOptions],
+    **options: Unpack[SequenceOptions],
 ) -> pa.Table:
     """Return the posterior of the state at each step of each sequence, and log P(sequence).
 
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
-    names = SequenceColumns(column, case_id, step, gaps=gaps)
-    return _answer(model, sequences, lengths, names, "posteriors", precision, compute_options(**options))
+    return _answer(model, sequences, lengths, "posteriors", precision, options)
 
 
 def _answer(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
     lengths: Any,
-    names: SequenceColumns,
     kind: SequenceKind,
     precision: Precision,
-    options: ComputeOptions,
+    told: SequenceOptions,
 ) -> pa.Table:
     # Arrow is imported at first use, and neither Prefect nor Dask at all: a call from a script should be quick.
     from junctor.hmm.formats import read_model
     from junctor.hmm.results import answers_table
     from junctor.hmm.sequences import encode_sequences
 
+    names = SequenceColumns(**options_for(StepOptions, told))
+    options = compute_options(**options_for(ResourceOptions, told))
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
     check_device(options.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -26,8 +26,8 @@ from junctor.hmm.observations import contradictions
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.hmm.parameters import ChainFit, ChainParameters, Part
 from junctor.learning.checkpoint import Checkpoint
-from junctor.learning.choices import Acceleration, ChainStart, Impossible, check_choices, refuse_impossible
-from junctor.learning.em import FitOptions, Iteration
+from junctor.learning.choices import check_choices, refuse_impossible
+from junctor.learning.em import FitOptions, Iteration, fit_options
 from junctor.learning.errors import Shared, refuse_free
 from junctor.learning.expectation import A_WEIGHT, MOST_WEIGHT, Floats, wrong_weights
 from junctor.learning.extras import Extras
@@ -35,14 +35,21 @@ from junctor.learning.holdout import HoldoutResult, compared, is_held_out
 from junctor.learning.parameters import tied_groups
 from junctor.learning.restarts import best_of_starts
 from junctor.learning.rows import fit_compute
-from junctor.model.arguments import texts
+from junctor.model.arguments import texts, whole
 from junctor.model.errors import EvidenceError, InputError
-from junctor.model.option_table import FIT_KEYWORDS, FitResources, takes_keywords
-from junctor.model.options import ComputeOptions, Gaps
+from junctor.model.option_table import (
+    FIT_KEYWORDS,
+    ChainFitOptions,
+    ChainLearningOptions,
+    StepOptions,
+    options_for,
+    takes_keywords,
+)
+from junctor.model.options import ChainStart, ComputeOptions, Impossible
 from junctor.model.query import one_of
 from junctor.runtime.devices import check_device
 from junctor.runtime.machine import allowed_memory
-from junctor.runtime.remote import AnyPath, location, shown
+from junctor.runtime.remote import location, shown
 
 logger = logging.getLogger("junctor")
 
@@ -83,55 +90,29 @@ class ChainOptions:
         check_choices(self.restarts, self.start, self.holdout, self.seed, self.impossible)
 
 
-@takes_keywords(**FIT_KEYWORDS)
+@takes_keywords(
+    **FIT_KEYWORDS,
+    fix={"python": 'parts that stay: "start", "transition", "emission".'},
+    tie={"python": 'texts "A=B": states, by name or number, that share their emissions.'},
+)
 def learn(
     model: HiddenMarkovModel | str | os.PathLike[str],
     sequences: Any,
     *,
     lengths: Any = None,
-    column: str | None = None,
-    case_id: str | None = None,
-    step: str | None = None,
-    gaps: Gaps = "invalid",
     labels: Any = None,
     weights: Any = None,
-    prior: Mapping[Part, float] | None = None,
-    fix: Iterable[Part] = (),
-    tie: Iterable[str] = (),
-    start: ChainStart = "model",
-    restarts: int = 1,
-    seed: int = 0,
-    tolerance: float = 1e-6,
-    max_iterations: int = 200,
-    acceleration: Acceleration = "squarem",
-    holdout: float = 0.0,
-    impossible: Impossible = "refuse",
     watch: Callable[[int, Iteration], None] | None = None,
-    errors: bool = False,
-    report: AnyPath | str | os.PathLike[str] | None = None,
-    **options: Unpack[FitResources],
+    **options: Unpack[ChainLearningOptions],
 ) -> LearnedModel:
     """Return the model fitted to sequences by expectation maximisation (Baum-Welch); zeros stay zeros.
 
     model: a model, or the path of a model file.
-    sequences, lengths, column, case_id, step, gaps: as for `viterbi`.
+    sequences, lengths: as for `viterbi`.
     labels: states that are known, by name or number, None for others: lists as the sequences, or the name of a column
         of the table; with lengths an array [steps].
     weights: of the sequences, 0 or more; None for 1 each.
-    prior: pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.
-    fix: parts that stay: "start", "transition", "emission".
-    tie: texts "A=B": states, by name or number, that share their emissions.
-    start: the numbers of the model, "random" or "uniform"; zeros are kept.
-    restarts: random starts, the best of which is returned.
-    seed: of random starts and of the sequences held out.
-    tolerance: relative change of the objective, at least a nat for each unit of weight, at which a fit has converged.
-    max_iterations: of a start.
-    acceleration: "squarem" or "none".
-    holdout: share of the sequences that are kept for a check.
-    impossible: "refuse" sequences that the zeros of the model rule out, "skip" them, or "smooth" the zeros.
     watch: told of each iteration, with the number of its start.
-    errors: whether `parameters` of the result has standard errors (two E-steps a free parameter).
-    report: path of a page on the fit, HTML.
     options: of the table.
 
     Invalid sequences take no part, and are reported. What is returned does not depend on threads, memory or device.
@@ -141,20 +122,35 @@ def learn(
     from junctor.hmm.formats import read_model
     from junctor.hmm.sequences import encode_sequences
 
-    fit = FitOptions(tolerance, max_iterations, acceleration)
-    parts: tuple[Part, ...] = texts("fix", fix)  # type: ignore[assignment]
-    if prior is not None and not isinstance(prior, Mapping):
-        raise InputError(f"found prior {prior!r}, expected pseudo counts by part, such as {{'emission': 0.5}}")
-    fitted = ChainOptions(dict(prior or {}), parts, texts("tie", tie), start, restarts, seed, holdout, impossible, fit)
+    fitted = chain_options(options)
     facts = {} if isinstance(model, HiddenMarkovModel) else {"model file": shown(str(model))}
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
-    batch = encode_sequences(sequences, model, labels, lengths, SequenceColumns(column, case_id, step, gaps=gaps)).batch
+    names = SequenceColumns(**options_for(StepOptions, options))
+    batch = encode_sequences(sequences, model, labels, lengths, names).batch
     check_device(options["device"])
     compute = fit_compute(options)
     weights = checked_weights(weights, len(batch))
-    extras = Extras(errors, report, facts)
+    extras = Extras(options["errors"], options["report"], facts)
     return fit_model(model, batch, weights, fitted, compute, watch, extras=extras)
+
+
+def chain_options(options: ChainFitOptions) -> ChainOptions:
+    """Return the record of how users want a model to be fitted; raises InputError and EvidenceError for others."""
+    prior, fix = options["prior"], texts("fix", options["fix"])
+    if prior is not None and not isinstance(prior, Mapping):
+        raise InputError(f"found prior {prior!r}, expected pseudo counts by part, such as {{'emission': 0.5}}")
+    return ChainOptions(
+        dict(prior or {}),  # type: ignore[arg-type]
+        fix,  # type: ignore[arg-type]
+        texts("tie", options["tie"]),
+        options["start"],
+        whole("restarts", options["restarts"], InputError),
+        whole("seed", options["seed"], InputError),
+        options["holdout"],
+        options["impossible"],
+        fit_options(options),
+    )
 
 
 def fit_model(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.answers import STATUS_NAMES
 from junctor.model.errors import BudgetError, RunError
+from junctor.model.option_table import SequenceJobOptions, takes_keywords
 from junctor.model.options import ComputeOptions, Gaps, OutputFormat
 from junctor.model.query import Precision
 from junctor.runs.part_sizes import shorter_part
@@ -32,7 +33,7 @@ from junctor.runtime.files import encoded
 from junctor.runtime.footers import chunks_of
 from junctor.runtime.progress import Progress
 from junctor.runtime.records import typed
-from junctor.runtime.remote import AnyPath, location, parquet_source, shown
+from junctor.runtime.remote import AnyPath, location, parquet_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,8 +88,7 @@ class SequenceDirectory(Directory[SequenceSpec]):
     @staticmethod
     def parse(record: dict[str, Any]) -> SequenceSpec:
         """Return the spec of a record."""
-        spec: SequenceSpec = typed(SequenceSpec, record)
-        return spec
+        return typed(SequenceSpec, record)
 
 
 class SequenceTask(PartitionTask[SequenceSpec]):
@@ -141,46 +141,30 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         write_table(answers, path)
 
 
-@dataclass(frozen=True, slots=True)
 class SequenceJob(Workload):
-    """A run of sequences; paths as they were given.
+    """A run of sequences.
 
-    model: file of it.
-    sequences: file or folder of them.
-    output: run directory.
+    model, sequences, output: files, folders or URLs, as they were given; `output` is the run directory.
     query: paths or posteriors.
-    precision: numbers to compute with.
-    partition_rows: most sequences in one part.
-    column: of lists, in the table of sequences, or of symbols in one with a row for each step.
-    case_id: column with their names.
-    step, gaps: as of `junctor.hmm.step_tables.SequenceColumns`.
-    strict: whether the first invalid sequence ends the run.
-    overwrite: whether a different run in `output` is replaced.
-    model_format, sequences_format: None for the formats by name of the files.
-    report, fail_if, rejects: as of `junctor.runs.workload.Job`.
+    options: of the table.
     """
-
-    model: str
-    sequences: str
-    output: str
-    query: SequenceKind = "viterbi"
-    precision: Precision = "double"
-    partition_rows: int | None = None
-    column: str | None = None
-    case_id: str | None = None
-    step: str | None = None
-    gaps: Gaps = "invalid"
-    strict: bool = False
-    overwrite: bool = False
-    model_format: str | None = None
-    sequences_format: str | None = None
-    report: bool | None = None
-    fail_if: tuple[str, ...] = ()
-    rejects: str | None = None
 
     words = Words("model", "sequences", "decoding")
     flow_name = "junctor-decode-sequences"
     task_class = SequenceTask
+
+    options: SequenceJobOptions
+
+    @takes_keywords()
+    def __init__(
+        self,
+        model: str,
+        sequences: str,
+        output: str,
+        query: SequenceKind = "viterbi",
+        **options: Unpack[SequenceJobOptions],
+    ) -> None:
+        self.model, self.sequences, self.output, self.query, self.options = model, sequences, output, query, options
 
     @property
     def directory(self) -> SequenceDirectory:
@@ -188,26 +172,21 @@ class SequenceJob(Workload):
         return SequenceDirectory(location(self.output).absolute())
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """Model and sequences, as they were given."""
-        return self.model, self.sequences
+    def model_source(self) -> str:
+        """The model, as it was given."""
+        return self.model
 
     @property
     def inputs(self) -> str:
         """The sequences, as they were given."""
         return self.sequences
 
-    @property
-    def title(self) -> str:
-        """The sequences and the model, in Markdown."""
-        return f"`{shown(self.sequences)}` on `{shown(self.model)}`"
-
     def read_model(self) -> HiddenMarkovModel:
         """Return the model; raises InputError."""
         from junctor.hmm.formats import read_model
 
         self.refuse_checks(lambda: ())
-        return read_model(self.model, self.model_format)
+        return read_model(self.model, self.options["model_format"])
 
     @property
     def judged(self) -> tuple[Sequence[str], str]:
@@ -218,19 +197,13 @@ class SequenceJob(Workload):
         """Return all that the answers depend on."""
         from junctor.evidence.read import digest_of
 
-        return SequenceSpec(
-            model_digest=model.digest,
-            sequences_digest=digest_of(self.sequences),
-            query=self.query,
-            precision=self.precision,
-            partition_rows=self.partition_rows or PARTITION_ROWS,
-            column=self.column,
-            case_id=self.case_id,
-            strict=self.strict,
-            junctor_version=version("junctor"),
-            step=self.step,
-            gaps=self.gaps,
-        )
+        told = self.told | {
+            "model_digest": model.digest,
+            "sequences_digest": digest_of(self.sequences),
+            "partition_rows": self.options["partition_rows"] or PARTITION_ROWS,
+            "junctor_version": version("junctor"),
+        }
+        return SequenceSpec(**{each.name: told[each.name] for each in fields(SequenceSpec) if each.name in told})
 
     def keep_model(self, model: HiddenMarkovModel) -> None:
         """Write the model to the run directory."""
@@ -253,7 +226,7 @@ class SequenceJob(Workload):
             model,
             SequenceColumns(spec.column, spec.case_id, spec.step, gaps=spec.gaps),
             strict=spec.strict,
-            format=self.sequences_format,
+            format=self.options["sequences_format"],
         )
         # A partition without rows, for runs without any: readers of the answers find their columns.
         nothing = replace(encode_sequences([], model), case_ids=source.no_case_ids)
@@ -264,7 +237,7 @@ class SequenceJob(Workload):
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
         """Return the estimate of the remaining partitions; workers of a scheduler make their own."""
-        if (self.query, self.precision, resources.compute.device) == ("posteriors", "log", "gpu"):
+        if (self.query, self.options["precision"], resources.compute.device) == ("posteriors", "log", "gpu"):
             logger.warning("posteriors in logarithms stay on the CPU")
         if resources.scheduler is not None:
             return RunEstimate()
@@ -282,7 +255,7 @@ class SequenceJob(Workload):
     @property
     def has_part_size(self) -> bool:
         """True if a number of sequences was asked for."""
-        return self.partition_rows is not None
+        return self.options["partition_rows"] is not None
 
     def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
         """Return how many sequences make a part; on a GPU, of which nothing is forecast, as many as it has."""

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Literal
 
 from junctor.model.errors import EvidenceError, InputError
+from junctor.model.options import Impossible
 from junctor.model.query import one_of
 
-# Parameters that EM begins with, of a network and of a hidden Markov model.
-Start = Literal["network", "random", "uniform"]
-ChainStart = Literal["model", "random", "uniform"]
-# What becomes of rows that the zeros of the network rule out.
-Impossible = Literal["refuse", "skip", "smooth"]
-Acceleration = Literal["squarem", "none"]
 # Share of a distribution that its zeros get where impossible rows are smoothed.
 SMOOTHING = 1e-3
 # Numbers of impossible rows that an error names.

@@ -16,9 +16,9 @@ from junctor.formats import read_network
 from junctor.learning.expectation import Floats
 from junctor.learning.observations import values_of
 from junctor.learning.pieces import read_rows
-from junctor.learning.rows import RowOptions, fit_compute, open_rows, row_options, stamps_of_rows
+from junctor.learning.rows import fit_compute, open_rows, row_options, stamps_of_rows
 from junctor.model.network import Network
-from junctor.model.option_table import FIT_KEYWORDS, LearningOptions, takes_keywords
+from junctor.model.option_table import FIT_KEYWORDS, LearningOptions, RowOptions, takes_keywords
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
 from junctor.runtime.files import aside

@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from junctor.learning.choices import Acceleration
 from junctor.learning.expectation import Expectation, Floats
+from junctor.model.arguments import real, whole
 from junctor.model.errors import InputError
+from junctor.model.option_table import LoopOptions
+from junctor.model.options import Acceleration
 from junctor.model.query import one_of
 
-__all__ = ["Acceleration", "Fit", "FitOptions", "FitState", "Fitted", "Iteration", "fit"]
+__all__ = ["Fit", "FitOptions", "FitState", "Fitted", "Iteration", "fit"]
 
 # Least share of a plain step's value that an extrapolation leaves: it never makes a zero, which EM could not leave.
 KEPT_SHARE = 0.1
@@ -74,6 +76,14 @@ class FitOptions:
             raise InputError(f"a tolerance of {self.tolerance!r}, expected a number of at least 0")
         if self.max_iterations < 1:
             raise InputError(f"at most {self.max_iterations!r} iterations, expected at least 1")
+
+
+def fit_options(options: LoopOptions) -> FitOptions:
+    """Return the record of when users want a fit to end; raises InputError."""
+    tolerance = real("tolerance", options["tolerance"], InputError)
+    return FitOptions(
+        tolerance, whole("max_iterations", options["max_iterations"], InputError), options["acceleration"]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,10 @@ from junctor.learning.check import check_holdout, row_logs
 from junctor.learning.checkpoint import Checkpoint
 from junctor.learning.choices import (
     SMOOTHING,
-    Acceleration,
-    Impossible,
-    Start,
     check_choices,
     refuse_impossible,
 )
-from junctor.learning.em import FitOptions, Iteration
+from junctor.learning.em import FitOptions, Iteration, fit_options
 from junctor.learning.errors import parameter_errors, refuse_errors
 from junctor.learning.expectation import Floats
 from junctor.learning.extras import Extras
@@ -39,12 +36,18 @@ from junctor.learning.parameters import NetworkParameters, named_variables, tied
 from junctor.learning.pieces import HeldOut, RowReading, read_rows
 from junctor.learning.priors import prior_file, pseudo_counts
 from junctor.learning.restarts import best_of_starts
-from junctor.learning.rows import RowOptions, fit_compute, open_rows, row_options, stamps_of_rows, with_new_states
-from junctor.model.arguments import real, texts, whole
+from junctor.learning.rows import fit_compute, open_rows, row_options, stamps_of_rows, with_new_states
+from junctor.model.arguments import texts, whole
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Network
-from junctor.model.option_table import FIT_KEYWORDS, LearningOptions, takes_keywords
-from junctor.model.options import ComputeOptions
+from junctor.model.option_table import (
+    FIT_KEYWORDS,
+    NetworkFitOptions,
+    NetworkLearningOptions,
+    RowOptions,
+    takes_keywords,
+)
+from junctor.model.options import ComputeOptions, Impossible, Start
 from junctor.model.query import one_of
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
@@ -92,42 +95,14 @@ def learn(
     network: Network | str | os.PathLike[str] | RemotePath,
     table: Any,
     *,
-    prior: str = "none",
-    fix: Sequence[str] = (),
-    tie: Sequence[str] = (),
-    start: Start = "network",
-    restarts: int = 1,
-    seed: int = 0,
-    tolerance: float = 1e-6,
-    max_iterations: int = 200,
-    acceleration: Acceleration = "squarem",
-    holdout: float = 0.0,
-    impossible: Impossible = "refuse",
-    new_states: bool = False,
     watch: Callable[[int, Iteration], None] | None = None,
-    errors: bool = False,
-    report: str | os.PathLike[str] | RemotePath | None = None,
-    **options: Unpack[LearningOptions],
+    **options: Unpack[NetworkLearningOptions],
 ) -> Learned:
     """Fit the tables of a Bayesian network to rows of evidence with gaps, by expectation maximisation.
 
     network: a Network, or the path of a network file; its zeros are structural and stay.
     table: evidence, as for `junctor.posteriors`, or the path of a file or folder; what has no column is latent.
-    prior: "none", "bdeu:N" or "dirichlet:FILE" (`junctor.learning.priors`).
-    fix: names of variables, or patterns, whose tables stay.
-    tie: texts "A=B": variables that share a table.
-    start: the tables of the network, "random" or "uniform".
-    restarts: random starts, the best of which is returned.
-    seed: of random starts and of the rows held out.
-    tolerance: relative change of the objective, at least a nat for each unit of weight, at which a fit has converged.
-    max_iterations: of a start.
-    acceleration: "squarem" or "none".
-    holdout: share of the rows that are kept for a check.
-    impossible: "refuse" rows that the network's zeros rule out, "skip" them, or "smooth" the zeros.
-    new_states: add states that rows name and the network lacks.
     watch: told of each iteration, with the number of its start.
-    errors: whether `parameters` of the result has standard errors (two E-steps a parameter, unless rows are complete).
-    report: path of a page on the fit, HTML.
     options: of the table.
 
     Invalid rows are left out.
@@ -135,28 +110,33 @@ def learn(
     Raises ModelError, EvidenceError, InputError and DeviceError, and BudgetError for standard errors of too many
     parameters. What is returned does not depend on threads; counts of a GPU differ from those of a CPU by rounding.
     """
-    if not isinstance(prior, str):
-        raise InputError(f"found the prior {prior!r}, expected none, bdeu:N or dirichlet:FILE")
-    fit = LearnOptions(
-        prior,
-        texts("fix", fix),
-        texts("tie", tie),
-        start,
-        whole("restarts", restarts, InputError),
-        whole("seed", seed, InputError),
-        holdout,
-        impossible,
-        new_states,
-        FitOptions(
-            real("tolerance", tolerance, InputError), whole("max_iterations", max_iterations, InputError), acceleration
-        ),
-    )
+    fit = learn_options(options)
     rows = row_options(options)
-    report = None if report is None else location(report, "report")
-    extras = Extras(errors, report, {} if isinstance(network, Network) else {"network file": shown(str(network))})
+    report = None if options["report"] is None else location(options["report"], "report")
+    extras = Extras(
+        options["errors"], report, {} if isinstance(network, Network) else {"network file": shown(str(network))}
+    )
     network = network if isinstance(network, Network) else read_network(network)
     resources = Resources(workers=0, compute=fit_compute(options))
     return learn_rows(network, table, fit, rows, resources, watch, extras=extras)
+
+
+def learn_options(options: NetworkFitOptions) -> LearnOptions:
+    """Return the record of how users want a network to be fitted; raises InputError and EvidenceError for others."""
+    if not isinstance(options["prior"], str):
+        raise InputError(f"found the prior {options['prior']!r}, expected none, bdeu:N or dirichlet:FILE")
+    return LearnOptions(
+        options["prior"],
+        texts("fix", options["fix"]),
+        texts("tie", options["tie"]),
+        options["start"],
+        whole("restarts", options["restarts"], InputError),
+        whole("seed", options["seed"], InputError),
+        options["holdout"],
+        options["impossible"],
+        options["new_states"],
+        fit_options(options),
+    )
 
 
 def learn_rows(
@@ -272,14 +252,14 @@ def identity_of(network: Network, table: AnyPath, options: LearnOptions, rows: R
     """
     file = prior_file(options.prior)
     prior = None if file is None else location(file)
-    mapping = read_mapping(rows.mapping, network)
+    mapping = read_mapping(rows["mapping"], network)
     return {
         "network": network.digest,
         "rows": digest_of(table),
         "prior file": digest_of(prior) if prior is not None and prior.exists() else None,
         "mapping": None if mapping is None else mapping.digest,
         "options": asdict(options),
-        "reading": asdict(replace(rows, mapping=None)),
+        "reading": {**rows, "mapping": None},
     }
 
 

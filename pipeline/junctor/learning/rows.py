@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,21 @@ from junctor.evidence.column_tables import RowPlaces
 from junctor.evidence.encode import Encoder, as_arrow
 from junctor.evidence.files import Stamps
 from junctor.evidence.layout import read_layout
-from junctor.evidence.mapping import MappingSource, read_mapping
+from junctor.evidence.mapping import read_mapping
 from junctor.evidence.pipes import spooled
 from junctor.evidence.read import EvidenceSource, TableSource, open_evidence, stamps_of
 from junctor.learning.pieces import read_new_states
 from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
-from junctor.model.option_table import FitResources, LearningOptions, options_for
+from junctor.model.option_table import (
+    FitResources,
+    LearningOptions,
+    ReadingOptions,
+    RowOptions,
+    defaults_of,
+    options_for,
+)
 from junctor.model.options import ComputeOptions
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.machine import compute_options
@@ -36,36 +43,19 @@ PIECE_ROWS = 1 << 16
 NEW_STATE_SHARE = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """How rows are read; fields as arguments of `junctor.posteriors`, and the name of the column of weights."""
-
-    weight: str | None = None
-    case_id: str | None = None
-    ignore_extra: bool = False
-    strict: bool = False
-    missing: tuple[str, ...] = ()
-    mapping: MappingSource | None = None
-    format: str | None = None
-    separator: str | None = None
+def row_options(options: LearningOptions) -> RowOptions:
+    """Return how rows are read, as users gave it; raises EvidenceError for other types."""
+    told = _UNSAID | options_for(RowOptions, options)
+    return {
+        **told,
+        "weight": text("weight", told["weight"]),
+        "case_id": text("case_id", told["case_id"]),
+        "missing": texts("missing", told["missing"], numbers=True),
+        "separator": text("separator", told["separator"]),
+    }
 
 
-def row_options(options: LearningOptions, format: str | None = None) -> RowOptions:
-    """Return the record of what users gave; raises EvidenceError for other types.
-
-    format: of the evidence, None for the one that its name says.
-    """
-    more = texts("missing", options["missing"], numbers=True)
-    names = text("weight", options["weight"]), text("case_id", options["case_id"])
-    return RowOptions(
-        *names,
-        options["ignore_extra"],
-        options["strict"],
-        more,
-        options["mapping"],
-        format,
-        text("separator", options["separator"]),
-    )
+_UNSAID: RowOptions = defaults_of(RowOptions)  # type: ignore[assignment]
 
 
 def fit_compute(options: FitResources) -> ComputeOptions:
@@ -86,37 +76,29 @@ def open_rows(table: Any, network: Network, options: RowOptions, resources: Reso
     options: how they are read.
     resources: whose workers may open them, too.
     """
-    if options.weight is not None and options.weight in network.index:
-        raise EvidenceError(f"the column of weights {options.weight!r} has the name of a variable: rename it")
-    keep = () if options.weight is None else (options.weight,)
+    weight = options["weight"]
+    if weight is not None and weight in network.index:
+        raise EvidenceError(f"the column of weights {weight!r} has the name of a variable: rename it")
+    reading: ReadingOptions = {**options_for(ReadingOptions, options), "keep": () if weight is None else (weight,)}
     if isinstance(table, str | os.PathLike | RemotePath):
-        return open_evidence(
-            # Workers of a scheduler are in folders of their own.
-            table if resources.scheduler is None else spooled(table).absolute(),
-            network,
-            case_id=options.case_id,
-            ignore_extra=options.ignore_extra,
-            strict=options.strict,
-            keep=keep,
-            missing=options.missing,
-            evidence_format=options.format,
-            separator=options.separator,
-            mapping=options.mapping,
-        )
-    mapping = read_mapping(options.mapping, network)
+        # Workers of a scheduler are in folders of their own.
+        place = table if resources.scheduler is None else spooled(table).absolute()
+        return open_evidence(place, network, mapping=options["mapping"], **reading)
+    mapping = read_mapping(options["mapping"], network)
     held = _MemoryTable(as_arrow(table))
     if mapping is not None:
         mapping.refuse_absent(held.schema.names, None)
+    missing = tuple(map(str, reading["missing"]))
     layout = read_layout(
         held.schema,
         network,
-        case_id=options.case_id,
-        ignore_extra=options.ignore_extra,
-        keep=keep,
+        case_id=reading["case_id"],
+        ignore_extra=reading["ignore_extra"],
+        keep=reading["keep"],
         file=None,
         mapping=mapping,
     )
-    encoder = Encoder(network, layout, options.strict, lambda _: None, mapping, options.missing)
+    encoder = Encoder(network, layout, reading["strict"], lambda _: None, mapping, missing)
     return TableSource(layout.variables, layout.case_id_type, layout.kept_schema, ((held, layout, encoder),))
 
 

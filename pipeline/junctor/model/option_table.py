@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce, wraps
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
-from junctor.model.options import Compression, DeviceChoice, Layout, OutputFormat
+from junctor.model.options import (
+    Acceleration,
+    ChainStart,
+    Compression,
+    DeviceChoice,
+    Gaps,
+    Impossible,
+    Layout,
+    OutputFormat,
+    Start,
+)
 from junctor.model.query import (
     LEAST_SAMPLES,
     MOST_TOP,
@@ -31,7 +41,7 @@ from junctor.model.query import (
 from junctor.model.strategies import StrategyName
 
 # What a text of the command line stands for.
-Text = Literal["size", "time", "names", "conditions", "folder"]
+Text = Literal["size", "time", "names", "conditions", "folder", "share", "counts"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Group = TypeVar("Group")
 
@@ -39,6 +49,7 @@ Group = TypeVar("Group")
 QUESTION, EVIDENCE, NETWORK, OUTPUT = "Question", "Evidence", "Network", "Answers"
 SAMPLING, CHECKS, GROWTH = "Sampling", "Checks and reports", "Evidence that grows"
 RESOURCES, DISPLAY = "Resources", "Progress and messages"
+FIT, LOOP, RESULT = "What is fitted", "Iterations", "Result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +463,267 @@ class GrowthOptions(IncrementOptions, total=False):
     ]
 
 
+class StepOptions(TypedDict, total=False):
+    """The columns of sequences."""
+
+    column: Annotated[
+        str | None,
+        Option(
+            None,
+            "Column of lists, or of symbols, where there are several.",
+            None,
+            "name of the column of lists in a table, or of symbols in one with a row for each step; None for the one "
+            "that is found.",
+        ),
+    ]
+    case_id: Annotated[
+        str | None,
+        Option(
+            None,
+            "Column that names the sequences; case_id if there.",
+            None,
+            "name of the column that names the sequences; None for `case_id` if there.",
+        ),
+    ]
+    step: Annotated[
+        str | None,
+        Option(
+            None,
+            "In a table with a row for each step: numbers or times that order the rows of a sequence.",
+            None,
+            "name of the column of numbers or times of steps, in a table with a row for each step.",
+            metavar="COLUMN",
+        ),
+    ]
+    gaps: Annotated[
+        Gaps,
+        Option(
+            "invalid",
+            "Whole numbers of steps that are left out: invalid, steps without observation, or nothing.",
+            None,
+            'what becomes of gaps in whole numbers of steps: the sequence is "invalid", they are "unobserved", or '
+            '"ignore".',
+        ),
+    ]
+
+
+class LabelOptions(TypedDict, total=False):
+    """States that are known."""
+
+    labels: Annotated[str | None, Option(None, "Column of states that are known, null for others.", metavar="COLUMN")]
+
+
+class SequenceColumnOptions(WeightOptions, StepOptions, LabelOptions, total=False):
+    """The columns of sequences with weights, whose states may be known."""
+
+
+class SequenceFileOptions(TypedDict, total=False):
+    """How files of models and sequences are read."""
+
+    strict: Annotated[bool, Option(False, "Refuse the file at its first invalid sequence.")]
+    model_format: Annotated[
+        str | None,
+        Option(None, "Format of MODEL, if its name does not say: parquet, json, bif, ...", flag="--format"),
+    ]
+    sequences_format: Annotated[
+        str | None, Option(None, "Format of SEQUENCES, if its name does not say: parquet, arrow, csv, tsv.")
+    ]
+
+
+class PriorOptions(TypedDict, total=False):
+    """The prior of a network."""
+
+    prior: Annotated[
+        str,
+        Option(
+            "none",
+            "bdeu:N (equivalent sample size), dirichlet:FILE (pseudo counts, or a network) or none.",
+            FIT,
+            '"none", "bdeu:N" or "dirichlet:FILE" (`junctor.learning.priors`).',
+            metavar="PRIOR",
+        ),
+    ]
+
+
+class ChainPriorOptions(TypedDict, total=False):
+    """The prior of a hidden Markov model."""
+
+    prior: Annotated[
+        Mapping[str, float] | None,
+        Option(
+            None,
+            "Pseudo count of each probability above zero, such as emission=0.5; parts are start, transition and "
+            "emission; repeatable.",
+            FIT,
+            'pseudo counts by part, such as {"emission": 0.5}, added to the expected count of each entry above zero.',
+            metavar="PART=COUNT",
+            text="counts",
+        ),
+    ]
+
+
+class FittedOptions(TypedDict, total=False):
+    """What a fit may change."""
+
+    fix: Annotated[
+        Sequence[str],
+        Option(
+            (),
+            "Variables whose tables stay, or patterns such as 'X_*'.",
+            FIT,
+            "names of variables, or patterns, whose tables stay.",
+            metavar="A,B,...",
+            text="names",
+        ),
+    ]
+    tie: Annotated[
+        Sequence[str],
+        Option(
+            (),
+            "Variables that share one table; repeatable.",
+            FIT,
+            'texts "A=B": variables that share a table.',
+            metavar="A=B",
+        ),
+    ]
+    impossible: Annotated[
+        Impossible,
+        Option(
+            "refuse",
+            "Rows or sequences that zeros rule out: refuse them, skip them, or smooth the zeros away.",
+            FIT,
+            '"refuse" rows or sequences that zeros rule out, "skip" them, or "smooth" the zeros.',
+        ),
+    ]
+
+
+class NewStateOptions(TypedDict, total=False):
+    """States that a network lacks."""
+
+    new_states: Annotated[
+        bool,
+        Option(
+            False,
+            "Add states that EVIDENCE names and NETWORK lacks.",
+            FIT,
+            "add states that rows name and the network lacks.",
+        ),
+    ]
+
+
+class StartOptions(TypedDict, total=False):
+    """The first tables of a network."""
+
+    start: Annotated[
+        Start,
+        Option(
+            "network",
+            "First tables: those of NETWORK, random or uniform ones.",
+            LOOP,
+            'the tables of the network, "random" or "uniform".',
+        ),
+    ]
+
+
+class ChainStartOptions(TypedDict, total=False):
+    """The first probabilities of a hidden Markov model."""
+
+    start: Annotated[
+        ChainStart,
+        Option(
+            "model",
+            "First probabilities: those of MODEL, random or uniform ones.",
+            LOOP,
+            'the numbers of the model, "random" or "uniform"; zeros are kept.',
+        ),
+    ]
+
+
+class LoopOptions(TypedDict, total=False):
+    """When a fit ends."""
+
+    restarts: Annotated[
+        int,
+        Option(
+            1,
+            "Starts, the best of which is kept; more than one with --start random.",
+            LOOP,
+            "random starts, the best of which is returned.",
+            least=1,
+        ),
+    ]
+    tolerance: Annotated[
+        float,
+        Option(
+            1e-6,
+            "Relative change of the objective that ends it.",
+            LOOP,
+            "relative change of the objective, at least a nat for each unit of weight, at which a fit has converged.",
+            least=0.0,
+        ),
+    ]
+    max_iterations: Annotated[int, Option(200, "Iterations of a start at most.", LOOP, "of a start.", least=1)]
+    acceleration: Annotated[
+        Acceleration, Option("squarem", "Extrapolation of every third step.", LOOP, '"squarem" or "none".')
+    ]
+    seed: Annotated[
+        int,
+        Option(
+            0,
+            "Of random starts and of what is held out.",
+            LOOP,
+            "of random starts and of what is held out.",
+            least=0,
+        ),
+    ]
+
+
+class FindingOptions(TypedDict, total=False):
+    """What is found out of a fit."""
+
+    holdout: Annotated[
+        float,
+        Option(
+            0.0,
+            "Rows or sequences kept for a check of the fit, such as 10%.",
+            RESULT,
+            "share of the rows or sequences that are kept for a check.",
+            metavar="SHARE",
+            text="share",
+        ),
+    ]
+    errors: Annotated[
+        bool,
+        Option(
+            False,
+            "Standard errors of all parameters, in NAME.parameters.parquet beside the output.",
+            RESULT,
+            "whether `parameters` of the result has standard errors: two E-steps a free parameter, unless rows are "
+            "complete.",
+        ),
+    ]
+    report: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            None,
+            "A page on the fit, HTML that needs no network.",
+            RESULT,
+            "path of a page on the fit, HTML.",
+            metavar="FILE",
+        ),
+    ]
+
+
+class NetworkFitOptions(
+    PriorOptions, FittedOptions, NewStateOptions, StartOptions, LoopOptions, FindingOptions, total=False
+):
+    """How a network is fitted."""
+
+
+class ChainFitOptions(ChainPriorOptions, FittedOptions, ChainStartOptions, LoopOptions, FindingOptions, total=False):
+    """How a hidden Markov model is fitted."""
+
+
 class WorkerOptions(TypedDict, total=False):
     """Processes."""
 
@@ -655,10 +927,24 @@ class FitResources(ThreadOptions, MemoryOptions, DeviceOptions, TimeOptions, tot
     """What a fit may use."""
 
 
+class RowOptions(
+    WeightOptions, CaseOptions, StrictOptions, MeaningOptions, FormatOptions, SeparatorOptions, total=False
+):
+    """How rows to learn from are read."""
+
+
 class LearningOptions(
     WeightOptions, CaseOptions, StrictOptions, MeaningOptions, SeparatorOptions, FitResources, total=False
 ):
     """Keywords of functions that learn from rows."""
+
+
+class NetworkLearningOptions(NetworkFitOptions, LearningOptions, total=False):
+    """Keywords of `learn`."""
+
+
+class ChainLearningOptions(StepOptions, ChainFitOptions, FitResources, total=False):
+    """Keywords of `junctor.hmm.learning.learn`."""
 
 
 class ResourceOptions(ThreadOptions, MemoryOptions, DeviceOptions, SpillOptions, TimeOptions, total=False):
@@ -696,9 +982,11 @@ class JointOptions(ArchitectureOptions, JointResources, total=False):
     """Keywords of `joint_posteriors`."""
 
 
-class ReadingOptions(
-    CaseOptions, StrictOptions, KeepOptions, MissingOptions, FormatOptions, SeparatorOptions, total=False
-):
+class TableOptions(CaseOptions, StrictOptions, KeepOptions, MissingOptions, total=False):
+    """How tables of evidence are read, whatever their columns and cells mean."""
+
+
+class ReadingOptions(TableOptions, FormatOptions, SeparatorOptions, total=False):
     """How files of evidence are read, whatever their columns and cells mean."""
 
 
@@ -720,6 +1008,22 @@ class QuestionOptions(
     """What is asked of each row: `Query` as users give it."""
 
 
+class SequenceOptions(StepOptions, ResourceOptions, total=False):
+    """Keywords of functions that answer sequences."""
+
+
+class ClosingOptions(ReportOptions, FailOptions, RejectOptions, total=False):
+    """What is made of a finished run beside its answers."""
+
+
+class WorkloadOptions(ClosingOptions, OverwriteOptions, PartRowOptions, total=False):
+    """What runs of rows and of sequences are told."""
+
+
+class SequenceJobOptions(PrecisionOptions, StepOptions, SequenceFileOptions, WorkloadOptions, total=False):
+    """What a run of sequences is told beside its question and its resources."""
+
+
 class JobOptions(
     EvidenceOptions,
     NetworkOptions,
@@ -727,9 +1031,7 @@ class JobOptions(
     SeparatorOptions,
     AnswerFileOptions,
     CsvOptions,
-    ReportOptions,
-    FailOptions,
-    RejectOptions,
+    ClosingOptions,
     OverwriteOptions,
     GrowthOptions,
     PartRowOptions,

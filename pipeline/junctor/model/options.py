@@ -19,6 +19,12 @@ OutputFormat = Literal["parquet", "arrow"]
 Gaps = Literal["invalid", "unobserved", "ignore"]
 Layout = Literal["lists", "columns"]
 Compression = Literal["zstd", "lz4", "none"]
+# Parameters that EM begins with, of a network and of a hidden Markov model.
+Start = Literal["network", "random", "uniform"]
+ChainStart = Literal["model", "random", "uniform"]
+# What becomes of rows that the zeros of the network rule out.
+Impossible = Literal["refuse", "skip", "smooth"]
+Acceleration = Literal["squarem", "none"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from junctor.evidence.files import refuse_target
 from junctor.model.errors import InputError, RunError
+from junctor.model.option_table import ClosingOptions
 from junctor.runs.storage import Directory, RunSpec
 from junctor.runtime.installed import require_extra
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, location, shown
 
 if TYPE_CHECKING:
-    from junctor.runs.outcome import FinishedRun, Outcome
+    from junctor.runs.manifest import Manifest
+    from junctor.runs.outcome import Outcome
     from junctor.runs.thresholds import Verdict
 
 # First bytes of a page, in lower case.
@@ -29,15 +31,11 @@ class Closing:
     """What is asked for at the end of a run.
 
     directory: of the run.
-    report: whether a page is written.
-    fail_if: thresholds.
-    rejects: file for the rows that are not ok, `.csv` or `.parquet`.
+    options: report, fail_if and rejects, of the table.
     """
 
     directory: Directory[Any]
-    report: bool | None = None
-    fail_if: tuple[str, ...] = ()
-    rejects: str | None = None
+    options: ClosingOptions
 
     def check_places(self, sources: Sequence[str] = ()) -> None:
         """Raise InputError or RunError for a file of rejects that cannot be written, or is of something else.
@@ -45,58 +43,60 @@ class Closing:
         sources: what the run reads, as it was given; none where that is not known.
         Raises InputError for a page where nothing draws it.
         """
-        if self.report:
+        if self.options["report"]:
             require_extra("report", "a page", "leave the report out")
-        if self.rejects is None:
+        rejects = self.options["rejects"]
+        if rejects is None:
             return
         from junctor.runs.rejects import refuse_ending, refuse_others
 
-        refuse_target(self.rejects, "--rejects", sources)
-        refuse_bytes(location(self.rejects).absolute())
-        self.directory.refuse_target(self.rejects, "--rejects")
-        refuse_ending(self.rejects)
+        refuse_target(rejects, "--rejects", sources)
+        refuse_bytes(location(rejects).absolute())
+        self.directory.refuse_target(rejects, "--rejects")
+        refuse_ending(rejects)
         if not sources:
             # It may be the evidence.
-            refuse_others(self.rejects)
+            refuse_others(rejects)
 
-    def write_rejects(self, manifest: FinishedRun, progress: Progress) -> None:
+    def write_rejects(self, manifest: Manifest, progress: Progress) -> None:
         """Write the rows that are not ok, if requested; progress: shows the stage."""
-        if self.rejects is None:
+        rejects = self.options["rejects"]
+        if rejects is None:
             return
         from junctor.runs.rejects import write_rejects
 
         progress.stage("writing rows that are not ok")
         kept = len(manifest.spec.keep) if isinstance(manifest.spec, RunSpec) else 0
-        write_rejects(self.directory.path, manifest.parts, kept, location(self.rejects).absolute())
+        write_rejects(self.directory.path, manifest.parts, kept, location(rejects).absolute())
 
-    def refuse_unknown(self, manifest: FinishedRun) -> None:
+    def refuse_unknown(self, manifest: Manifest) -> None:
         """Raise InputError for thresholds on what the run has not, as far as that was not known before it began."""
-        if self.fail_if:
+        if self.options["fail_if"]:
             from junctor.runs.outcome import outcome_of
 
-            outcome_of(self.directory, manifest).refuse_unknown(self.fail_if)
+            outcome_of(self.directory, manifest).refuse_unknown(self.options["fail_if"])
 
-    def judge(self, manifest: FinishedRun, progress: Progress) -> None:
+    def judge(self, manifest: Manifest, progress: Progress) -> None:
         """Write the page, if requested; raises ThresholdError for thresholds that are crossed: the answers are kept.
 
         manifest: of the run.
         progress: shows the stage.
         """
-        if not self.report and not self.fail_if:
+        if not self.options["report"] and not self.options["fail_if"]:
             return
         from junctor.runs.outcome import outcome_of
         from junctor.runs.thresholds import refuse_crossed
 
         outcome = outcome_of(self.directory, manifest)
-        found = outcome.verdicts(self.fail_if)
-        if self.report:
+        found = outcome.verdicts(self.options["fail_if"])
+        if self.options["report"]:
             self._write_page(outcome, found, progress)
         rows, page = (
             f"status and reason of all rows: {self.directory.path / manifest.spec.folder}",
             self.directory.report,
         )
-        if self.rejects is not None:
-            rows = f"all rows that are not ok are in {shown(self.rejects)}"
+        if (rejects := self.options["rejects"]) is not None:
+            rows = f"all rows that are not ok are in {shown(rejects)}"
         refuse_crossed(found, rows, str(page) if page.exists() else None)
 
     def _write_page(self, outcome: Outcome, found: Sequence[Verdict], progress: Progress) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 from junctor.evidence.files import partition_of
 from junctor.model.errors import RunError, counted
@@ -46,11 +46,6 @@ class EvidenceColumns:
     case_id: str
     kept: dict[str, str]
 
-    @classmethod
-    def of(cls, record: Any) -> EvidenceColumns | None:
-        """Return them from a record of `asdict`, None for None; raises TypeError for another record."""
-        return None if record is None else typed(cls, record)
-
 
 @dataclass(frozen=True, slots=True)
 class Increment:
@@ -84,12 +79,6 @@ class Increment:
     removed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, record: Any) -> Increment:
-        """Return it from a record of `asdict`; raises TypeError for another record."""
-        found: Increment = typed(cls, record)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +133,6 @@ class Pending:
         """True if there is nothing to commit."""
         return not (self.inputs or self.renamed or self.removed or self.dropped or self.returned)
 
-    @classmethod
-    def of(cls, record: Any) -> Pending:
-        """Return it from a record of `asdict`; raises TypeError for another record."""
-        found: Pending = typed(cls, record)
-        return found
-
 
 @dataclass(frozen=True)
 class IncrementDirectory(RunDirectory):
@@ -165,7 +148,7 @@ class IncrementDirectory(RunDirectory):
         """The increment in progress."""
         record = read_json(self.ingested)
         try:
-            return Pending.of(record) if record is not None else Pending(0, (), {}, (), (), (), (), {}, None, True)
+            return typed(Pending, record) if record is not None else Pending(0, (), {}, (), (), (), (), {}, None, True)
         except (KeyError, TypeError) as error:
             raise RunError(f"{self.ingested}: no list of inputs ({error}): delete it and run again") from error
 

@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 from junctor.evidence.files import NULL_FOLDER, partition_columns, partition_of
 from junctor.model.errors import EvidenceError
-from junctor.runtime.records import typed
 
 # Why an input is answered.
 Why = Literal["new", "late", "changed", "backfilled"]
@@ -59,12 +58,6 @@ class Input:
     statuses: dict[str, int]
     parts: tuple[str, ...]
     removed: bool = False
-
-    @classmethod
-    def of(cls, record: Any) -> Input:
-        """Return it from a record of `asdict`; raises TypeError for another record."""
-        found: Input = typed(cls, record)
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,7 @@ def read_checksums(directory: Directory[Any]) -> dict[str, Checksum]:
 
 def checksums_in(record: Any) -> dict[str, Checksum]:
     """Return the checksums of a JSON record; raises TypeError for another one."""
-    checksums: dict[str, Checksum] = typed(dict[str, Checksum], record)
-    return checksums
+    return typed(dict[str, Checksum], record)
 
 
 def checksums_of(paths: list[AnyPath]) -> list[Checksum]:
@@ -234,7 +233,7 @@ def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None
     record = read_json(directory.manifest)
     if record is None:
         raise RunError("missing")
-    parts: tuple[Part, ...] = typed(tuple[Part, ...], record["parts"], "parts")
+    parts = typed(tuple[Part, ...], record["parts"], "parts")
     if record["rows"] != sum(part.rows for part in parts):
         raise RunError("its rows are not those of its parts")
     files = checksums_in(record.get("files", {}))

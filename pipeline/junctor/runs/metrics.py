@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any
 
-from junctor.runs.run import Manifest
+from junctor.runs.manifest import Manifest
 from junctor.runs.watch import Watcher
 from junctor.runs.workload import Workload
 from junctor.runtime.progress import Count

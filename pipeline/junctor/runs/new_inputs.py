@@ -26,6 +26,7 @@ from junctor.evidence.files import (
     stamp_of,
 )
 from junctor.model.errors import EvidenceError, Place, counted
+from junctor.model.option_table import JobOptions
 from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, stem_of
 from junctor.runs.inputs import Backfill, Change, Changes, Input, Listed, compare, selects
 from junctor.runs.partition import network_for
@@ -60,20 +61,14 @@ logger = logging.getLogger("junctor")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Evidence that grows, and what of it is asked for.
+    """Evidence that grows.
 
     evidence: folder or glob.
-    format: of its files, None for the formats by name or content.
-    backfill: ranges of partitions to answer again, as texts.
-    drop_removed: whether answers to inputs that are gone leave as well.
-    mapping: file of what columns and cells mean.
+    options: of the run.
     """
 
     evidence: str
-    format: str | None = None
-    backfill: tuple[str, ...] = ()
-    drop_removed: bool = False
-    mapping: str | None = None
+    options: JobOptions
 
 
 def ingest(
@@ -102,9 +97,10 @@ def ingest(
     files = _Files.of(growth, folder_before)
     if folder_before is not None:
         _refuse_another_folder(files.found, folder_before, known)
-    backfills = [Backfill.parse(text) for text in growth.backfill]
+    wanted = growth.options["backfill"]
+    backfills = [Backfill.parse(text) for text in wanted]
     if backfills and not any(selects(backfills, each.path) for each in files.listed):
-        raise EvidenceError(f"no input is in {' '.join(growth.backfill)}", Place(shown(growth.evidence)))
+        raise EvidenceError(f"no input is in {' '.join(wanted)}", Place(shown(growth.evidence)))
     changes = compare(
         files.listed,
         known,
@@ -118,12 +114,12 @@ def ingest(
     missed = {each.path for each in known if each.removed}
     # Before this call, or found by it.
     gone = {path for path in missed - files.paths.keys() if files.found.covers(path)}
-    dropped = tuple(sorted({*gone, *changes.removed})) if growth.drop_removed else ()
+    dropped = tuple(sorted({*gone, *changes.removed})) if growth.options["drop_removed"] else ()
     progress.stage("reading the evidence")
     # Answers that leave say nothing about the columns of others.
     leaving = {*dropped, *(changes.renamed.get(each.listed.path, each.listed.path) for each in changes.answer)}
     before = columns if any(each.path not in leaving for each in known) else None
-    encoding = _Encoding(directory, spec, files, before, growth.mapping, dict(changes.broken))
+    encoding = _Encoding(directory, spec, files, before, growth.options, dict(changes.broken))
     threads = usable_cores()
     for rows in ahead(
         _write, encoding.partitions(changes, known, number, threads), threads, lambda task: task.partition.bytes, _AHEAD
@@ -156,8 +152,7 @@ def open_inputs(
     path: str | AnyPath,
     network: Network,
     spec: RunSpec,
-    format: str | None,
-    mapping: str | None,
+    options: JobOptions,
     folder: AnyPath | None = None,
     kept_types: Mapping[str, pa.DataType] | None = None,
     case_id_type: pa.DataType | None = None,
@@ -167,8 +162,7 @@ def open_inputs(
     path: of the evidence.
     network: that it is for.
     spec: of the run, with the options of reading.
-    format: None for one by name or content.
-    mapping: file of what columns and cells mean.
+    options: of the run, for the format of the evidence and its mapping.
     folder: of which the names of folders below are columns.
     kept_types, case_id_type: of columns that are carried through, as of `open_evidence`.
     Raises EvidenceError, also for kept columns of types that the answers cannot have.
@@ -177,7 +171,7 @@ def open_inputs(
     from junctor.evidence.read import open_evidence
     from junctor.runs.answer_files import refuse_other_types
 
-    read = read_mapping(mapping, network)
+    read = read_mapping(options["mapping"], network)
     if read is not None and read.digest != spec.mapping_digest:
         raise EvidenceError("was written to while it was read", read.place)
     source = open_evidence(
@@ -188,7 +182,7 @@ def open_inputs(
         strict=spec.strict,
         keep=spec.keep,
         missing=spec.missing,
-        evidence_format=format,
+        evidence_format=options["evidence_format"],
         separator=spec.separator,
         folder=folder,
         mapping=hiding(read, network, spec.as_query()),
@@ -208,7 +202,6 @@ class _Files:
     """
 
     found: InputFiles
-    format: str | None
     paths: dict[str, AnyPath]
     listed: list[Listed]
     stamps: dict[str, Stamp]
@@ -232,7 +225,7 @@ class _Files:
                 # Listed nevertheless: it is not removed.
                 unreadable[name] = error
                 listed.append(Listed(name, 0, None))
-        return cls(found, growth.format, paths, listed, stamps, unreadable)
+        return cls(found, paths, listed, stamps, unreadable)
 
     def digest(self, listed: Listed) -> str:
         """Return the SHA-256 of a file; raises EvidenceError."""
@@ -303,7 +296,7 @@ class _Encoding:
     """The inputs of an increment while they are encoded, one after the other.
 
     columns: of the inputs so far.
-    mapping: file of what columns and cells mean.
+    options: of the run.
     broken: path -> reason of inputs that cannot be read.
     encoded: the others.
     lacking: path -> columns that other inputs have.
@@ -314,7 +307,7 @@ class _Encoding:
     spec: RunSpec
     files: _Files
     columns: EvidenceColumns | None
-    mapping: str | None
+    options: JobOptions
     broken: dict[str, str]
     encoded: list[Encoded] = field(default_factory=list)
     lacking: dict[str, list[str]] = field(default_factory=dict)
@@ -356,9 +349,9 @@ class _Encoding:
             self.encoded.append(Encoded(*its, key, change.why, tuple(rows)))
 
     def _open(self, listed: Listed, network: Network, types: _Types | None = None) -> EvidenceSource:
-        path, files = self.files.paths[listed.path], self.files
-        how = self.spec, files.format, self.mapping, files.found.folder
-        return open_inputs(path, network, *how, *(() if types is None else (types.kept, types.case_id)))
+        path, folder = self.files.paths[listed.path], self.files.found.folder
+        known = () if types is None else (types.kept, types.case_id)
+        return open_inputs(path, network, self.spec, self.options, folder, *known)
 
     def _is_unlike(self, source: EvidenceSource) -> bool:
         """Return True if columns that are carried through have no type, or another one than in the inputs so far."""
@@ -436,7 +429,7 @@ class _Encoding:
     def _free_key(self, change: Change, source: EvidenceSource, taken: set[tuple[str, str]]) -> str:
         """Return the key of an input, which is not among those that are taken in its partition."""
         path = change.listed.path
-        format = self.files.format or format_of(self.files.paths[path])
+        format = self.options["evidence_format"] or format_of(self.files.paths[path])
         # Other files may have given them, and when an interrupted increment goes on others may be there.
         types = [str(source.case_id_type), {field.name: str(field.type) for field in source.kept_schema}]
         for copy in count():

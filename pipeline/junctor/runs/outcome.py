@@ -9,13 +9,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import RunError
 from junctor.runs.drift import Drift, Vector, drifts, marginals
-from junctor.runs.partition import Part, StageTimings, network_for
+from junctor.runs.manifest import Manifest
+from junctor.runs.partition import Part, network_for
 from junctor.runs.statistics import Reason, Statistics, complete, merged, statistics_of
-from junctor.runs.storage import STATISTICS, AnySpec, Directory, RunDirectory, run_digest
+from junctor.runs.storage import STATISTICS, Directory, RunDirectory, run_digest
 from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
 from junctor.runtime.files import read_json, refused
 
@@ -24,45 +25,6 @@ if TYPE_CHECKING:
 
 # Reasons of a status that are told at the end of a run.
 TOLD = 3
-
-
-class FinishedRun(Protocol):
-    """What is read of a manifest."""
-
-    @property
-    def spec(self) -> AnySpec:
-        """Specification of the run."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of all parts."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Parts in the order of their rows."""
-
-    @property
-    def reused_parts(self) -> int:
-        """Parts of calls before the last one."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the last call."""
-
-    @property
-    def stages(self) -> StageTimings:
-        """Seconds of its stages."""
-
-    @property
-    def observed_targets(self) -> dict[str, int]:
-        """Valid rows that observe variables that the query names."""
-
-    @property
-    def finished_at(self) -> str:
-        """Date and time, in UTC."""
-
-    def to_record(self) -> dict[str, Any]:
-        """Return a record for JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +39,7 @@ class Outcome:
     """
 
     directory: Directory[Any]
-    manifest: FinishedRun
+    manifest: Manifest
     statistics: Statistics
     counted: int
     network: Network | None
@@ -122,7 +84,7 @@ class Outcome:
         return {name: known.get(name, math.nan) for name in names}
 
 
-def outcome_of(directory: Directory[Any], manifest: FinishedRun) -> Outcome:
+def outcome_of(directory: Directory[Any], manifest: Manifest) -> Outcome:
     """Return the outcome of a finished run; raises RunError for files that cannot be read."""
     run = run_digest(directory.read_spec())
     parts = [_statistics(directory, run, part) for part in manifest.parts]

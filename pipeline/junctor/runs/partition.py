@@ -29,7 +29,6 @@ from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import counts_rows
-from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.threads import Threads, short_turns
 
@@ -256,15 +255,11 @@ class Part:
         del record["stamps"]
         return record
 
-    @classmethod
-    def of(cls, record: Any) -> Part:
-        """Return the part of a JSON record; raises TypeError for another record."""
+    def __post_init__(self) -> None:
         from junctor.model.answers import STATUS_NAMES
 
-        part: Part = typed(cls, record)
-        if lacking := [name for name in STATUS_NAMES if name not in part.statuses]:
+        if lacking := [name for name in STATUS_NAMES if name not in self.statuses]:
             raise TypeError(f"statuses of a part: found no {lacking[0]!r}")
-        return part
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -22,16 +22,14 @@ from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import named_variables
 from junctor.planning.budget import format_bytes
 from junctor.runs.increments import (
-    EvidenceColumns,
-    Increment,
     IncrementDirectory,
     broken_inputs,
     increment_of,
     merge,
     total_of,
 )
-from junctor.runs.inputs import Input
-from junctor.runs.integrity import checksums_in, discard_damaged, write_checksums
+from junctor.runs.integrity import discard_damaged, write_checksums
+from junctor.runs.manifest import Manifest, read_manifest
 from junctor.runs.new_inputs import ingest
 from junctor.runs.partition import (
     Part,
@@ -43,7 +41,6 @@ from junctor.runs.partition import (
     propagate_partition,
     read_part,
 )
-from junctor.runs.statistics import observed_in
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, RunSpec, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import (
@@ -54,7 +51,7 @@ from junctor.runtime.dask_cluster import (
     workers_ahead,
 )
 from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
-from junctor.runtime.files import Checksum, checksum_of, explained, read_json, refused, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.installed import has_extra
 from junctor.runtime.local_cluster import largest_worker
@@ -66,7 +63,6 @@ from junctor.runtime.machine import (
     usable_cores,
 )
 from junctor.runtime.progress import Progress, Silence, shows_work
-from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.remote_lock import check_lock
 from junctor.runtime.threads import ahead, import_ahead, short_turns
@@ -81,9 +77,6 @@ PROCESS_CORES, WORKER_CORES = 16, 4
 INPUTS_AHEAD = 2**28
 # Parts of a store whose metadata are read at a time.
 STORE_READS = 16
-
-# Fields of a manifest that other runs have not.
-_OF_INCREMENTS = ("increment", "inputs", "increments", "columns", "root")
 
 logger = logging.getLogger("junctor")
 
@@ -102,56 +95,6 @@ class RunStats:
     stages: StageTimings
     made: tuple[Part, ...] = ()
     worker_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """A finished run.
-
-    spec: specification of the run.
-    rows: of all parts.
-    statuses: rows of each status.
-    parts: in the order of their rows.
-    reused_parts: number of parts from calls before the last one.
-    seconds: of the last call.
-    stages: seconds of its own parts.
-    finished_at: date and time, in UTC.
-    peak_bytes: of memory of this process, and of its largest worker on this machine; all that they are made of, where
-        `--memory` is about propagation alone.
-    files: checksums of the network, of the specification and of other small files.
-    increment: number of the increment of the last call, None if nothing was new; this and the rest are of runs whose
-        evidence grows.
-    inputs: files that are answered; their parts follow each other in `parts`.
-    increments: in their order.
-    columns: of the inputs.
-    root: folder in which the paths of inputs begin, or its URL; earlier versions told none.
-    observed_targets: variables that the query names -> valid rows that observe them, without those of no rows.
-    """
-
-    spec: AnySpec
-    rows: int
-    statuses: dict[str, int]
-    parts: tuple[Part, ...]
-    reused_parts: int
-    seconds: float
-    stages: StageTimings
-    finished_at: str
-    peak_bytes: tuple[int, int] = (0, 0)
-    files: dict[str, Checksum] = field(default_factory=dict)
-    increment: int | None = None
-    inputs: tuple[Input, ...] = ()
-    increments: tuple[Increment, ...] = ()
-    columns: EvidenceColumns | None = None
-    root: str | None = None
-    observed_targets: dict[str, int] = field(default_factory=dict)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return a record for JSON."""
-        parts = [part.to_record() for part in self.parts]
-        record = {**asdict(replace(self, parts=())), "spec": spec_record(self.spec), "parts": parts}
-        left_out: tuple[str, ...] = () if self.increments else _OF_INCREMENTS
-        left_out += () if self.observed_targets else ("observed_targets",)
-        return {name: record[name] for name in record if name not in left_out}
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -215,13 +158,13 @@ def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Pr
     """
     if not job.has_part_size:
         spec = job.directory.with_its_parts(spec)
-    if alone and job.directory.loses_answers(spec, job.overwrite):
+    if alone and job.directory.loses_answers(spec, job.options["overwrite"]):
         # The answers of weeks must not go for a file with a wrong column.
         progress.stage(f"checking the {job.words.inputs}")
         job.check_inputs(model, spec, usable_cores())
         refuse_changes(stamps, job.stamps())
     # Before anything is written: another run in the directory must stay whole.
-    job.directory.claim(spec, job.overwrite, alone)
+    job.directory.claim(spec, job.options["overwrite"], alone)
     with explained(job.directory.path):
         discard_damaged(job.directory)
         if not job.directory.network.exists():
@@ -703,34 +646,3 @@ def _small_files(directory: Directory[Any]) -> dict[str, Checksum]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def read_manifest(directory: Directory[Any]) -> Manifest:
-    """Return the manifest of a finished run; raises RunError if it is missing or unreadable."""
-    record = read_json(directory.manifest)
-    if record is None:
-        raise RunError(f"{directory.path}: not finished (manifest.json is missing)")
-    with refused(lambda said: RunError(f"{directory.manifest}: not a manifest ({said}): delete it and run again")):
-        return manifest_of(record, directory.parse)
-
-
-def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) -> Manifest:
-    """Return the manifest of a record of `Manifest.to_record`; raises KeyError or TypeError for another record.
-
-    parse: makes the spec of its record.
-    """
-    kinds = {"rows": int, "statuses": dict[str, int], "reused_parts": int, "seconds": float, "finished_at": str}
-    return Manifest(
-        spec=parse(record["spec"]),
-        parts=tuple(map(Part.of, record["parts"])),
-        stages=typed(StageTimings, record["stages"], "stages"),
-        **{name: typed(kind, record[name], name) for name, kind in kinds.items()},
-        peak_bytes=typed(tuple[int, int], record.get("peak_bytes", (0, 0)), "peak_bytes"),
-        files=checksums_in(record.get("files", {})),
-        increment=typed(int | None, record.get("increment"), "increment"),
-        inputs=tuple(Input.of(each) for each in record.get("inputs", ())),
-        increments=tuple(Increment.of(each) for each in record.get("increments", ())),
-        columns=EvidenceColumns.of(record.get("columns")),
-        root=typed(str | None, record.get("root"), "root"),
-        observed_targets=observed_in(record),
-    )

@@ -17,9 +17,9 @@ from junctor.model.errors import InputError, RunError
 from junctor.runs.closing import Closing
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.integrity import faulty_parts
+from junctor.runs.manifest import Manifest, read_manifest
 from junctor.runs.partition import StageTimings
 from junctor.runs.run import (
-    Manifest,
     RunStats,
     claim,
     cut,
@@ -27,7 +27,6 @@ from junctor.runs.run import (
     part_rows,
     plan,
     propagate,
-    read_manifest,
     write_manifest,
 )
 from junctor.runs.storage import Directory

@@ -296,7 +296,7 @@ def statistics_of(record: Mapping[str, Any]) -> Statistics:
         if record["format_version"] != FORMAT_VERSION:
             raise RunError(f"found statistics of format version {record['format_version']}, expected {FORMAT_VERSION}")
         logs, sampled = record["logarithms"], record["sampled"]
-        found: Statistics = typed(
+        found = typed(
             Statistics,
             Statistics(
                 record["rows"],
@@ -343,8 +343,7 @@ def observed_lines(observed: Mapping[str, int], statuses: Mapping[str, int]) -> 
 
 def observed_in(record: Mapping[str, Any]) -> dict[str, int]:
     """Return the observed targets of the record of a manifest, none of one without; raises TypeError for others."""
-    found: dict[str, int] = typed(dict[str, int], record.get("observed_targets", {}), "observed_targets")
-    return found
+    return typed(dict[str, int], record.get("observed_targets", {}), "observed_targets")
 
 
 def merged(parts: Iterable[Statistics]) -> Statistics:

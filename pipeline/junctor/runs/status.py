@@ -108,7 +108,7 @@ def read_status(path: AnyPath) -> RunStatus:
 
 def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) -> RunStatus:
     """Return the state that a manifest tells; raises KeyError or TypeError for another record."""
-    parts: tuple[Part, ...] = typed(tuple[Part, ...], manifest["parts"], "parts")
+    parts = typed(tuple[Part, ...], manifest["parts"], "parts")
     return RunStatus(
         directory=str(path),
         state="finished",
@@ -119,8 +119,8 @@ def _finished(path: AnyPath, spec: dict[str, Any], manifest: Mapping[str, Any]) 
         bytes=sum(part.bytes for part in parts),
         finished_at=typed(str, manifest["finished_at"], "finished_at"),
         seconds=typed(float, manifest["seconds"], "seconds"),
-        inputs=tuple(Input.of(each) for each in manifest.get("inputs", ())),
-        increments=tuple(Increment.of(each) for each in manifest.get("increments", ())),
+        inputs=typed(tuple[Input, ...], manifest.get("inputs", ()), "inputs"),
+        increments=typed(tuple[Increment, ...], manifest.get("increments", ()), "increments"),
         observed_targets=observed_in(manifest),
     )
 

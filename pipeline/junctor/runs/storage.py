@@ -601,8 +601,7 @@ class RunDirectory(Directory[RunSpec]):
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:
         """Return the spec of a record."""
-        spec: RunSpec = typed(RunSpec, record)
-        return spec
+        return typed(RunSpec, record)
 
 
 def _taken(lock: IO[str], kind: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from junctor.runs.run import Manifest
+from junctor.runs.manifest import Manifest
 from junctor.runs.workload import Workload
 from junctor.runtime.progress import Count, Progress
 

@@ -5,32 +5,27 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from junctor.cost.constants import CPU, GPU
 from junctor.evidence.files import Stamps, checked_separator, input_files, lists, stamp_of
 from junctor.evidence.pipes import STDIN
 from junctor.model.errors import BudgetError, EvidenceError, InputError
-from junctor.model.options import (
-    AnswerFiles,
-    Compression,
-    ComputeOptions,
-    DeviceChoice,
-    Layout,
-    OutputFormat,
-    compression_of,
-)
+from junctor.model.option_table import JobOptions, ReadingOptions, WorkloadOptions, options_for, takes_keywords
+from junctor.model.options import AnswerFiles, ComputeOptions, DeviceChoice, compression_of
 from junctor.model.query import Query
+from junctor.planning.budget import parse_bytes
 from junctor.runs.closing import Closing, refuse_bytes
 from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth, open_inputs
@@ -130,17 +125,27 @@ class RunEstimate:
 
 
 class Workload(ABC):
-    """The user's request, and the difference between runs of rows and of sequences."""
+    """The user's request, and the difference between runs of rows and of sequences.
 
-    __slots__ = ()
+    Attributes are the arguments of its class; places are as they were given.
+    output: run directory, or its URL.
+    options: of the table.
+    """
+
     words: ClassVar[Words]
     flow_name: ClassVar[str]
     task_class: ClassVar[type[PartitionTask[Any]]]
     output: str
-    overwrite: bool
-    report: bool | None
-    fail_if: tuple[str, ...]
-    rejects: str | None
+    options: WorkloadOptions
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its arguments, by their names."""
+        return {name: value for name, value in vars(self).items() if name != "options"} | self.options
+
+    def but(self, **changes: Any) -> Self:
+        """Return the same request with other arguments."""
+        return type(self)(**self.told | changes)
 
     @property
     @abstractmethod
@@ -154,8 +159,13 @@ class Workload(ABC):
 
     @property
     @abstractmethod
+    def model_source(self) -> str:
+        """The network or model, as it was given."""
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Model, inputs and what else is read, as they were given."""
+        return self.model_source, self.inputs
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -163,9 +173,9 @@ class Workload(ABC):
         return ENDINGS
 
     @property
-    @abstractmethod
     def title(self) -> str:
         """The inputs and the model, in Markdown."""
+        return f"`{shown(self.inputs)}` on `{shown(self.model_source)}`"
 
     def check_places(self, recorded: bool = False) -> None:
         """Raise InputError for URLs that cannot be used, and for places of something else, before any work.
@@ -174,8 +184,7 @@ class Workload(ABC):
         Raises RunError for places that Arrow cannot write to.
         """
         # One without a name is refused below, with the option that it is of.
-        rejects = (self.rejects,) if self.rejects else ()
-        refuse_places((*self.sources, self.output, *rejects), recorded)
+        refuse_places(filter(None, (*self.sources, self.output, self.options["rejects"])), recorded)
         refuse_bytes(location(self.output).absolute())
         self.closing.check_places(self.sources)
         output = self.directory.path
@@ -188,7 +197,7 @@ class Workload(ABC):
     @property
     def closing(self) -> Closing:
         """What is asked for at the end of the run."""
-        return Closing(self.directory, self.report, self.fail_if, self.rejects)
+        return Closing(self.directory, self.options)
 
     @property
     def label(self) -> str:
@@ -198,9 +207,9 @@ class Workload(ABC):
     @property
     def facts(self) -> dict[str, Any]:
         """What was asked for, as far as it is not a default, for JSON."""
-        record = asdict(self)  # type: ignore[call-overload]
-        of_class = {each.name: each for each in fields(self)}  # type: ignore[arg-type]
-        return {name: value for name, value in record.items() if getattr(self, name) != _default(of_class[name])}
+        unsaid = inspect.signature(type(self)).parameters
+        given = {name: value for name, value in self.told.items() if value != unsaid[name].default}
+        return {name: asdict(value) if is_dataclass(value) else value for name, value in given.items()}  # type: ignore[arg-type]
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -295,94 +304,61 @@ class Workload(ABC):
         """
         from junctor.runs.thresholds import parse_threshold, refuse_unknown
 
-        refuse_unknown([parse_threshold(text) for text in self.fail_if], *self.judged, columns)
+        refuse_unknown([parse_threshold(text) for text in self.options["fail_if"]], *self.judged, columns)
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
 
 
-def _default(of: Field[Any]) -> Any:
-    return of.default if of.default_factory is MISSING else of.default_factory()
+# Posteriors of all variables.
+ALL = Query()
 
 
-@dataclass(frozen=True, slots=True)
 class Job(Workload):
-    """A run of rows of evidence; paths as they were given.
+    """A run of rows of evidence.
 
-    network: file of it, or its URL.
-    evidence: file or folder of it, or its URL.
-    output: run directory, or its URL.
+    network, evidence, output: files, folders or URLs, as they were given; `output` is the run directory.
     query: for every row.
-    partition_rows: cases in one part; None for a number by the width of the answers.
-    part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
-    keep: evidence columns that are carried through to the answers.
-    output_format, layout, compression: of the answers, as in `AnswerFiles`; compression None for one that suits them.
-    case_id: evidence column with the names of the cases.
-    ignore_extra: whether columns that are not in the network are left out.
-    mapping: file of what columns and cells of the evidence mean.
-    missing: texts that stand for no observation, beside the usual ones.
-    separator: of the columns of text, None for the one that its first lines show.
-    strict: whether the first invalid row ends the run.
-    overwrite: whether a different run in `output` is replaced.
-    csv: whether one CSV file is written as well.
-    network_format, evidence_format: None for the formats by name or content of the files.
-    incremental: whether only what is new since the last run is answered.
-    backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
-    drop_removed: whether answers to files that are gone are removed.
-    normalize, ignore_decisions: as of `read_network`.
-    report: whether a page of the run is written; None where Prefect shows the run.
-    fail_if: thresholds, such as `impossible > 1%`; a run that crosses one fails at its end.
-    rejects: file for the rows that are not ok, `.csv` or `.parquet`.
+    options: of the table.
     """
-
-    network: str
-    evidence: str
-    output: str
-    query: Query = field(default_factory=Query)
-    partition_rows: int | None = None
-    case_id: str | None = None
-    ignore_extra: bool = False
-    strict: bool = False
-    overwrite: bool = False
-    csv: bool = False
-    network_format: str | None = None
-    normalize: bool = False
-    ignore_decisions: bool = False
-    evidence_format: str | None = None
-    part_bytes: int | None = None
-    keep: tuple[str, ...] = ()
-    output_format: OutputFormat = "parquet"
-    layout: Layout = "lists"
-    compression: Compression | None = None
-    incremental: bool = False
-    backfill: tuple[str, ...] = ()
-    drop_removed: bool = False
-    report: bool | None = None
-    fail_if: tuple[str, ...] = ()
-    rejects: str | None = None
-    mapping: str | None = None
-    missing: tuple[str, ...] = ()
-    separator: str | None = None
 
     words = Words("network", "evidence", "propagating")
     flow_name = "junctor-score-batch"
     task_class = PartTask
 
+    options: JobOptions
+
+    @takes_keywords()
+    def __init__(
+        self, network: str, evidence: str, output: str, query: Query = ALL, **options: Unpack[JobOptions]
+    ) -> None:
+        self.network, self.evidence, self.output, self.query, self.options = network, evidence, output, query, options
+
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""
-        return (IncrementDirectory if self.incremental else RunDirectory)(location(self.output).absolute())
+        return (IncrementDirectory if self.grows else RunDirectory)(location(self.output).absolute())
+
+    @property
+    def grows(self) -> bool:
+        """True for evidence that grows."""
+        return self.options["incremental"]
 
     @property
     def growth(self) -> Growth | None:
         """The evidence if it grows."""
-        growth = Growth(self.evidence, self.evidence_format, self.backfill, self.drop_removed, self.mapping)
-        return growth if self.incremental else None
+        return Growth(self.evidence, self.options) if self.grows else None
+
+    @property
+    def model_source(self) -> str:
+        """The network, as it was given."""
+        return self.network
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Network, evidence and mapping, as they were given."""
-        return self.network, self.evidence, *(() if self.mapping is None else (self.mapping,))
+        mapping = self.options["mapping"]
+        return (self.network, self.evidence, mapping) if isinstance(mapping, str) else (self.network, self.evidence)
 
     @property
     def inputs(self) -> str:
@@ -392,36 +368,46 @@ class Job(Workload):
     @property
     def endings(self) -> tuple[str, ...]:
         """Endings of the files in the output."""
-        return (*ENDINGS, ".csv") if self.csv else ENDINGS
+        return (*ENDINGS, ".csv") if self.options["csv"] else ENDINGS
 
     @property
-    def title(self) -> str:
-        """The evidence and the network, in Markdown."""
-        return f"`{shown(self.evidence)}` on `{shown(self.network)}`"
+    def files(self) -> AnswerFiles:
+        """How the answers are written."""
+        told, keep = self.options, tuple(self.options["keep"])
+        return AnswerFiles(told["output_format"], told["layout"], compression_of(told["compression"], self.query), keep)
+
+    @property
+    def part_bytes(self) -> int | None:
+        """Bytes of the answers in one part before compression, where they were asked for."""
+        size = self.options["part_size"]
+        return None if size is None else parse_bytes(str(size))
 
     def read_model(self) -> Network:
         """Return the network; raises InputError, also if it does not suit the query."""
         from junctor.formats import read_network
         from junctor.model.query import answered_names
 
-        files = AnswerFiles(self.output_format, self.layout, compression_of(self.compression, self.query), self.keep)
-        if self.part_bytes is not None and self.partition_rows is not None:
+        files, told = self.files, self.options
+        if None not in (told["part_size"], told["partition_rows"]):
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
-        if self.incremental and str(self.evidence) in STDIN:
+        if self.grows and str(self.evidence) in STDIN:
             raise EvidenceError("found standard input for an incremental run, expected files that stay")
-        if self.incremental and self.csv:
+        if self.grows and told["csv"]:
             raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
-        if (self.backfill or self.drop_removed) and not self.incremental:
+        if (told["backfill"] or told["drop_removed"]) and not self.grows:
             raise EvidenceError(
                 "found partitions to answer again, or answers to drop, in a run that is not incremental"
             )
         network = read_network(
-            self.network, self.network_format, normalize=self.normalize, ignore_decisions=self.ignore_decisions
+            self.network,
+            told["network_format"],
+            normalize=told["normalize"],
+            ignore_decisions=told["ignore_decisions"],
         )
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
         query = self._asked(network)
-        if self.keep:
+        if files.keep:
             from junctor.runs.answer_files import refuse_taken_names
 
             refuse_taken_names(network, query, files)
@@ -429,7 +415,7 @@ class Job(Workload):
             from junctor.sampling.tables import refuse
 
             refuse(network)
-        if self.fail_if:
+        if told["fail_if"]:
             self.refuse_checks(lambda: self._evidence_columns(network))
         return network
 
@@ -446,7 +432,7 @@ class Job(Workload):
         return self.query.method == "exact"
 
     def _evidence_columns(self, network: Network) -> list[str]:
-        if not self.incremental:
+        if not self.grows:
             return self._columns_of(self.evidence, network)
         # Each file has columns of its own; those that cannot be read are named at the end of the run.
         files = input_files(self.evidence, check=False)
@@ -464,7 +450,7 @@ class Job(Workload):
         """Return the query, which hides targets where the mapping says so; raises EvidenceError where none is named."""
         from junctor.evidence.mapping import hiding, read_mapping
 
-        hidden = hiding(read_mapping(self.mapping, network), network, self.query)
+        hidden = hiding(read_mapping(self.options["mapping"], network), network, self.query)
         return replace(self.query, hide_targets=hidden is not None and bool(hidden.hidden))
 
     def _columns_of(self, evidence: str | AnyPath, network: Network, folder: AnyPath | None = None) -> list[str]:
@@ -474,13 +460,9 @@ class Job(Workload):
         source = open_evidence(
             evidence,
             network,
-            case_id=self.case_id,
-            ignore_extra=self.ignore_extra,
-            keep=self.keep,
-            mapping=hiding(read_mapping(self.mapping, network), network, self.query),
-            evidence_format=self.evidence_format,
-            separator=self.separator,
+            mapping=hiding(read_mapping(self.options["mapping"], network), network, self.query),
             folder=folder,
+            **options_for(ReadingOptions, self.options),
         )
         return [network.variables[v].name for v in source.columns]
 
@@ -491,36 +473,25 @@ class Job(Workload):
         from junctor.evidence.read import digest_of
         from junctor.evidence.states import MISSING_TEXTS, missing_texts
 
-        mapping = read_mapping(self.mapping, model)
+        mapping = read_mapping(self.options["mapping"], model)
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
-        return RunSpec(
-            network_digest=model.digest,
+        told = self.told | {each.name: getattr(self.query, each.name) for each in fields(self.query)} | sampling
+        told |= {
+            "network_digest": model.digest,
             # Evidence that grows is no part of the question.
-            evidence_digest="" if self.incremental else digest_of(self.evidence),
-            query=self.query.kind,
-            targets=self.query.targets,
-            precision=self.query.precision,
-            partition_rows=self.partition_rows or self._partition_rows(model),
-            case_id=self.case_id,
-            ignore_extra=self.ignore_extra,
-            strict=self.strict,
-            junctor_version=version("junctor"),
-            method=self.query.method,
-            keep=self.keep,
-            output_format=self.output_format,
-            layout=self.layout,
-            compression=compression_of(self.compression, self.query),
-            **sampling,
-            answers=self.query.answers,
-            top=self.query.top,
-            probabilities=self.query.probabilities,
-            incremental=self.incremental,
-            mapping_digest=None if mapping is None else mapping.digest,
+            "evidence_digest": "" if self.grows else digest_of(self.evidence),
+            "query": self.query.kind,
+            "partition_rows": self.options["partition_rows"] or self._partition_rows(model),
+            "junctor_version": version("junctor"),
+            "keep": self.files.keep,
+            "compression": self.files.compression,
+            "mapping_digest": None if mapping is None else mapping.digest,
             # In one spelling: the order and the case of what was given change no row.
-            missing=tuple(sorted(missing_texts(self.missing) - MISSING_TEXTS)),
-            separator=checked_separator(self.separator),
-            hide_targets=self._asked(model).hide_targets,
-        )
+            "missing": tuple(sorted(missing_texts(tuple(map(str, self.options["missing"]))) - MISSING_TEXTS)),
+            "separator": checked_separator(self.options["separator"]),
+            "hide_targets": self._asked(model).hide_targets,
+        }
+        return RunSpec(**{each.name: told[each.name] for each in fields(RunSpec) if each.name in told})
 
     def _partition_rows(self, model: Network) -> int:
         """Return the default rows of a part: by the width of the answers, and of long case ids and kept columns."""
@@ -529,10 +500,10 @@ class Job(Workload):
 
         rows = default_partition_rows(model, self.query, self.part_bytes)
         # Of evidence that grows the files of later increments are not known.
-        if self.incremental:
+        if self.grows:
             return rows
-        names = {"case_id" if self.case_id is None else self.case_id, *self.keep}
-        return rows_of_part(self.evidence, rows, names, self.evidence_format)
+        names = {self.options["case_id"] or "case_id", *self.options["keep"]}
+        return rows_of_part(self.evidence, rows, names, self.options["evidence_format"])
 
     def keep_model(self, model: Network) -> None:
         """Write the network to the run directory, and the measurements of this machine's devices."""
@@ -558,7 +529,12 @@ class Job(Workload):
         from junctor.evidence.encoded import write_partition
         from junctor.evidence.read import TableSource
 
-        source = open_inputs(self.evidence, model, spec, self.evidence_format, self.mapping)
+        source = open_inputs(
+            self.evidence,
+            model,
+            spec,
+            self.options,
+        )
         files = source.paths if isinstance(source, TableSource) else ()
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
@@ -566,7 +542,7 @@ class Job(Workload):
 
     def check_inputs(self, model: Network, spec: RunSpec, threads: int) -> None:
         """Read the evidence as the run will; of evidence that grows until one file is whole, unless it is strict."""
-        if not self.incremental:
+        if not self.grows:
             Workload.check_inputs(self, model, spec, threads)
             return
         files = input_files(self.evidence, check=False)
@@ -575,7 +551,7 @@ class Job(Workload):
             try:
                 # Refuses a pipe, which nobody may write to.
                 stamp_of(path)
-                source = open_inputs(path, model, spec, self.evidence_format, self.mapping, files.folder)
+                source = open_inputs(path, model, spec, self.options, files.folder)
                 for _ in source.partitions(spec.partition_rows, threads):
                     pass
             except EvidenceError as error:
@@ -616,7 +592,7 @@ class Job(Workload):
     @property
     def has_part_size(self) -> bool:
         """True if rows or bytes of a part were asked for."""
-        return self.partition_rows is not None or self.part_bytes is not None
+        return (self.options["partition_rows"], self.options["part_size"]) != (None, None)
 
     def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
         """Return how many rows make a part; of sampled rows as many as it has."""
@@ -626,7 +602,7 @@ class Job(Workload):
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
-        if self.csv:
+        if self.options["csv"]:
             from junctor.runs.export import export_csv
 
             export_csv(self.directory.csv(self.directory.read_spec().folder), parts, progress)

@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from junctor.model.errors import RunError
 
+Value = TypeVar("Value")
 # Whole numbers beyond are of no file, and no array holds them.
 _MOST = 2**63
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
 
 
+@overload
+def typed(kind: type[Value], value: Any, name: str = "") -> Value: ...
+@overload
+def typed(kind: Any, value: Any, name: str = "") -> Any: ...
 def typed(kind: Any, value: Any, name: str = "") -> Any:
     """Return a value of JSON as a type has it: lists as tuples, objects as dataclasses.
 
@@ -25,6 +30,8 @@ def typed(kind: Any, value: Any, name: str = "") -> Any:
     Raises TypeError, with name, found and expected, for anything else.
     """
     origin, inner, prefix = get_origin(kind), get_args(kind), f"{name}." if name else ""
+    if kind is Any:
+        return value
     if is_dataclass(kind) and isinstance(kind, type):
         return _instance(kind, value, name)
     if origin in (Union, UnionType):
