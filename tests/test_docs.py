@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import junctor
 import pytest
+from junctor import hmm
 
 ROOT = Path(__file__).parents[1]
 DECISIONS = ROOT / "docs" / "decisions"
@@ -109,3 +113,20 @@ def test_decisions_have_context_choice_and_consequence() -> None:
         places = [text.find(part) for part in parts]
         assert -1 < places[0] < places[1] < places[2], page.name
         assert all(text.count(part) == 1 for part in parts), page.name
+
+
+def test_the_reference_has_all_public_names_and_no_broken_links(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc", reason="of those who develop")
+    words = [sys.executable, "-W", "error:Found", str(ROOT / "docs" / "reference" / "build.py"), str(tmp_path)]
+    subprocess.run(words, check=True, capture_output=True)
+    for name, public in (("junctor", junctor.__all__), ("junctor/hmm", hmm.__all__), ("junctor/generate", ["grid"])):
+        page = tmp_path / f"{name}.html"
+        assert {f'id="{each}"' for each in public} <= set(re.findall(r'id="[^"]+"', page.read_text()))
+        for link in re.findall(r'href="([^":$]+)"', page.read_text()):
+            file, _, anchor = link.partition("#")
+            target = (page.parent / file).resolve() if file else page
+            assert target.exists(), link
+            assert not anchor or f'id="{anchor}"' in target.read_text(), link
+    text = (tmp_path / "junctor.html").read_text()
+    # Options of the table are keywords, with their texts.
+    assert all(word in text for word in ("time_limit", "hide_targets", "column that names the cases"))
