@@ -3,7 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.engine_cases import complete
+from helpers.figures import set_figures
 from helpers.files import ASIA
-from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import chain, random_network
+from junctor.hmm import engine as hmm_engine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError
 from junctor.model.query import Query
@@ -300,7 +300,7 @@ def test_sequences_have_a_limit() -> None:
     model = HiddenMarkovModel(np.full(3, 1 / 3), np.full((3, 3), 1 / 3), np.full((3, 2), 0.5))
     # As if a core took ten million steps an hour.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("junctor.hmm.engine.CPU", replace(CPU, transition_rate=25_000.0))
+        set_figures(patch, hmm_engine, walks={"transition": 1 / 25_000})
         sequences = [[0, 1], [0] * 10_000]
         said = r"a sequence of 10,000 steps is forecast to take 3\.6 s, allowed are 3 s"
         for answer in (junctor.hmm.viterbi, junctor.hmm.posteriors, junctor.hmm.learn):

@@ -14,6 +14,7 @@ import pytest
 import typer
 from helpers import oracle
 from helpers.engine_cases import complete
+from helpers.figures import set_figures
 from helpers.files import ASIA
 from helpers.strategies import networks
 from hypothesis import given
@@ -209,7 +210,7 @@ def test_the_way_that_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     names = [names_of(network, clique.layout[:2]) for clique in plan_stored(shape_of(network)).cliques]
     for seconds, chosen in ((1e-9, "stored"), (1e9, "messages")):
         monkeypatch.setattr(joint_module, "stored_forecast", lambda *_: StoredForecast(seconds, seconds))  # noqa: B023
-        monkeypatch.setattr(joint_module, "PLAIN_VARIABLE_SECONDS", 0.0)
+        set_figures(monkeypatch, planning={"variable": 0.0})
         found = joint_posteriors(network, [pair for pair in names if len(pair) == 2])
         assert found.architecture == chosen
     assert (

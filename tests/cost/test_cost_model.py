@@ -47,6 +47,7 @@ from junctor.cost.features.gpu_stages import (
 )
 from junctor.cost.features.plans import plan_work
 from junctor.cost.features.registry import BACKENDS, FeatureSet
+from junctor.cost.figures import RECORDS, shipped_figures
 from junctor.cost.fit import Coefficients, FittedCoefficients, fit, non_negative
 from junctor.cost.model import CostModel, CostModels, cost_models_from_record, fitted_cost_model, local_cost_models
 from junctor.engine.engine import Engine
@@ -64,6 +65,8 @@ from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
 from junctor_kernels.gpu import blocks as gpu
 from typer.testing import CliRunner
+
+PLANNING = tuple(enumerate(RECORDS["planning"]._fields))
 
 
 @pytest.fixture(autouse=True)
@@ -146,12 +149,44 @@ def test_a_folder_of_own_files_that_may_not_be_entered_has_none(monkeypatch: pyt
 
 def test_the_package_has_measurements_of_every_backend() -> None:
     backends = {backend for _, path in shipped_files() for backend in backends_of(path)}
-    assert backends == set(BACKENDS)
-    for _, path in shipped_files():
+    # Figures of those lie beside the files.
+    assert backends | RECORDS.keys() == set(BACKENDS)
+    for device, path in shipped_files():
+        assert device_of(path).name == device.name
         known = fitted_cost_model(device_of(path), read(path))
         for prices in known.coefficients.values():
             assert all(math.isfinite(price) and price >= 0 for price in (*prices.work, *prices.plan, *prices.row))
             assert any(prices.work)
+
+
+def test_figures_are_those_of_the_machine_that_measured_them() -> None:
+    known = shipped_figures()
+    # Planning of variables, tables and entries takes twice as long here; the other features were not measured.
+    rows = []
+    for number in range(6):
+        work = tuple(float(field in ("variable", "table", "entry") and 1 + (number + n) % 3) for n, field in PLANNING)
+        seconds = 2 * float(np.dot(work, known.planning))
+        rows.append(Measured("planning", str(number), "label", 1, seconds, work, (0.0,) * 5, (0.0, 0.0)))
+    own_measurements().mkdir(parents=True)
+    write(MeasuredDevice(cost_model.cpu_name(), {"cache": 1e6}), "2026-11-29", rows, own_measurements() / "a.parquet")
+    mine = local_cost_models().cpu(cost_model.cpu_name())
+    assert mine.figures.planning == pytest.approx([2 * seconds for seconds in known.planning], rel=0.02)
+    assert (mine.figures.trees, mine.cache) == (known.trees, 1e6)
+    # A run goes by them whatever is measured later, and by those of the package where its record has none.
+    record = json.loads(json.dumps(local_cost_models().to_record()))
+    assert cost_models_from_record(record).devices[0].figures == mine.figures
+    for device in record["devices"]:
+        device["prices"] = {name: fit for name, fit in device["prices"].items() if name not in RECORDS}
+    assert cost_models_from_record(record).devices[0].figures == known
+
+
+def test_figures_of_the_package_are_known_without_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("pyarrow.parquet.read_schema", opened)
+    assert local_cost_models().cpu("any").figures == shipped_figures()
+    assert local_cost_models().gpu(MeasuredDevice("any", {"multiprocessors": 1.0})).figures == shipped_figures()
 
 
 def off(path: Path, backend: str) -> Any:
@@ -324,7 +359,7 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [case.name for case in cases[:3]] == ["a", "b", "a"]
     rows = [row for case in cases for row in tuning.measure_cpu(case)]
     assert {row.backend for row in rows} == {
-        name for name in BACKENDS if not name.startswith(("few", "many", "chunks", "stored"))
+        name for name in BACKENDS.keys() - RECORDS.keys() if not name.startswith(("few", "many", "chunks", "stored"))
     }
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend].work) for row in rows)
     assert fitted_cost_model(MeasuredDevice("x"), rows).coefficients["cpu"].of_work(rows[0].work) > 0

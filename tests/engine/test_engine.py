@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors, in_log_space, markov
+from helpers.figures import set_figures
 from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.backends import row_work
 from junctor.engine import choose
-from junctor.engine import plan_groups as pricing
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, sample
@@ -81,9 +80,8 @@ def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[N
         patch.setattr(choose, "_has_room_for_shared", lambda *_: False)
         patch.setattr(choose, "_is_heavy", lambda *_: True)
         # A table of its own takes so long: from everything row by row to plans for all.
-        patch.setattr(row_work, "TABLE_SECONDS", alone)
-        patch.setattr(pricing, "ONCE_TABLE_SECONDS", 1e-11)
-        patch.setattr(pricing, "ONCE_ENTRY_SECONDS", 0)
+        planning = {"table": 1e-11, "entry": 0.0}
+        set_figures(patch, trees={"table": alone}, planning=planning)
         answers = Engine(network, Query()).answer(batch)
     check_posteriors(network, batch, answers, 1e-12)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.figures import set_figures
 from junctor.backends.numpy import EvidenceBlock
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration.harness import Repeats
-from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice, read
 from junctor.cost.features import chunked_cpu as chunk_work
 from junctor.cost.features import chunked_gpu as chunk_gpu_work
@@ -24,6 +24,7 @@ from junctor.cost.features.chunked_gpu import gpu_counts, least_gpu_work
 from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
+from junctor.cost.figures import shipped_figures
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel, CostModels
 from junctor.engine.engine import Engine
@@ -244,7 +245,7 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
     least, copied = (on_gpu(chunks, 3, 1 << 30, gpus)["loaded"] for gpus in (1, 2))
     assert least / 2 < copied < on_gpu(chunks, 3, 0, 2)["loaded"]
     # At the rate of the bus it would be more.
-    monkeypatch.setattr(chunk_gpu_work, "GPU", replace(GPU, link_rate=GPU.bus_rate))
+    set_figures(monkeypatch, chunk_gpu_work, gpu_rates={"link": shipped_figures().gpu_rates.bus})
     assert on_gpu(chunks, 3, 1 << 30, 2)["loaded"] > copied
 
 

@@ -21,11 +21,11 @@ import junctor
 import numpy as np
 import pytest
 from digests.stand_in import chunk_gpus
+from helpers.figures import set_figures
 from helpers.gpu_workers import ROOM, StandInGpus, rows_in
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import BlockOutcome
-from junctor.cost.constants import CPU, GPU
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
@@ -452,8 +452,7 @@ def test_processes_take_rows_where_threads_wait_for_each_other(planned: Any, mon
     monkeypatch.setattr(workload, "find_spec", lambda name: name)
 
     def spreads(held: float, start: float, partition_rows: int = 16, workers: int | None = None) -> bool:
-        monkeypatch.setattr(programs, "GPU", replace(GPU, host_held=held))
-        monkeypatch.setattr(workload, "GPU", replace(GPU, start=start))
+        set_figures(monkeypatch, workload, gpu_host={"held": held, "start": start})
         engine_of.cache_clear()
         found = planned(Resources(workers=workers, compute=compute), partition_rows)
         assert found.is_mostly_in_chunks
@@ -486,7 +485,7 @@ def test_workers_of_a_scheduler_take_rows_or_partitions(planned: Any, monkeypatc
         return bool(planned(resources, partition_rows).spreads)
 
     # Tasks of the scheduler that are no shorter than rows of this network.
-    monkeypatch.setattr(workload, "CPU", replace(CPU, task=0.0))
+    set_figures(monkeypatch, workload, workers={"task": 0.0})
     assert spreads(16)
     # Partitions of a few rows for all: each worker would search for the plan again, unless that takes no time.
     assert spreads(4)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from junctor.backends.evidence_blocks import block_of
 from junctor.backends.numpy import EvidenceBlock
-from junctor.cost.constants import GPU
+from junctor.cost.figures import shipped_figures
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.patterns import patterns_of
 from junctor.formats import read_network
@@ -467,7 +467,8 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
     dealt = shard_passes(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
-    resident = choose_residency(chunks, 8, room, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
+    rates = shipped_figures().gpu_rates
+    resident = choose_residency(chunks, 8, room, dealt, bus=rates.bus, device=rates.copy)
     pinned, size = pinned_offsets(chunks, 8, resident)
     before = reuse_barriers(chunks, 8, resident, pinned)
     assert resident.keys() | pinned.keys() == lives.keys()

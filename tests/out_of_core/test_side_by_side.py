@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from digests.stand_in import chunk_gpus
+from helpers.figures import set_figures
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.cost.constants import GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
@@ -120,7 +120,7 @@ def test_rows_go_side_by_side_where_that_is_forecast_to_be_faster() -> None:
 
 def test_all_gpus_share_rows_where_that_is_forecast_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     # The host takes no time, and tables of a row fit the memory of four.
-    monkeypatch.setattr(programs, "GPU", replace(GPU, host_held=0.0))
+    set_figures(monkeypatch, gpu_host={"held": 0.0})
     seconds_with = GpuSplits.seconds_with
     faster = {1: 1.0, 2: 0.45, 4: 0.2}
     monkeypatch.setattr(GpuSplits, "seconds_with", lambda self, *of: seconds_with(self, *of) * faster[self._gpus])

@@ -12,6 +12,7 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
+from helpers.figures import set_figures
 from helpers.options import on_cpu
 from junctor.cli import app_for
 from junctor.engine.engine import Engine
@@ -20,6 +21,7 @@ from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
+from junctor.out_of_core.cluster import workers
 from junctor.out_of_core.cluster.workers import WorkerPool
 from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.budget import parse_bytes
@@ -44,7 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     # Send tables of this network away as if they were large, and as if that took no time.
     monkeypatch.setattr("junctor.out_of_core.cluster.run.SMALL_ENTRIES", 1 << 10)
-    monkeypatch.setattr("junctor.out_of_core.cluster.workers.TASK_SECONDS", 0.0)
+    set_figures(monkeypatch, workers, workers={"task": 0.0})
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n,\n0,1\n")
     return tmp_path
@@ -181,7 +183,7 @@ def test_workers_share_no_rows_that_one_process_answers_sooner(
     files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resources = Resources(workers=2, compute=ComputeOptions(1 << 30, device="cpu", device_memory=TASK))
-    monkeypatch.setattr("junctor.out_of_core.cluster.workers.TASK_SECONDS", 1.0)
+    set_figures(monkeypatch, workers, workers={"task": 1.0})
     run(job("alone"), resources)
     assert not spread
 

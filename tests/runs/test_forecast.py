@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
 from junctor.backends.row_trees import room_bytes
-from junctor.cost.constants import CPU
+from junctor.cost.figures import shipped_figures
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import estimate, forecast
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -35,7 +35,7 @@ def encoded(network: Network, rows: int, hidden: float = 0.6) -> EncodedPartitio
 
 def answering(engine: Engine, batch: EvidenceBatch) -> float:
     """Return the seconds of rows that have a plan, without those of files."""
-    return sum(route.seconds - route.rows * CPU.row for route in forecast(engine, batch))
+    return sum(route.seconds - route.rows * shipped_figures().files.row for route in forecast(engine, batch))
 
 
 def test_a_sample_is_forecast_in_the_parts_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from junctor.backends.lowering import LoweredPlan
 from junctor.backends.numpy import Program
 from junctor.backends.prepared_plans import lowered
 from junctor.backends.register_tiles import Shapes as TileShapes
-from junctor.cost.constants import GPU
 from junctor.cost.features.plans import plan_work
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel, gpu_prices
@@ -101,7 +100,7 @@ class GpuBlocks:
         backend = gpu_prices(self._program.algebra, self.many)
         block = self.speeds.seconds(backend, dict(zip(BACKENDS[backend].work, self.work.tolist(), strict=True)))
         answers = rows * self._answer_bytes
-        return max(-(-rows // self.cases) * block, answers / GPU.answer_rate)
+        return max(-(-rows // self.cases) * block, answers / self.speeds.figures.gpu_rates.answers)
 
     def _lower(self, places: tuple[dict[int, int], int]) -> LoweredPlan:
         """Return the arrays of the plan."""

@@ -22,7 +22,7 @@ from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import possible
 
 from junctor.backends.impossible_answers import leave_impossible
-from junctor.cost.constants import CPU
+from junctor.cost.figures import shipped_figures
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.model.answers import Answers
@@ -422,7 +422,9 @@ class _Blocks:
         """Return the cheapest of some cuts, -1 where none is possible, its seconds, word operations and words."""
         edges, best = np.cumsum([0, *map(len, cuts)]), np.zeros(3)
         most = (self._limits.memory - self._rooms.fixed) // 8
-        seconds, factors = np.array([CPU.word_operation, CPU.tree_table]), self._supports.factors
+        # Those of the package, whatever was measured: the cut of the cases changes no answer.
+        trees, factors = shipped_figures().trees, self._supports.factors
+        seconds = np.array([trees.word, trees.table])
         asked = (np.concatenate(cuts), edges, patterns, most, seconds, best, self._rooms.of(0))
         return int(possible.choose(factors, self._findings, *asked)), best.tolist()
 

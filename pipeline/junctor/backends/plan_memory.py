@@ -16,7 +16,7 @@ from junctor.backends.number_formats import GPU_FORMATS
 from junctor.backends.numpy import Program
 from junctor.backends.prepared_plans import kept_numbers
 from junctor.backends.sparsity import LISTING_ENTRIES, MOST_LISTED
-from junctor.cost.constants import CPU
+from junctor.cost.figures import Figures, shipped_figures
 from junctor.model.network import Network
 from junctor.planning.budget import Budget, approximate
 from junctor.planning.first_fit import arena
@@ -42,8 +42,6 @@ BLOCK_BYTES = 1 << 25
 STEP_BYTES = 4096
 # Numbers that travel with a case beside its tables: scales, bounds, indices, masks and their temporaries.
 CASE_NUMBERS = 64
-# Seconds a step, to lower it for the compiled backend; tests replace it.
-LOWERING_SECONDS = CPU.lowering_step
 # Cases of one of its blocks: at least so many bytes of a number, and as many as keep its arena near the cache. Fewer
 # where a table of the usual entry exceeds a share of the cache of a core: measured on eight networks, 16 to 128 cases;
 # 2026-11-24. Half as many bytes take longer in single precision, twice as many in double; 2026-11-28.
@@ -122,10 +120,12 @@ class PlanMemory:
     plan: whose memory it is.
     formats: number formats that rows may climb through.
     itemsize: bytes of a number of the first of them.
+    figures: by which the faster way is chosen, None for those of the package.
     """
 
-    def __init__(self, plan: Plan, formats: int, itemsize: int = 8) -> None:
+    def __init__(self, plan: Plan, formats: int, itemsize: int = 8, figures: Figures | None = None) -> None:
         self.plan = plan
+        self.figures = figures or shipped_figures()
         self.formats = formats
         self.itemsize = itemsize
         shape = plan.shape
@@ -219,12 +219,13 @@ class PlanMemory:
         sizes: how the plan runs.
         """
         operations, log = self.plan.case_operations, algebra is reference.LOG
+        figures, ratios = self.figures, self.figures.ratios
         block = self.padded(min(rows, self._most_lanes))
-        compiled = min(-(-rows // block) * block * operations, 10**30) * CPU.compiled_operation
-        rate = CPU.compiled_operation if sizes.entry_threads else CPU.numpy_operation
+        compiled = min(-(-rows // block) * block * operations, 10**30) * figures.blocks.operation
+        rate = figures.blocks.operation if sizes.entry_threads else figures.numpy.operation
         plain = min(rows * operations, 10**30) * rate
-        steps = -(-rows // sizes.cases(8)) * len(self.plan.steps) * CPU.entries_step
-        return compiled * (CPU.compiled_log if log else 1) < steps + plain * (CPU.numpy_log if log else 1)
+        steps = -(-rows // sizes.cases(8)) * len(self.plan.steps) * figures.blocks.entries_step
+        return compiled * (ratios.blocks_log if log else 1) < steps + plain * (ratios.numpy_log if log else 1)
 
     @property
     def lane(self) -> int:

@@ -33,6 +33,7 @@ from junctor.backends.row_queue import (
 )
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.backends.shared_trees import KeptTrees, SharedTree
+from junctor.cost.figures import Figures
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.compiled_cells import EvidenceCells, evidence_cells
 from junctor.model.answers import OK, Answers
@@ -270,9 +271,9 @@ class RowEngine:
             works[row] = RowWork(math.inf, math.inf, math.inf)
         return works
 
-    def seconds_alone(self, works: Sequence[RowWork]) -> float:
+    def seconds_alone(self, works: Sequence[RowWork], figures: Figures) -> float:
         """Return the approximate seconds of rows with trees of their own, the mean; infinite where one is too large."""
-        seconds = sum(alone_seconds(work, self._explains) for work in works) / len(works)
+        seconds = sum(alone_seconds(work, figures, self._explains) for work in works) / len(works)
         return seconds if all(work.room <= self._most for work in works) else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:

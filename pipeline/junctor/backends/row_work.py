@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees.together import block_rows
 
-from junctor.cost.constants import CPU
+from junctor.cost.figures import Figures
+
+if TYPE_CHECKING:
+    from junctor.cost.model import CostModel
 
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
-# Seconds a table with its messages, to choose what is answered here; tests replace it.
-TABLE_SECONDS = CPU.tree_table
 
 
 class RowWork(NamedTuple):
@@ -31,29 +32,34 @@ class RowWork(NamedTuple):
         return self.entries + 2 * rowplan.BEHIND * self.tables
 
 
-def alone_seconds(work: RowWork, explains: bool = False) -> float:
+def alone_seconds(work: RowWork, figures: Figures, explains: bool = False) -> float:
     """Return the seconds of a row with a tree of its own, to explain it or not; infinite where it is too large."""
-    operations = work.operations * CPU.tree_maximum if explains else work.operations
-    numbers = operations * CPU.tree_operation + work.entries * CPU.tree_entry
-    seconds = numbers + work.tables * (TABLE_SECONDS + CPU.tree_plan)
+    trees = figures.trees
+    operations = work.operations * figures.ratios.tree_maximum if explains else work.operations
+    numbers = operations * trees.operation + work.entries * trees.entry
+    seconds = numbers + work.tables * (trees.table + trees.plan)
     return seconds if math.isfinite(seconds) else math.inf
 
 
-def run_seconds(work: RowWork, has_zeros: bool) -> float:
+def run_seconds(work: RowWork, costs: CostModel, has_zeros: bool) -> float:
     """Return the same for the forecast of a run: with what trees have in common that are chosen from.
 
+    costs: of the CPU.
     has_zeros: whether the network has some, so that possible states are looked for.
     """
-    far = max(0.0, work.entries - CPU.far_bytes / 8)
-    return alone_seconds(work) + has_zeros * work.tables * CPU.tree_start + far * CPU.far_entry
+    trees, far = costs.figures.trees, max(0.0, work.entries - costs.cache / 8)
+    return alone_seconds(work, costs.figures) + has_zeros * work.tables * trees.start + far * trees.far_entry
 
 
-def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float) -> npt.NDArray[np.float64]:
+def shared_seconds(
+    work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float, figures: Figures
+) -> npt.NDArray[np.float64]:
     """Return the seconds of groups of so many rows on one tree each.
 
     work: of a row of such a group.
     mixed: whether its rows differ in what they observe.
     above_zero: share of the entries of the network's factors.
+    figures: of the CPU.
     """
     counts = np.asarray(rows, dtype=np.float64)
     # Tables that are too large go nowhere, and fewer rows than a vector has lanes not together.
@@ -62,6 +68,7 @@ def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: 
         return np.full(counts.shape, np.inf)
     lanes = np.ceil(counts / LANES) * LANES
     operations = work.operations * above_zero
-    row = operations * CPU.lane_operation + work.entries * CPU.lane_entry
-    start = operations * CPU.lane_start + work.tables * (CPU.lane_table + CPU.tree_plan)
-    return lanes * row * (CPU.lane_mixed if mixed else 1) + np.ceil(counts / block) * start
+    shared = figures.shared_trees
+    row = operations * shared.operation + work.entries * shared.entry
+    start = operations * shared.start + work.tables * (shared.table + figures.trees.plan)
+    return lanes * row * (figures.ratios.mixed if mixed else 1) + np.ceil(counts / block) * start

@@ -26,7 +26,6 @@ from junctor.cost.features.cliques import asking_work
 from junctor.cost.stored import stored_forecast
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
-from junctor.engine.plan_groups import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
 from junctor.model.arguments import texts
@@ -230,7 +229,8 @@ class JointQuestions:
         if route.plan is None:
             return 0.0
         tables, entries = len(route.plan.tables), sum(table.entries for table in route.plan.tables if table.per_case)
-        return tables * ONCE_TABLE_SECONDS + min(entries, 10**30) * ONCE_ENTRY_SECONDS
+        planning = self._engine.facts.figures.planning
+        return tables * planning.table + min(entries, 10**30) * planning.entry
 
     @cached_property
     def _stored(self) -> tuple[float, str | None]:
@@ -247,7 +247,7 @@ class JointQuestions:
             return math.inf, "small tables, and those in log space, have no forecast"
         backend = f"stored-{algebra.name}"
         asking = sum(costs.seconds(backend, asking_work(plan, question)) for question in self._questions)
-        return stored.making + stored.case + asking + len(plan.sizes) * PLAIN_VARIABLE_SECONDS, None
+        return stored.making + stored.case + asking + len(plan.sizes) * costs.figures.planning.variable, None
 
     @cached_property
     def _engine(self) -> Engine:

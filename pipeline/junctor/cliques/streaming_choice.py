@@ -1,6 +1,6 @@
 """How stored tables that exceed a GPU go through it: which pipeline, how large chunks are, how many are in flight.
 
-Nothing was measured to fit, so rates stand for coefficients (`cost.constants`). Large chunks cost the host fewer
+Nothing was measured to fit, so rates stand for coefficients (`cost.figures`). Large chunks cost the host fewer
 launches. Of small ones less overlaps with nothing: the first chunk of a table on its way in, and the last one on its
 way out.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 
 from junctor.cliques.streamed import PIPELINES, PipelineName
-from junctor.cost.constants import GPU
+from junctor.cost.figures import shipped_figures
 from junctor.planning.cliques import CliquePass, StoredPlan, passes
 
 # Chunks in flight that are tried, and how often the largest chunk is halved.
@@ -75,15 +75,16 @@ def pass_seconds(size: int, pass_: CliquePass, way: Streaming, itemsize: int) ->
     chunks = -(-size // (way.chunk * itemsize))
     # What is only summed need not go back, unless it is the first time: then it becomes the calibrated table.
     stores = pass_.first or bool(pass_.factors)
-    upload = size / chunks / GPU.bus_rate
+    of_host, rates = shipped_figures().gpu_host, shipped_figures().gpu_rates
+    upload = size / chunks / rates.bus
     download = upload if stores else 0.0
-    work = size / chunks * (2 if stores else 1) / GPU.kernel_rate
-    host = (1 + stores) * GPU.stream_copy + LAUNCHES * GPU.stream_launch
+    work = size / chunks * (2 if stores else 1) / rates.kernel
+    host = (1 + stores) * of_host.stream_copy + LAUNCHES * of_host.stream_launch
     latency = upload + work + download
     if way.pipeline == "synchronous":
         return chunks * (latency + host)
     # Both ways at once the bus is slower than twice one way.
-    together = max(upload, download, size / chunks * 2 / GPU.bus_rate_both_ways if stores else 0.0)
+    together = max(upload, download, size / chunks * 2 / rates.bus_both_ways if stores else 0.0)
     copies = upload + download if way.pipeline == "one-engine" else together
     # A slot is free again when its chunk is through.
     return latency + (chunks - 1) * max(copies, work, host, latency / way.in_flight) + host

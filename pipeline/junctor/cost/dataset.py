@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
+from junctor.cost.figures import shipped, shipped_devices
 from junctor.runtime.files import aside
 from junctor.runtime.machine import measured_files
 
@@ -53,15 +54,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDevice:
-    """A measured device; figures: numbers by which devices are compared, none of a CPU."""
+    """A measured device; figures: numbers by which devices are compared, of a CPU the bytes of its last cache."""
 
     name: str
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_gpu(self) -> bool:
-        """True for a GPU: those have figures."""
-        return bool(self.figures)
+        """True for a GPU: those have multiprocessors."""
+        return "multiprocessors" in self.figures
 
 
 def write(device: MeasuredDevice, date: str, rows: Sequence[Measured], path: Path) -> None:
@@ -156,15 +157,10 @@ def _counts(backends: Iterable[str]) -> dict[str, list[str]]:
     return counts | {"plan": list(PLAN_WORK)}
 
 
-def shipped() -> Path:
-    """Return the folder of measurements that are part of the package."""
-    return Path(__file__).parent / "measured"
-
-
 def shipped_files() -> Iterator[tuple[MeasuredDevice, Path]]:
-    """Yield the measurements of the package."""
-    for path in sorted(shipped().glob("*.parquet")):
-        yield device_of(path), path
+    """Yield the measurements of the package; no file of them is read."""
+    for entry in shipped_devices():
+        yield MeasuredDevice(entry["name"], entry["figures"]), shipped() / entry["file"]
 
 
 def own_files() -> Iterator[tuple[MeasuredDevice, Path]]:

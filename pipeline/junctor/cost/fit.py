@@ -66,11 +66,18 @@ class FittedCoefficients(Mapping[str, Coefficients]):
     measured: measurements, or their file.
     base: of another device. Where that one was measured more widely, its measurements count as well, scaled by the
         ratio of both devices.
+    known: coefficients that are fitted already.
     """
 
-    def __init__(self, measured: Sequence[Measured] | Path, base: FittedCoefficients | None = None) -> None:
+    def __init__(
+        self,
+        measured: Sequence[Measured] | Path,
+        base: FittedCoefficients | None = None,
+        known: Mapping[str, Coefficients] | None = None,
+    ) -> None:
         self._measured = measured
         self._base = base
+        self._known = known or {}
         self._fitted: dict[str, Coefficients] = {}
 
     @cached_property
@@ -85,6 +92,8 @@ class FittedCoefficients(Mapping[str, Coefficients]):
         return [row for row in self._measured if row.backend == backend]
 
     def __getitem__(self, backend: str) -> Coefficients:
+        if backend in self._known:
+            return self._known[backend]
         if backend not in self._fitted:
             if self._base is not None and backend not in self._backends:
                 # Nothing like it was measured here.
@@ -95,9 +104,10 @@ class FittedCoefficients(Mapping[str, Coefficients]):
     def _fit(self, backend: str) -> Coefficients:
         if not (rows := self._rows(backend)):
             raise KeyError(backend)
-        if self._base is not None and backend in self._base:
-            rows = [*rows, *self._base.scaled_to(backend, rows)]
-        return coefficients_of(rows)
+        if self._base is None or backend not in self._base:
+            return coefficients_of(rows)
+        fitted = coefficients_of([*rows, *self._base.scaled_to(backend, rows)])
+        return replace(fitted, work=_completed(fitted.work, self._base[backend].work, rows))
 
     def _kept(self, backend: str) -> Coefficients:
         """Return what an earlier process fitted to the same files, or a fit that is kept."""
@@ -116,6 +126,7 @@ class FittedCoefficients(Mapping[str, Coefficients]):
             if self._base._digest is None:
                 return None
             sha.update(self._base._digest.encode())
+            sha.update(repr(sorted(self._base._known.items())).encode())
         return sha.hexdigest()
 
     def scaled_to(self, backend: str, rows: Sequence[Measured]) -> list[Measured]:
@@ -125,10 +136,19 @@ class FittedCoefficients(Mapping[str, Coefficients]):
         return [replace(row, seconds=ratio * row.seconds) for row in self._rows(backend)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._backends | (self._base or {}).keys()))
+        return iter(sorted(self._backends | self._known.keys() | (self._base or {}).keys()))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+def _completed(fitted: tuple[float, ...], base: tuple[float, ...], rows: Sequence[Measured]) -> tuple[float, ...]:
+    """Return coefficients, those of counts that no measurement has scaled from another device by all others."""
+    own, other = np.array(fitted), np.array(base)
+    is_known = np.array([row.work for row in rows]).max(axis=0) > 0
+    both = is_known & (own > 0) & (other > 0)
+    ratio = np.median(own[both] / other[both]) if both.any() else 1.0
+    return _rounded(np.where(is_known, own, ratio * other))
 
 
 def _to_bytes(coefficients: Coefficients) -> bytes:

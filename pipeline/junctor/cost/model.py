@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,32 @@ from junctor_kernels.tables.reference import MAX_LOG, Algebra
 from junctor.cost.dataset import Measured, MeasuredDevice, own_files, shipped_files
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, LaunchTuner
 from junctor.cost.features.registry import BACKENDS, ordered
+from junctor.cost.figures import RECORDS, Figures, figures_of, shipped_seconds
 from junctor.cost.fit import Coefficients, FittedCoefficients
+
+# Bytes of the last cache of a CPU that was measured without it.
+USUAL_CACHE = 32.0 * 2**20
 
 logger = logging.getLogger("junctor")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostModel:
     """The cost model of a device: its coefficients by backend, fitted when first asked for."""
 
     device: MeasuredDevice
     coefficients: Mapping[str, Coefficients]
+
+    @cached_property
+    def figures(self) -> Figures:
+        """What choices weigh, those of the package where nothing was measured."""
+        fitted = {backend: self.coefficients[backend].work for backend in RECORDS if backend in self.coefficients}
+        return figures_of(fitted)
+
+    @property
+    def cache(self) -> float:
+        """Bytes of the last cache of a CPU, those of a usual one where they are not known."""
+        return self.device.figures.get("cache", USUAL_CACHE)
 
     def seconds(self, backend: str, counts: Mapping[str, float]) -> float:
         """Return the forecast of a backend from counts of a plan with its numbers, or of a plan alone.
@@ -117,9 +133,14 @@ def fitted_cost_model(device: MeasuredDevice, measured: Sequence[Measured]) -> C
 @cache
 def local_cost_models(own: bool = True) -> CostModels:
     """Return the cost models of this machine, the user's own measurements before those of the package."""
-    shipped = CostModels(tuple(CostModel(device, FittedCoefficients(path)) for device, path in shipped_files()))
+    shipped = CostModels(tuple(_shipped(device, path) for device, path in shipped_files()))
     files = own_files() if own else ()
     return CostModels((*(_own(device, path, shipped) for device, path in files), *shipped.devices))
+
+
+def _shipped(device: MeasuredDevice, path: Path) -> CostModel:
+    known = {name: Coefficients(work, (), (0.0, 0.0)) for name, work in shipped_seconds(device.name).items()}
+    return CostModel(device, FittedCoefficients(path, known=known))
 
 
 def _own(device: MeasuredDevice, path: Path, shipped: CostModels) -> CostModel:
@@ -135,12 +156,10 @@ def cpu_name() -> str:
     """Return the name of this machine's CPU."""
     import platform
 
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
+    # As far as the first processor: the list of all takes milliseconds.
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     # Last: it starts a process.
     return platform.processor() or platform.machine()

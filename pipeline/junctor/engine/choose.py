@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from junctor.cost.constants import CPU, GPU
+from junctor.cost.policy import CORES
 from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, find_equal_rows
@@ -26,7 +26,7 @@ from junctor.evidence.patterns import (
 from junctor.model.errors import BudgetError, InputError
 from junctor.model.strategies import Rejected, Strategy
 from junctor.planning.shape import Pattern
-from junctor.strategies.facts import FEW_ROWS, LOADING_SECONDS, Facts
+from junctor.strategies.facts import FEW_ROWS, Facts
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Offer, Room, Route
 
@@ -36,11 +36,6 @@ LEAST_DECIDED = 256
 FEW_OPERATIONS = 5e8
 # What stands for the pattern of rows that go one by one without one.
 NOBODY_LOOKED = Pattern(frozenset(), frozenset())
-# What few rows of a small network are not worth.
-BEFORE_LOADING = tuple(
-    Rejected(each, "its code takes longer to load than the rows take", LOADING_SECONDS)
-    for each in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS)
-)
 # Strategies of plans in one piece.
 PLANNED = (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS)
 
@@ -242,13 +237,21 @@ def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] |
     if isinstance(offer, Offer):
         seconds = offer.price.seconds(facts.to_come(batch, len(rows)))
         # Beyond, what loads compiled code may be worth it.
-        if seconds <= LOADING_SECONDS or facts.are_few(batch):
-            group = PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.JOINT_TABLE, price=seconds, rejected=BEFORE_LOADING)
+        if seconds <= facts.figures.loading.trees or facts.are_few(batch):
+            group = PatternGroup(
+                NOBODY_LOOKED, rows, 0, Strategy.JOINT_TABLE, price=seconds, rejected=_before_loading(facts)
+            )
             return [group], True
     if not facts.are_few(batch) or (facts.explains and facts.has_joint_table):
         # Of small networks a plan in NumPy explains them, before compiled code is loaded.
         return None, True
     return _few_on_trees(batch, facts)
+
+
+def _before_loading(facts: Facts) -> tuple[Rejected, ...]:
+    """Return what few rows of a small network are not worth."""
+    told, seconds = "its code takes longer to load than the rows take", facts.figures.loading.trees
+    return tuple(Rejected(each, told, seconds) for each in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS))
 
 
 def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] | None, bool]:
@@ -326,16 +329,17 @@ class _OnGpu:
     def _choice(self, patterns: Patterns, valid: int) -> PatternChoice:
         """Return the cheapest plans by patterns; valid: rows of the batch that are not invalid."""
         facts = self._facts
-        if facts.planning < LOADING_SECONDS and not _is_heavy(facts, facts.to_come(self._batch, valid)):
+        if facts.planning < facts.figures.loading.trees and not _is_heavy(facts, facts.to_come(self._batch, valid)):
             choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
-            if choice.seconds * facts.to_come(self._batch, valid) <= CPU.compiled_work * valid:
+            if choice.seconds * facts.to_come(self._batch, valid) <= facts.figures.loading.compiled * valid:
                 return choice
         # All cores answer those with trees, of which plans on a GPU need one.
-        per_row = row_tree_seconds(facts.row_engine, patterns, self._batch) / GPU.cores
+        per_row = row_tree_seconds(facts, patterns, self._batch) / facts.gpu_host.cores
         return PatternChoice(patterns, self._prices(per_row), search=True, rows=valid)
 
     def _prices(self, per_row: float) -> PatternPricer:
-        return compiled_prices(self._facts, per_row, GPU.likelihood, (GPU.plan_table, GPU.plan_entry))
+        host = self._facts.gpu_host
+        return compiled_prices(self._facts, per_row, host.likelihood, (host.plan_table, host.plan_entry))
 
     def _is_faster(self, groups: Sequence[PatternGroup]) -> bool:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
@@ -350,7 +354,7 @@ class _OnGpu:
             there += offer.price.seconds(rows) if isinstance(offer, Offer) else math.inf
             here += rows * _seconds_on_cores(group, batch, facts.without_gpu, rows)
         # What is too large for cores, and for prices, may go in chunks: both devices are compared where these are made.
-        return math.isinf(here) or there < here / math.pow(threads, CPU.cores)
+        return math.isinf(here) or there < here / math.pow(threads, CORES)
 
 
 def _seconds_on_cores(group: PatternGroup, batch: EvidenceBatch, facts: Facts, rows: int) -> float:
@@ -378,8 +382,11 @@ def _on_cores(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
         return _that_fit(priced, batch, facts)
     group = _of_one(patterns)
     plain = way(Strategy.ENTRIES).offer(group, batch, facts)
-    if isinstance(plain, Offer) and (seconds := plain.price.seconds(facts.uses(group, batch))) < LOADING_SECONDS:
-        return [replace(group, strategy=Strategy.ENTRIES, price=seconds, rejected=BEFORE_LOADING)]
+    if (
+        isinstance(plain, Offer)
+        and (seconds := plain.price.seconds(facts.uses(group, batch))) < facts.figures.loading.trees
+    ):
+        return [replace(group, strategy=Strategy.ENTRIES, price=seconds, rejected=_before_loading(facts))]
     _load_trees(facts)
     return [_cheapest(each, batch, facts) for each in _without_impossible(group, batch, facts)]
 
@@ -435,7 +442,7 @@ def _tree_groups(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> list
     # Imported where trees are chosen: compiled code comes with it.
     from junctor.engine.tree_groups import TreeChoice
 
-    return TreeChoice(batch, patterns, facts.row_engine).groups()
+    return TreeChoice(batch, patterns, facts.row_engine, facts.figures).groups()
 
 
 def _without_impossible(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
@@ -478,21 +485,23 @@ def _planned_groups(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> S
 
 def _plan_choice(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> PatternChoice:
     """Return the cheapest plans by patterns: by prices in NumPy or, with enough work, by compiled ones."""
-    valid, explains = patterns.rows.size, facts.explains
+    valid, explains, figures = patterns.rows.size, facts.explains, facts.figures
+    loading = figures.loading
     rows = facts.to_come(batch, valid)
     # To plan may take longer than trees; the plan of a single pattern answers its equal rows once, in NumPy.
     is_light = not _is_heavy(facts, rows) or (explains and len(patterns.counts) == 1)
-    if is_light and (facts.planning < LOADING_SECONDS or not explains):
+    if is_light and (facts.planning < facts.figures.loading.trees or not explains):
         choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
-        if choice.seconds * rows <= (LOADING_SECONDS if explains else CPU.compiled_work) * valid:
+        if choice.seconds * rows <= (loading.trees if explains else loading.compiled) * valid:
             return choice
     # Enough work for better prices, and trees, to pay for being loaded.
-    per_row = row_tree_seconds(facts.row_engine, patterns, batch)
-    prices = compiled_prices(facts, per_row, CPU.copied_likelihood if explains else CPU.likelihood)
+    per_row = row_tree_seconds(facts, patterns, batch)
+    blocks = figures.blocks
+    prices = compiled_prices(facts, per_row, blocks.copied_likelihood if explains else blocks.likelihood)
     if explains:
         # Compiled code for plans takes longer to load than trees, and a few rows are not worth it.
-        row, loading = prices.row, CPU.compiled_saving / rows
-        prices = replace(prices, row=lambda pattern: CPU.maximum * row(pattern) + loading)
+        row, share, maximum = prices.row, loading.blocks / rows, figures.ratios.blocks_maximum
+        prices = replace(prices, row=lambda pattern: maximum * row(pattern) + share)
     return PatternChoice(patterns, prices, search=True, rows=valid)
 
 
@@ -513,7 +522,7 @@ def _is_heavy(facts: Facts, rows: int) -> bool:
     from junctor.strategies.entries import HEAVY_SECONDS
 
     # Each entry of a factor counts once.
-    return rows * facts.entries * CPU.numpy_entry > HEAVY_SECONDS
+    return rows * facts.entries * facts.figures.numpy.entry > HEAVY_SECONDS
 
 
 def _has_room_for_shared(batch: EvidenceBatch, facts: Facts) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from junctor.cost.constants import CPU
+from junctor.cost import policy
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.patterns import patterns_of
 from junctor.model.strategies import Strategy
@@ -23,13 +23,14 @@ from junctor.strategies.registry import way
 from junctor.strategies.strategy import Route
 
 if TYPE_CHECKING:
+    from junctor.cost.figures import Figures
     from junctor.cost.model import CostModel
     from junctor.engine.choose import Choice
     from junctor.engine.engine import Engine
     from junctor.planning.junction_tree import JunctionTree
 
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
-SURVEY_SECONDS = CPU.survey
+SURVEY_SECONDS = policy.SURVEY
 SURVEY_SHARE = 0.1
 # Rows that the order of the tree that is shown is searched for: a fraction of a second.
 TREE_ROWS = 100
@@ -130,18 +131,18 @@ def estimate(facts: Facts, route: Route, batch: EvidenceBatch, bound: int = 0) -
     """
     if route.refused is not None:
         # Refused rows get the seconds of NumPy: they show how far out of reach they are.
-        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
+        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * facts.figures.numpy.operation)
     priced, allowed = way(route.strategy).forecast(route, batch, facts, bound), row_seconds(facts.options.time_limit)
     # Rows whose tree is too large get a plan, which is asked for then.
-    if not math.isfinite(priced.seconds) or (seconds := _row_seconds(priced)) <= allowed:
+    if not math.isfinite(priced.seconds) or (seconds := _row_seconds(priced, facts.figures)) <= allowed:
         return priced
     return replace(priced, refused=too_long(seconds, allowed, "a row", facts.advice))
 
 
-def _row_seconds(route: Route) -> float:
+def _row_seconds(route: Route, figures: Figures) -> float:
     """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
     seconds, plan = route.seconds, route.plan
-    once = 0.0 if plan is None or route.chunks is not None else once_seconds(plan)
+    once = 0.0 if plan is None or route.chunks is not None else once_seconds(plan, figures)
     together = route.threads if route.shares_row else 1
     return (once + (seconds - once) / max(1, len(route.group.rows))) / together
 
@@ -155,12 +156,12 @@ def gpu_seconds(facts: Facts, route: Route, gpu: CostModel) -> float:
         # There a plan answers them; its tree is about theirs, with evidence that some lack as likelihoods.
         work = facts.work(route.group.pattern)
         operation, table = gpu.coefficients[facts.gpu_backend].row
-        return route.rows * (work.operations * operation + work.tables * table + CPU.row)
+        return route.rows * (work.operations * operation + work.tables * table + facts.figures.files.row)
     if route.plan is None or route.chunks is not None:
         return route.seconds
     from junctor.strategies.gpu_blocks import plan_seconds
 
-    return plan_seconds(route.plan, facts.ladder[0], len(route.group.rows), gpu) + route.rows * CPU.row
+    return plan_seconds(route.plan, facts.ladder[0], len(route.group.rows), gpu) + route.rows * facts.figures.files.row
 
 
 def tree_of(shape: Shape) -> JunctionTree:

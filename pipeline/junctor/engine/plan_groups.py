@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plain_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.patterns import (
@@ -35,13 +34,8 @@ from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 
 if TYPE_CHECKING:
-    from junctor.backends.row_trees import RowEngine
     from junctor.strategies.facts import Facts
 
-# Preparation of a plan; tests replace them.
-PLAIN_VARIABLE_SECONDS = CPU.numpy_variable
-ONCE_TABLE_SECONDS = CPU.compiling_table
-ONCE_ENTRY_SECONDS = CPU.compiling_entry
 # Rows that are looked at for what one with a tree of its own takes.
 SAMPLED_ROWS = 6
 # The share of what a search may save at the most that it finds.
@@ -226,14 +220,14 @@ def plain_prices(facts: Facts) -> PatternPricer:
     """Return prices from plans, for batches that are not worth loading compiled code for."""
     variables = len(facts.network.variables)
     return PatternPricer(
-        row=lambda pattern: plain_seconds(facts.plan(pattern)),
-        once=lambda pattern: (variables - len(pattern.sliced)) * PLAIN_VARIABLE_SECONDS,
+        row=lambda pattern: plain_seconds(facts.plan(pattern), facts.figures),
+        once=lambda pattern: (variables - len(pattern.sliced)) * facts.figures.planning.variable,
         fits=facts.fits,
     )
 
 
 def compiled_prices(
-    facts: Facts, per_row: float, likelihood: float = CPU.likelihood, planned: tuple[float, float] | None = None
+    facts: Facts, per_row: float, likelihood: float, planned: tuple[float, float] | None = None
 ) -> PatternPricer:
     """Return prices from the trees of the row engine, which take a millisecond to build.
 
@@ -241,7 +235,7 @@ def compiled_prices(
     likelihood: seconds of a cell that enters as one.
     planned: seconds of a table and of an entry, to make a plan; None for one of compiled blocks.
     """
-    coefficients = facts.row_price
+    coefficients, planning = facts.row_price, facts.figures.planning
 
     def row(pattern: Pattern) -> float:
         operations, _, tables = facts.work(pattern)
@@ -250,16 +244,17 @@ def compiled_prices(
 
     def once(pattern: Pattern) -> float:
         _, entries, tables = facts.work(pattern)
-        table, entry = planned or (ONCE_TABLE_SECONDS, ONCE_ENTRY_SECONDS)
+        table, entry = planned or (planning.table, planning.entry)
         return tables * table + entries * entry
 
     # Messages in double precision; a plan takes about as much for a single case.
     fits: Callable[[Pattern], bool] = lambda pattern: facts.work(pattern)[1] * 8 < facts.allowed  # noqa: E731
-    return PatternPricer(row, once, fits, per_row, CPU.pattern_mark)
+    return PatternPricer(row, once, fits, per_row, planning.mark)
 
 
-def row_tree_seconds(rows: RowEngine, patterns: Patterns, batch: EvidenceBatch) -> float:
+def row_tree_seconds(facts: Facts, patterns: Patterns, batch: EvidenceBatch) -> float:
     """Return the seconds of a row with a tree of its own, the mean over some of the rows of a batch."""
     from junctor.evidence.compiled_cells import evidence_cells
 
-    return rows.seconds_alone(rows.works_alone(evidence_cells(batch), spread(patterns.rows, SAMPLED_ROWS)))
+    works = facts.row_engine.works_alone(evidence_cells(batch), spread(patterns.rows, SAMPLED_ROWS))
+    return facts.row_engine.seconds_alone(works, facts.figures)

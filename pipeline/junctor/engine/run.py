@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from junctor.backends.plan_memory import ProgramCache
-from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plain_seconds
 from junctor.engine.choose import by_plan, has_plan, route_of
 from junctor.evidence.batch import EvidenceBatch, Rows
@@ -152,8 +151,8 @@ def may_take_long(route: Route, facts: Facts) -> bool:
     if route.plan is None:
         # Messages of trees fit the memory, so that none takes a day.
         return facts.options.time_limit is not None
-    seconds = plain_seconds(route.plan) + once_seconds(route.plan)
-    return CPU.numpy_log * seconds > SURE_SHARE * row_seconds(facts.options.time_limit)
+    seconds = plain_seconds(route.plan, facts.figures) + once_seconds(route.plan, facts.figures)
+    return facts.figures.ratios.numpy_log * seconds > SURE_SHARE * row_seconds(facts.options.time_limit)
 
 
 def in_order(groups: Sequence[PatternGroup]) -> list[list[PatternGroup]]:

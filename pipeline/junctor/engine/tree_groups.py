@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from junctor.backends.row_trees import RowEngine
 from junctor.backends.row_work import LANES, RowWork, alone_seconds, shared_seconds
-from junctor.cost.constants import CPU
+from junctor.cost.figures import Figures
+from junctor.cost.policy import PLANNING_SHARE
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.deduplicate import numbered
@@ -32,8 +33,6 @@ from junctor.evidence.patterns import (
 from junctor.model.strategies import Strategy
 from junctor.planning.shape import Pattern
 
-# Share of the work of a batch that trees tried for the choice may take.
-CHOICE_SHARE = 0.04
 # Counts of columns that tell groups apart, in the order in which they are tried.
 TRIED = (0, 10**9, 8, 2, 32, 4, 16, 1, 64, 12, 6, 3, 24, 48, 128)
 # Trials in a row that are no cheaper than the best, after which none follows.
@@ -64,9 +63,11 @@ class TreeChoice:
     batch: evidence.
     patterns: of the batch.
     engine: that plans trees.
+    figures: of the CPU.
     """
 
-    def __init__(self, batch: EvidenceBatch, patterns: Patterns, engine: RowEngine) -> None:
+    def __init__(self, batch: EvidenceBatch, patterns: Patterns, engine: RowEngine, figures: Figures) -> None:
+        self._figures = figures
         self._cells = evidence_cells(batch)
         self._patterns = patterns
         self._engine = engine
@@ -80,7 +81,7 @@ class TreeChoice:
         self._soft = frozenset(patterns.variables[i] for i in np.flatnonzero(~hard))
         alone, tables = self._alone(np.ones(len(patterns.counts), dtype=np.bool_), SAMPLED)
         # By counts and not by time: equal batches get equal groups.
-        trees = CHOICE_SHARE * rows * min(alone, 1e3) / (tables * CPU.tree_plan + CPU.tree_forecast)
+        trees = PLANNING_SHARE * rows * min(alone, 1e3) / (tables * figures.trees.plan + figures.planning.tree)
         trial = len(PLACES) * (1 + SAMPLED_OF_GROUP)
         self._order = self._by_gain(share) if trees > 2 * trial else self._sometimes
         tried = dict.fromkeys(min(count, len(self._order)) for count in TRIED[: max(2, int(trees / trial))])
@@ -141,7 +142,8 @@ class TreeChoice:
             # Rows that fill no vector have trees of their own: sampled groups say little about the trees of rare ones.
             if counts[first] >= LANES:
                 work = self._work(members, int(counts[group]))
-                seconds[first:last] = shared_seconds(work, counts[first:last], mixed, self._engine.above_zero)
+                share = self._engine.above_zero
+                seconds[first:last] = shared_seconds(work, counts[first:last], mixed, share, self._figures)
             # Of the same rows: those of large groups often have smaller trees than others.
             alone[first:last] = counts[first:last] * self._alone(members, SAMPLED_OF_GROUP)[0]
             first = last
@@ -152,7 +154,9 @@ class TreeChoice:
         """Return the mean seconds and tables of rows of some patterns with trees of their own, by some of them."""
         rows = self._patterns.rows[spread(np.flatnonzero(members.take(self._patterns.numbers)), most)]
         works = self._engine.works_alone(self._cells, rows)
-        seconds, tables = np.mean([(alone_seconds(work), work.tables) for work in works], axis=0).tolist()
+        seconds, tables = np.mean(
+            [(alone_seconds(work, self._figures), work.tables) for work in works], axis=0
+        ).tolist()
         return seconds, tables
 
     def _grouped(self, columns: Rows) -> tuple[Rows, Rows]:

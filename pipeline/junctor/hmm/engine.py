@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from junctor.cost.constants import CPU, GPU
+from junctor.cost.figures import shipped_figures
 from junctor.hmm.blocks import TrellisMemory, fitting
 from junctor.hmm.decode import CpuDecoder, Decoder, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
@@ -204,7 +204,9 @@ def refuse_long(
     model: HiddenMarkovModel, lengths: npt.NDArray[np.int64], options: ComputeOptions, on_gpu: bool
 ) -> None:
     """Raise BudgetError where the longest of some sequences is forecast to take longer than allowed."""
-    seconds = int(lengths.max(initial=0)) * model.entries.size / (GPU if on_gpu else CPU).transition_rate
+    figures = shipped_figures()
+    transition = 1 / figures.gpu_rates.transitions if on_gpu else figures.walks.transition
+    seconds = int(lengths.max(initial=0)) * model.entries.size * transition
     if seconds > (allowed := row_seconds(options.time_limit)):
         raise too_long(seconds, allowed, f"a sequence of {int(lengths.max()):,} steps", "cut it into shorter ones")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from junctor.cost.constants import CPU
+from junctor.cost.figures import shipped_figures
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.answers import STATUS_NAMES
@@ -246,7 +246,7 @@ class SequenceJob(Workload):
         # Metadata alone tells the steps; no sequence is read.
         total = sum(_steps_of(self.directory.evidence_part(i), model.states) for i in pending)
         # The matrix in both forms of the kernels, 8 bytes a number; rows go in blocks if they have to.
-        return RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
+        return RunEstimate(2 * 8 * entries, entries * total * shipped_figures().walks.transition)
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the sequences of some partitions."""

@@ -21,7 +21,6 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.plan_memory import STEP_BYTES
-from junctor.cost.constants import CPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
 from junctor.cost.features.chunked_gpu import gpu_counts, least_gpu_work, pass_seconds
@@ -29,6 +28,7 @@ from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
+from junctor.cost.policy import DISK_BYTE
 from junctor.placement.pass_spans import side_by_side
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import KEPT_STEPS, KeptChoice, MemorySplit
@@ -154,7 +154,7 @@ class CpuSplits:
         sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
         splits: list[CpuSplit] = []
         for task in sizes:
-            kept = compiled_bytes(task) if saved > CPU.compiled_saving else task
+            kept = compiled_bytes(task) if saved > self._costs.figures.loading.blocks else task
             if kept < task:
                 threads = min(self._limits.threads, (kept - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES)
                 splits.append(self._split(free, task, kept, reference.SCRATCH_ENTRIES, threads))
@@ -445,7 +445,7 @@ class ChunkRoute:
 def disk_seconds(chunks: ChunkPlan, itemsize: int) -> float:
     """Return about what a disk takes to write and read the tables that go there."""
     # Written once and read once; most tables have one reader.
-    return 2 * itemsize * CPU.disk_byte * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
+    return 2 * itemsize * DISK_BYTE * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
 
 
 def compiled_bytes(task: int) -> int:

@@ -16,7 +16,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.evidence_blocks import block_of, write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.cost.constants import CPU, GPU
+from junctor.cost.figures import Figures, shipped_figures
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
@@ -82,9 +82,8 @@ def cut(
         return ways.splits(plan)
 
     try:
-        prices = ChunkPrices(
-            ways.least, ways.seconds, CPU.cutting_step, limits.seconds, ways.room, least_entry(limits.on_gpu)
-        )
+        least, step = least_entry(costs.figures, limits.on_gpu), costs.figures.planning.cutting_step
+        prices = ChunkPrices(ways.least, ways.seconds, step, limits.seconds, ways.room, least)
         cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows, kept)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
@@ -96,9 +95,9 @@ def cut(
     return ways.chunking(*cheapest, kept)
 
 
-def least_entry(on_gpu: bool) -> float:
+def least_entry(figures: Figures, on_gpu: bool) -> float:
     """Return the seconds of an entry of a clique, at the least."""
-    return GPU.task_operation if on_gpu else CPU.compiled_operation / 2
+    return figures.workers.gpu_operation if on_gpu else figures.blocks.operation / 2
 
 
 def cut_for_gpus(
@@ -152,7 +151,7 @@ def cut_for_gpus(
 
 def search_seconds(plan: Plan) -> float:
     """Return about what the search for a plan in chunks takes, of the length of this one."""
-    return CPU.cutting_step * len(plan.steps) * SEARCHED_CUTS
+    return shipped_figures().planning.cutting_step * len(plan.steps) * SEARCHED_CUTS
 
 
 def _side(
@@ -162,10 +161,10 @@ def _side(
     beside = -(-rows // gpus.machines)
     ways = {gpus.each // n: GpuSplits(limits, algebra, costs, gpus.each // n) for n in range(1, beside + 1)}
     seconds = {each: way.seconds_with(route.chunks, route.slots) for each, way in ways.items()}
-    host = 0.0
+    host, of_host = 0.0, costs.figures.gpu_host
     if not gpus.processes:
-        host = GPU.host_held * ways[gpus.each // beside].host_seconds(route.chunks, route.slots)
-    return SideBySide(gpus.each, rows, seconds, host, route.memory * GPU.pinned_byte, gpus.machines)
+        host = of_host.held * ways[gpus.each // beside].host_seconds(route.chunks, route.slots)
+    return SideBySide(gpus.each, rows, seconds, host, route.memory * of_host.pinned_byte, gpus.machines)
 
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:

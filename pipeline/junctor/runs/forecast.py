@@ -1,14 +1,14 @@
 """Forecast of a run from a sample of its rows: seconds of its parts, and the most memory that its process takes.
 
 Main function: `forecast_run`, called by `junctor inspect`. What rows take is that of the engine's forecast; files, and
-what a process takes in any case, are counted here, with prices of `junctor.cost.constants`.
+what a process takes in any case, are counted here, with prices of `junctor.cost.figures`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from junctor.cost.constants import CPU
+from junctor.cost.figures import Figures, FileFigures
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
@@ -93,9 +93,10 @@ def forecast_run(engine: Engine, sample: EncodedPartition, total: int, bound: in
     batches = _parts(sample, size, total)
     sampled, parts = sum(batch.rows for batch in batches), max(1, -(-total // size))
     routes = [route for batch in batches for route in forecast(engine, batch, bound)]
-    answering = sum(map(_answering, routes)) * total / max(1, sampled)
+    figures = engine.facts.figures
+    answering = sum(_answering(route, figures.files) for route in routes) * total / max(1, sampled)
     columns = len(sample.batch.states) + len(sample.batch.likelihoods)
-    seconds = _seconds(network, query, total, answering, columns, parts)
+    seconds = _seconds(network, query, total, answering, columns, parts, figures)
     # Propagation is planned with the answers to a part, or to a sample that is smaller; what was encoded ahead is not
     # given back.
     planned = max(batch.rows for batch in batches)
@@ -105,10 +106,10 @@ def forecast_run(engine: Engine, sample: EncodedPartition, total: int, bound: in
     return ForecastOfRun(ordered, total, sampled, seconds, round(held))
 
 
-def _answering(route: Route) -> float:
+def _answering(route: Route, files: FileFigures) -> float:
     """Return the seconds of a route without those of files, which a run counts by cells and bytes."""
-    files = 0.0 if route.strategy is Strategy.ROW_TREES else route.rows * CPU.row
-    return max(0.0, route.seconds - files)
+    beside = 0.0 if route.strategy is Strategy.ROW_TREES else route.rows * files.row
+    return max(0.0, route.seconds - beside)
 
 
 def _waiting(parts: int) -> float:
@@ -125,14 +126,18 @@ def _parts(sample: EncodedPartition, size: int, total: int) -> list[EvidenceBatc
     return [sample.rows(size * i, end - size * i).batch for i, end in enumerate(ends)]
 
 
-def _seconds(network: Network, query: Query, rows: int, answering: float, columns: int, parts: int) -> RunSeconds:
+def _seconds(
+    network: Network, query: Query, rows: int, answering: float, columns: int, parts: int, figures: Figures
+) -> RunSeconds:
     """Return the seconds of a run.
 
     rows: of all.
     answering: seconds of their answers.
     columns: of evidence.
     parts: of the run.
+    figures: of the CPU.
     """
+    files = figures.files
     width = answer_width(network, query)
-    writing = rows * width * CPU.answer_byte + parts * len(target_names(network, query)) * CPU.answer_column
-    return RunSeconds(CPU.load, rows * columns * CPU.cell, answering, writing, parts)
+    writing = rows * width * files.answer_byte + parts * len(target_names(network, query)) * files.answer_column
+    return RunSeconds(figures.loading.process, rows * columns * files.cell, answering, writing, parts)

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from junctor.cost.constants import CPU, GPU
+from junctor.cost import policy
+from junctor.cost.figures import shipped_figures
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
@@ -393,8 +394,8 @@ def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
         return device
     # A GPU without measurements counts as far faster than a core.
     there = estimate.gpu_seconds or 0.0
-    here = estimate.seconds / usable_cores() ** CPU.cores
-    return "gpu" if there + GPU.ready < here and has_gpu() else "cpu"
+    here = estimate.seconds / usable_cores() ** policy.CORES
+    return "gpu" if there + shipped_figures().gpu_host.ready < here and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:
@@ -412,13 +413,13 @@ def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) ->
     elif resources.compute.device == "gpu":
         # Those of a core where a GPU was not asked about, or is not known.
         known = math.inf if estimate.gpu_seconds is None else estimate.gpu_seconds
-        workers = int(min(count_gpus(), min(estimate.seconds, known) / GPU.process))
+        workers = int(min(count_gpus(), min(estimate.seconds, known) / policy.GPU_PROCESS))
         # A worker has one GPU, and some would have nothing to do: in one process rows in chunks take all of them.
         if partitions < workers and estimate.is_mostly_in_chunks:
             workers = 1
     else:
         cores = usable_cores()
-        workers = int(min(cores // WORKER_CORES, estimate.seconds / CPU.process)) if cores > PROCESS_CORES else 0
+        workers = int(min(cores // WORKER_CORES, estimate.seconds / policy.PROCESS)) if cores > PROCESS_CORES else 0
     if resources.workers is None and workers > 1 and not has_extra("cluster"):
         logger.warning('one process answers, %d would be faster: pip install "junctor[cluster]"', workers)
         workers = 1

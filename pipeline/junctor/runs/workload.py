@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from junctor.cost.constants import CPU, GPU
+from junctor.cost.figures import shipped_figures
 from junctor.evidence.files import Stamps, checked_separator, input_files, lists, stamp_of
 from junctor.evidence.pipes import STDIN
 from junctor.model.errors import BudgetError, EvidenceError, InputError
@@ -687,7 +687,7 @@ class _PlannedRun:
             if side is None or 1 not in side.seconds:
                 # No GPU and its share of the memory is enough for a row.
                 return RunEstimate(spreads=True)
-            one_by_one += count * (side.total(side.rounds(rows)) + rows * CPU.task)
+            one_by_one += count * (side.total(side.rounds(rows)) + rows * shipped_figures().workers.task)
             # Each worker searches for its plan anew.
             by_partition += -(-count // gpus.count) * rows * side.seconds[1] + search_seconds(chunks.chunks.plan)
         return RunEstimate(spreads=one_by_one < by_partition)
@@ -695,7 +695,7 @@ class _PlannedRun:
     def _gains_by_processes(self, engine: Engine) -> bool:
         """Return True if a process for each GPU of this machine gains more than it takes to start them."""
         asked, gpus = self.resources.workers, count_gpus()
-        workers, start = (gpus, GPU.start) if asked is None else (min(asked, gpus), 0.0)
+        workers, start = (gpus, shipped_figures().gpu_host.start) if asked is None else (min(asked, gpus), 0.0)
         # With a partition for each there are processes in any case; without Dask-CUDA whoever asked for some is told.
         if len(self.pending) >= workers or (asked is None and find_spec("dask_cuda") is None):
             return False

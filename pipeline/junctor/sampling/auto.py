@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from junctor.cost.constants import CPU
+from junctor.cost.policy import EXACT_ROW
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, forecast_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from junctor.cost.model import CostModels
 
 # Seconds of one core that an exact answer to a row may take where no limit is given; tests replace it.
-MOST_SECONDS = CPU.exact_row
+MOST_SECONDS = EXACT_ROW
 
 # Most reasons that are told.
 _TOLD_REASONS = 3

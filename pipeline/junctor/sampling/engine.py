@@ -13,7 +13,7 @@ import numpy as np
 from junctor_kernels.sampling.layout import BLOCK, STATES, Floats, SampledCase, Sums, own_share
 from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
-from junctor.cost.constants import CPU
+from junctor.cost.figures import shipped_figures
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, UNRELIABLE, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError, counted
@@ -99,7 +99,7 @@ class SamplingEngine:
     def seconds(self, rows: int) -> float:
         """Return about what so many rows take on one core; coarse, and for an error what the first samples take."""
         samples = self._learning + self._main
-        return rows * samples * len(self.network.variables) * CPU.draw
+        return rows * samples * len(self.network.variables) * shipped_figures().walks.draw
 
     def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
         """Return the answers to all rows of a batch.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.number_formats import GPU_CHUNK_FORMATS
-from junctor.cost.constants import GPU
 from junctor.cost.features.plans import plan_counts
+from junctor.cost.figures import shipped_figures
 from junctor.cost.model import CostModel
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import row_seconds
@@ -161,7 +161,7 @@ class ChunkCuts:
             free, task, disk, self.facts.spill_dir, self.facts.cores, on_gpu, self.facts.allowed, self.core_seconds
         )
         costs = self.facts.gpu_costs if on_gpu else self.facts.cpu_costs
-        opening = 0.0 if self.facts.is_lasting else GPU.opening
+        opening = 0.0 if self.facts.is_lasting or not on_gpu else self.facts.gpu_host.opening
         gpus = GpuGroup(count_gpus() if on_gpu and self.facts.options.all_gpus else 1, opening=opening)
         if gpus.count > 1:
             return cut_for_gpus(problem, algebra, limits, costs, rows, gpus, self._searched)
@@ -216,7 +216,7 @@ class ChunkCuts:
 
 def on_gpu_seconds(chunks: ChunkRoute, rows: int) -> float:
     """Return what rows in chunks take on a GPU, with the memory that is pinned for them."""
-    return rows * chunks.seconds + chunks.memory * GPU.pinned_byte
+    return rows * chunks.seconds + chunks.memory * shipped_figures().gpu_host.pinned_byte
 
 
 def one_piece_seconds(plan: Plan, costs: CostModel, rows: int) -> float:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from junctor.cost.constants import CPU
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
@@ -50,7 +49,9 @@ class ChunkRows:
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the tasks of the cut plan."""
         assert route.chunks is not None
-        return replace(route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * CPU.row)
+        return replace(
+            route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * facts.figures.files.row
+        )
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """Case by case."""

@@ -10,21 +10,24 @@ from functools import partial
 import numpy as np
 from junctor_kernels.tables.reference import LOG
 
-from junctor.backends.plan_memory import LANE_BYTES, LOWERING_SECONDS, ProgramCache
-from junctor.cost.constants import CPU
+from junctor.backends.plan_memory import LANE_BYTES, ProgramCache
+from junctor.cost import policy
 from junctor.cost.features.plans import plain_seconds, plan_work
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
-from junctor.strategies.facts import LOADING_SECONDS, Facts
+from junctor.strategies.facts import Facts
 from junctor.strategies.number_ladder import answer_rows
 from junctor.strategies.plan_rows import MOST_OPERATIONS, on_cores, once_seconds, prepared, with_seconds
 from junctor.strategies.strategy import Offer, Price, Room, Route, Run
 
 # Tables of a tree from which on rows never get a plan: those are made in Python, and lowered in more than linear time.
 MOST_PLANNED_TABLES = 50_000
+# Share of the last cache up to which a usual table of the smallest block stays near. barley, pigs, munin2 and grids
+# with likelihoods.
+CACHE_SHARE = 1 / 16
 
 
 class BlocksRows:
@@ -42,29 +45,30 @@ class BlocksRows:
         work = facts.work(group.pattern)
         if work.tables > MOST_PLANNED_TABLES:
             return "its tables are too many or too large to plan for"
-        once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
+        planning = facts.figures.planning
+        once = work.tables * planning.table + work.entries * planning.entry + facts.figures.loading.blocks
         operation, table = facts.cpu_costs.coefficients["cpu"].row
         row = work.operations * operation + work.tables * table
-        slower = CPU.maximum if facts.explains else CPU.compiled_log if facts.ladder[0] is LOG else 1.0
-        return Offer(group, Price(LOADING_SECONDS, once, slower * row))
+        slower = _slower(facts)
+        return Offer(group, Price(facts.figures.loading.trees, once, slower * row))
 
     def with_plan(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Price:
         """Return the price by the plan, as of `EntriesRows.with_plan`."""
         rows = facts.uses(group, batch)
         plan, memory = facts.plan(group.pattern, rows), facts.plan_memory(group.pattern, rows)
-        slower = CPU.maximum if facts.explains else CPU.compiled_log if facts.ladder[0] is LOG else 1.0
+        slower = _slower(facts)
         lanes = memory.padded(min(len(group.rows), rows)) if rows < memory.lane else rows
-        once = once_seconds(plan) + len(plan.steps) * LOWERING_SECONDS
-        case = min(plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation * slower
-        return Price(CPU.compiled_saving, once, lanes * case / rows)
+        once = once_seconds(plan, facts.figures) + len(plan.steps) * facts.figures.planning.lowering_step
+        case = min(plan.case_operations, MOST_OPERATIONS) * facts.figures.blocks.operation * slower
+        return Price(facts.figures.loading.blocks, once, lanes * case / rows)
 
     def uncached(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> float:
         """Return the seconds of a row of a plan whose messages leave the cache, 0 for other plans."""
         uses = facts.uses(group, batch)
-        if facts.plan_memory(group.pattern, uses).usual_entries * LANE_BYTES <= CPU.cached_bytes:
+        if facts.plan_memory(group.pattern, uses).usual_entries * LANE_BYTES <= CACHE_SHARE * facts.cpu_costs.cache:
             return 0.0
         operations = min(facts.plan(group.pattern, uses).case_operations, MOST_OPERATIONS)
-        return operations * facts.row_engine.above_zero * CPU.uncached_operation
+        return operations * facts.row_engine.above_zero * facts.figures.blocks.uncached_operation
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
         """Blocks as large as memory and caches allow."""
@@ -79,16 +83,18 @@ class BlocksRows:
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the steps of the plan or, where it is bound, by its loops."""
         assert route.plan is not None
-        return with_seconds(route, self._seconds(route, route.plan, facts, route.plan.case_operations <= bound))
+        return with_seconds(
+            route, self._seconds(route, route.plan, facts, route.plan.case_operations <= bound), facts.figures
+        )
 
     def _seconds(self, route: Route, plan: Plan, facts: Facts, bind: bool) -> float:
         sizes, rows = route.sizes, len(route.group.rows)
         assert sizes is not None
-        if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
-            return rows * plain_seconds(plan)
+        if not bind and rows * plain_seconds(plan, facts.figures) < policy.FITTED_FORECAST:
+            return rows * plain_seconds(plan, facts.figures)
         # Blocks of explanations have other loops, which were not measured.
         if facts.explains:
-            return min(rows * plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
+            return min(rows * plan.case_operations, MOST_OPERATIONS) * facts.figures.blocks.operation
         if not bind:
             return facts.costs.seconds("cpu", plan_work(plan, len(plan.steps), sizes.lanes, rows))
         programs = ProgramCache(facts.network, plan, facts.ladder, sizes.memory)
@@ -103,6 +109,12 @@ class BlocksRows:
             program = run.program(route, batch)
             left.append(answer_rows(program, batch, route.group.rows, answers, partial(on_cores, program)))
         return np.concatenate(left)
+
+
+def _slower(facts: Facts) -> float:
+    """Return how many times as long as a sum in double precision the loops of a question take."""
+    ratios = facts.figures.ratios
+    return ratios.blocks_maximum if facts.explains else ratios.blocks_log if facts.ladder[0] is LOG else 1.0
 
 
 WAY = BlocksRows()

@@ -10,14 +10,15 @@ from functools import partial
 import numpy as np
 from junctor_kernels.tables.reference import LOG, Algebra
 
-from junctor.cost.constants import CPU
+from junctor.cost import policy
 from junctor.cost.features.plans import plain_seconds, plan_work
+from junctor.cost.figures import Figures
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
-from junctor.strategies.facts import LOADING_SECONDS, Facts
+from junctor.strategies.facts import Facts
 from junctor.strategies.number_ladder import answer_rows
 from junctor.strategies.plan_rows import (
     MOST_OPERATIONS,
@@ -47,23 +48,28 @@ class EntriesRows:
         """By the plan, where that is made before compiled code would be loaded."""
         rows = facts.uses(group, batch)
         # Each entry of a factor counts once.
-        if rows * facts.entries * CPU.numpy_entry > HEAVY_SECONDS or facts.planning >= LOADING_SECONDS:
+        if (
+            rows * facts.entries * facts.figures.numpy.entry > HEAVY_SECONDS
+            or facts.planning >= facts.figures.loading.trees
+        ):
             return "a plan and NumPy take longer than compiled code takes to load"
         plan = facts.plan(group.pattern, rows)
-        return Offer(group, Price(once=once_seconds(plan), row=plain_seconds(plan)))
+        return Offer(group, Price(once=once_seconds(plan, facts.figures), row=plain_seconds(plan, facts.figures)))
 
     def with_plan(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Price:
         """Return the price by the plan: in NumPy, or over entries in compiled code."""
         rows = facts.uses(group, batch)
         plan, few = facts.plan(group.pattern, rows), rows < facts.plan_memory(group.pattern, rows).lane
-        seconds = numpy_seconds(plan, rows, facts.ladder[0])
+        what = plan, rows, facts.ladder[0], facts.figures
+        seconds = numpy_seconds(*what)
         # Blocks take more rows at once.
-        return Price(once=min(seconds, _compiled_seconds(plan, rows, facts.ladder[0])) if few else seconds)
+        return Price(once=min(seconds, _compiled_seconds(*what)) if few else seconds)
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
         """By what is faster of the two."""
         plan = facts.plan(group.pattern, uses)
-        compiled = _compiled_seconds(plan, uses, facts.ladder[0]) < numpy_seconds(plan, uses, facts.ladder[0])
+        what = plan, uses, facts.ladder[0], facts.figures
+        compiled = _compiled_seconds(*what) < numpy_seconds(*what)
         route = prepared(self.name, group, uses, facts, room, blocks=False, compiled=compiled)
         assert route.sizes is not None
         reason = "NumPy: too little work for compiled code"
@@ -76,12 +82,12 @@ class EntriesRows:
         plan, sizes, rows, first = route.plan, route.sizes, len(route.group.rows), facts.ladder[0]
         assert plan is not None
         assert sizes is not None
-        seconds = rows * plain_seconds(plan)
-        if plan.case_operations <= bound or seconds >= CPU.fitted_forecast:
+        seconds = rows * plain_seconds(plan, facts.figures)
+        if plan.case_operations <= bound or seconds >= policy.FITTED_FORECAST:
             backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
             work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)
             seconds = facts.costs.seconds(backend, work)
-        return with_seconds(route, seconds)
+        return with_seconds(route, seconds, facts.figures)
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """In blocks of cases, one after the other."""
@@ -92,13 +98,14 @@ class EntriesRows:
         return np.concatenate(left)
 
 
-def _compiled_seconds(plan: Plan, rows: int, algebra: Algebra) -> float:
+def _compiled_seconds(plan: Plan, rows: int, algebra: Algebra, figures: Figures) -> float:
     """Return the seconds of so many rows of a plan where compiled code contracts over entries."""
     if plan.traceback:
         return math.inf
-    case = min(plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
-    row = case * (CPU.compiled_log if algebra is LOG else 1)
-    return CPU.compiled_saving + once_seconds(plan) + len(plan.steps) * CPU.entries_step + rows * row
+    case = min(plan.case_operations, MOST_OPERATIONS) * figures.blocks.operation
+    row = case * (figures.ratios.blocks_log if algebra is LOG else 1)
+    once = once_seconds(plan, figures) + len(plan.steps) * figures.blocks.entries_step
+    return figures.loading.blocks + once + rows * row
 
 
 WAY = EntriesRows()

@@ -19,8 +19,8 @@ from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory
 from junctor.backends.prepared_plans import kept_plan
-from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.figures import Figures, GpuHostFigures
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.patterns import PatternGroup, spread
@@ -62,8 +62,6 @@ MOST_THREADS = 32
 
 # Strategies that are of no use to a GPU.
 ON_CPUS = (Strategy.JOINT_TABLE, Strategy.ROW_TREES, Strategy.ENTRIES, Strategy.CPU_BLOCKS)
-# Seconds that the loading of compiled code takes, about.
-LOADING_SECONDS = 0.15
 # Rows in all that are few: calls of so few come again and again, and what is loaded once serves all of them.
 FEW_ROWS = 64
 
@@ -170,13 +168,17 @@ class Facts:
     def key(self, pattern: Pattern, rows: int) -> PlanKey:
         """Return the key of the plan for a pattern that so many rows will use."""
         # A search pays in proportion to what a row takes.
-        return pattern, rounded(max(1, rows // GPU.gain) if self.takes_gpu else rows)
+        return pattern, rounded(max(1, rows // int(self.gpu_host.gain)) if self.takes_gpu else rows)
 
     def plan_memory(self, pattern: Pattern, rows: int = 1) -> PlanMemory:
         """Return the memory of the plan for `pattern`."""
         formats, itemsize = len(self.ladder), self.ladder[0].dtype.itemsize
         key, memories = self.key(pattern, rows), self.store.memories
-        return cached(memories, key, KEPT_PLANS, lambda: PlanMemory(self.plan(pattern, rows), formats, itemsize))
+
+        def made() -> PlanMemory:
+            return PlanMemory(self.plan(pattern, rows), formats, itemsize, self.figures)
+
+        return cached(memories, key, KEPT_PLANS, made)
 
     def fits(self, pattern: Pattern, rows: int = 1) -> bool:
         """Return True if a plan for `pattern` fits the memory, one case at a time."""
@@ -197,6 +199,16 @@ class Facts:
     def cpu_costs(self) -> CostModel:
         """The cost model of this machine's CPU, or of another one."""
         return self.cost_models.cpu(cpu_name())
+
+    @cached_property
+    def figures(self) -> Figures:
+        """What choices weigh: figures of this machine's CPU, or of another one."""
+        return self.cpu_costs.figures
+
+    @cached_property
+    def gpu_host(self) -> GpuHostFigures:
+        """What the GPU at hand takes of its host."""
+        return self.gpu_costs.figures.gpu_host
 
     @cached_property
     def cost_models(self) -> CostModels:
@@ -323,7 +335,7 @@ class Facts:
     @property
     def planning(self) -> float:
         """Seconds of a plan for NumPy, which takes a while for each variable, however few the rows."""
-        return len(self.network.variables) * CPU.numpy_variable
+        return len(self.network.variables) * self.figures.planning.variable
 
     @cached_property
     def entries(self) -> int:
@@ -338,7 +350,7 @@ class Facts:
     def joint_seconds(self) -> float:
         """The seconds of a row on the joint table."""
         assert self.joint_table is not None
-        return self.joint_table.operations * CPU.numpy_operation
+        return self.joint_table.operations * self.figures.numpy.operation
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
@@ -356,7 +368,7 @@ class Facts:
 
     def seconds_alone(self, group: PatternGroup, batch: EvidenceBatch) -> float:
         """Return the seconds of a row of a group with a tree of its own; infinite where that is too large."""
-        return self.row_engine.seconds_alone(self.works_alone(group, batch))
+        return self.row_engine.seconds_alone(self.works_alone(group, batch), self.figures)
 
     def works_alone(self, group: PatternGroup, batch: EvidenceBatch) -> list[RowWork]:
         """Return the work of some rows of a group with a tree for each."""

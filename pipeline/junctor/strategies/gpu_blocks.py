@@ -10,8 +10,8 @@ import numpy as np
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import Program
-from junctor.backends.plan_memory import LOWERING_SECONDS, ProgramCache
-from junctor.cost.constants import CPU, GPU
+from junctor.backends.plan_memory import ProgramCache
+from junctor.cost import policy
 from junctor.cost.features.plans import plain_seconds, plan_work
 from junctor.cost.model import CostModel, gpu_prices
 from junctor.evidence.batch import EvidenceBatch, Rows
@@ -40,17 +40,19 @@ class GpuRows:
         """By the tree of the pattern: coefficients were measured."""
         if (why := self.refuses(facts)) is not None:
             return why
-        work = facts.work(group.pattern)
-        once = work.tables * GPU.plan_table + work.entries * GPU.plan_entry
+        work, host = facts.work(group.pattern), facts.gpu_host
+        once = work.tables * host.plan_table + work.entries * host.plan_entry
         operation, table = facts.row_price
-        row = work.operations * operation + work.tables * table + len(group.pattern.weighted) * GPU.likelihood
-        return Offer(replace(group, strategy=self.name), Price(once=GPU.group + once, row=row))
+        row = work.operations * operation + work.tables * table + len(group.pattern.weighted) * host.likelihood
+        return Offer(replace(group, strategy=self.name), Price(once=host.group + once, row=row))
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
         """Blocks of the host besides, for rows that the device does not take."""
         plan = facts.plan(group.pattern, uses)
-        work = min(uses * plan.case_operations, MOST_OPERATIONS) * CPU.numpy_operation
-        route = prepared(self.name, group, uses, facts, room, work >= len(plan.steps) * LOWERING_SECONDS)
+        work = min(uses * plan.case_operations, MOST_OPERATIONS) * facts.figures.numpy.operation
+        route = prepared(
+            self.name, group, uses, facts, room, work >= len(plan.steps) * facts.figures.planning.lowering_step
+        )
         why = "asked for" if facts.asks_gpu else "one is here, and the rows are worth it"
         return replace(route, reason=facts.reason(self.name, why))
 
@@ -59,16 +61,16 @@ class GpuRows:
         plan, sizes, first, rows = route.plan, route.sizes, facts.ladder[0], len(route.group.rows)
         assert plan is not None
         assert sizes is not None
-        seconds = rows * plain_seconds(plan)
+        seconds = rows * plain_seconds(plan, facts.figures)
         if plan.case_operations <= bound:
             # Imported where a plan is bound for a forecast.
             from junctor.backends.gpu_plan import GpuBlocks
 
             program = Program(plan, facts.network, first)
             seconds = GpuBlocks(program, rows, facts.gpu_room().bytes, sizes.room, facts.costs).seconds(rows)
-        elif seconds >= CPU.fitted_forecast:
+        elif seconds >= policy.FITTED_FORECAST:
             seconds = plan_seconds(plan, first, rows, facts.costs)
-        return replace(with_seconds(route, seconds), reason=_kernels(facts, plan, rows))
+        return replace(with_seconds(route, seconds, facts.figures), reason=_kernels(facts, plan, rows))
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """In blocks of cases; scores of rows that the device does not take are left."""

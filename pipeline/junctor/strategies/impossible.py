@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from junctor.cost.constants import CPU
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
@@ -38,7 +37,7 @@ class ImpossibleRows:
 
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the rows."""
-        return replace(route, seconds=route.rows * CPU.row)
+        return replace(route, seconds=route.rows * facts.figures.files.row)
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """Write that they are impossible."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from junctor.cost.constants import CPU
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
@@ -54,7 +53,11 @@ class JointTableRows:
         """By the entries of the table."""
         assert facts.joint_table is not None
         operations = len(route.group.rows) * facts.joint_table.operations
-        return replace(route, operations=operations, seconds=operations * CPU.numpy_operation + route.rows * CPU.row)
+        return replace(
+            route,
+            operations=operations,
+            seconds=operations * facts.figures.numpy.operation + route.rows * facts.figures.files.row,
+        )
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """Row by row."""

@@ -11,8 +11,8 @@ from junctor_kernels.tables.reference import LOG, MAX_LOG, Algebra
 from junctor.backends.evidence_blocks import write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import PlanMemory, ProgramCache
-from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plain_seconds
+from junctor.cost.figures import Figures
 from junctor.evidence.batch import Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
@@ -76,22 +76,24 @@ def refused(strategy: Strategy, group: PatternGroup, uses: int, facts: Facts, ro
     return replace(unprepared(strategy, group, uses, facts, room), refused=why)
 
 
-def once_seconds(plan: Plan) -> float:
+def once_seconds(plan: Plan, figures: Figures) -> float:
     """Return the seconds of what all rows of a plan share, in NumPy on any backend."""
-    return min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation
+    return min(plan.shared_operations, MOST_OPERATIONS) * figures.numpy.operation
 
 
-def numpy_seconds(plan: Plan, rows: int, algebra: Algebra) -> float:
+def numpy_seconds(plan: Plan, rows: int, algebra: Algebra, figures: Figures) -> float:
     """Return the seconds of so many rows of a plan in NumPy."""
-    return (once_seconds(plan) + rows * plain_seconds(plan)) * (CPU.numpy_log if algebra is LOG else 1)
+    return (once_seconds(plan, figures) + rows * plain_seconds(plan, figures)) * (
+        figures.ratios.numpy_log if algebra is LOG else 1
+    )
 
 
-def with_seconds(route: Route, seconds: float) -> Route:
+def with_seconds(route: Route, seconds: float, figures: Figures) -> Route:
     """Return the route of a plan with its forecast; seconds: of its rows on their backend."""
     plan = route.plan
     assert plan is not None
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
-    return replace(route, seconds=once_seconds(plan) + route.rows * CPU.row + seconds, work=work)
+    return replace(route, seconds=once_seconds(plan, figures) + route.rows * figures.files.row + seconds, work=work)
 
 
 @dataclass(slots=True)

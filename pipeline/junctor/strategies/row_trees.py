@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from junctor.backends.row_work import LANES, RowWork, alone_seconds, run_seconds, shared_seconds
-from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
-from junctor.strategies.facts import LOADING_SECONDS, Facts
+from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import MemoryUse, Offer, Price, Room, Route, Run
 
 if TYPE_CHECKING:
@@ -49,14 +48,17 @@ class TreeRows:
         if math.isinf(seconds):
             return "its tables are too large"
         taken = replace(group, strategy=self.name, shared=not own)
-        return Offer(taken, Price(load=LOADING_SECONDS, row=seconds))
+        return Offer(taken, Price(load=facts.figures.loading.trees, row=seconds))
 
     def _shared(self, group: PatternGroup, facts: Facts) -> float:
         """Return the seconds of a row on a tree that all rows of one pattern share; infinite where they share none."""
         if facts.explains or group.patterns > 1 or facts.takes_gpu:
             return math.inf
         rows = len(group.rows)
-        return float(shared_seconds(facts.work(group.pattern), rows, False, facts.row_engine.above_zero)) / rows
+        return (
+            float(shared_seconds(facts.work(group.pattern), rows, False, facts.row_engine.above_zero, facts.figures))
+            / rows
+        )
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
         """Trees are planned where rows are answered, in all memory that programs leave."""
@@ -81,9 +83,11 @@ class TreeRows:
             shares = {v: share for v in group.pattern.weighted if 0 < (share := _share(batch, group, v)) < 1}
             soft = group.pattern.weighted - shares.keys()
             trees = [row_engine.work(group.pattern.sliced, soft, shares, len(group.rows))]
-            seconds = float(shared_seconds(trees[0], len(group.rows), group.patterns > 1, row_engine.above_zero))
+            seconds = float(
+                shared_seconds(trees[0], len(group.rows), group.patterns > 1, row_engine.above_zero, facts.figures)
+            )
             held = [trees[0].entries]
-            seconds += len(group.rows) * trees[0].tables * CPU.lane_row * (group.patterns > 1)
+            seconds += len(group.rows) * trees[0].tables * facts.figures.shared_trees.row * (group.patterns > 1)
         else:
             trees, held = _sampled_trees(facts, evidence_cells(batch), group.rows)
             seconds = len(group.rows) * _mean_seconds(facts, trees)
@@ -122,8 +126,8 @@ def _sampled_trees(facts: Facts, cells: EvidenceCells, rows: Rows) -> tuple[list
         some = spread(rows, count)
         held = np.zeros(len(some), dtype=np.int64)
         trees = facts.row_engine.works_alone(cells, some, held)
-        seconds = np.array([run_seconds(tree, facts.row_engine.above_zero < 1) for tree in trees])
-        planning = CPU.tree_start * np.mean([tree.tables for tree in trees])
+        seconds = np.array([run_seconds(tree, facts.cpu_costs, facts.row_engine.above_zero < 1) for tree in trees])
+        planning = facts.figures.trees.start * np.mean([tree.tables for tree in trees])
         # Of rows that are refused nothing is to be known.
         most = SAMPLED_SHARE * len(rows) * seconds.mean() / planning if np.isfinite(seconds).all() and planning else 0
         if count >= min(len(rows), most, MOST_SAMPLED_ROWS):
@@ -135,9 +139,13 @@ def _sampled_trees(facts: Facts, cells: EvidenceCells, rows: Rows) -> tuple[list
 
 def _mean_seconds(facts: Facts, trees: Sequence[RowWork]) -> float:
     """Return the mean seconds of rows with trees of their own; infinite where one is too large."""
-    has_zeros = facts.row_engine.above_zero < 1
-    extra = [run_seconds(tree, has_zeros) - alone_seconds(tree) for tree in trees if math.isfinite(tree.operations)]
-    return facts.row_engine.seconds_alone(trees) + sum(extra) / max(1, len(extra))
+    has_zeros, costs = facts.row_engine.above_zero < 1, facts.cpu_costs
+    extra = [
+        run_seconds(tree, costs, has_zeros) - alone_seconds(tree, costs.figures)
+        for tree in trees
+        if math.isfinite(tree.operations)
+    ]
+    return facts.row_engine.seconds_alone(trees, costs.figures) + sum(extra) / max(1, len(extra))
 
 
 def _share(batch: EvidenceBatch, group: PatternGroup, variable: int) -> float:

@@ -3,6 +3,7 @@
 While a task computes, the next one is copied to the device and the one before to the host: in every pass the busiest of
 both copies and the device counts, and hides the others as far as there are slots. The host submits all of it ahead, so
 only the seconds that it takes longer than everything else count. Rates say which is busiest; coefficients correct them.
+Counts go by the rates of the package on any device: coefficients were fitted to these counts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from itertools import pairwise
 
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
-from junctor.cost.constants import GPU
 from junctor.cost.features.names import GPU_CHUNK_WORK
+from junctor.cost.figures import shipped_figures
 from junctor.placement.fusion import fused_steps
 from junctor.placement.placement import Resident, crosses_bus, leaf_offsets, outer_variables, sums_on_host
 from junctor.placement.residency import choose_residency
@@ -80,8 +81,9 @@ class _PassWork:
         """Seconds of a task: into the device, out of it, and there."""
         task = self.task
         loads = task["quads"] + task["entries"] + task["terms"]
-        there = max(task["touched"] / GPU.kernel_rate, loads / GPU.load_rate)
-        return task["loaded"] / GPU.bus_rate, task["stored"] / GPU.bus_rate, there
+        rates = shipped_figures().gpu_rates
+        there = max(task["touched"] / rates.kernel, loads / rates.loads)
+        return task["loaded"] / rates.bus, task["stored"] / rates.bus, there
 
     def part(self, share: float) -> _PassWork:
         """Return a part of the pass."""
@@ -91,17 +93,19 @@ class _PassWork:
 def _pass_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int) -> list[_PassWork]:
     plan, (leaves, size) = chunks.plan, leaf_offsets(chunks, itemsize, room)
     dealt = shard_passes(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
-    resident = choose_residency(chunks, itemsize, room - size, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
+    of_host, rates = shipped_figures().gpu_host, shipped_figures().gpu_rates
+    resident = choose_residency(chunks, itemsize, room - size, dealt, bus=rates.bus, device=rates.copy)
     found = list[_PassWork]()
     for n, (pass_, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
         there = leaves.keys() | {table for table in resident if not crosses_bus(resident, table, n)}
         whole = plan.shape.entries(pass_.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, pass_, itemsize, there)
-        host = whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
+        host = whole * (task["launches"] * of_host.chunk_launch + task["copies"] * of_host.chunk_copy)
+        host += of_host.chunk_pass
         # As much as the bus would bring while others send that.
         exchanged = _exchanged(chunks, n, deal, resident)
-        task["loaded"] += exchanged * itemsize / whole * GPU.bus_rate / GPU.link_rate
+        task["loaded"] += exchanged * itemsize / whole * rates.bus / rates.link
         groups = tasks if sums_on_host(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
         # Kernels copy what others send, so two slots do both at the same time: one more keeps the links busy.
         found.append(_PassWork(tasks, task, max(1, min(slots - (exchanged > 0), groups)), host))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from junctor.cost.constants import CPU
+from junctor.cost.figures import Figures
 from junctor.planning.plan import Plan
 
 PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
@@ -32,8 +32,9 @@ def plan_work(plan: Plan, steps: int, lanes: int, rows: int) -> dict[str, float]
     return plan_counts(*(min(count, 10**300) for count in counts))
 
 
-def plain_seconds(plan: Plan) -> float:
+def plain_seconds(plan: Plan, figures: Figures) -> float:
     """Return the seconds that a case takes in NumPy: its operations, and what scales and bounds take of its tables."""
     entries = sum(table.entries for table in plan.tables if table.per_case)
     # Capped, because integers of any size do not fit a float.
-    return min(plan.case_operations, 10**30) * CPU.numpy_operation + min(entries, 10**30) * CPU.numpy_entry
+    numpy = figures.numpy
+    return min(plan.case_operations, 10**30) * numpy.operation + min(entries, 10**30) * numpy.entry

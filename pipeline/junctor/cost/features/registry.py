@@ -12,6 +12,7 @@ from junctor.cost.features.cpu_blocks import CPU_WORK
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK
 from junctor.cost.features.names import CHUNK_WORK, GPU_CHUNK_WORK, STORED_WORK
 from junctor.cost.features.plans import PLAN_WORK, TREE_WORK
+from junctor.cost.figures import RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class FeatureSet:
 
 
 # Blocks in compiled code; contractions over entries and NumPy, with numbers and with logarithms; few cases and many on
-# a GPU; rows in chunks, by compiled contractions, by NumPy and on a GPU; stored clique tables on a CPU.
+# a GPU; rows in chunks, by compiled contractions, by NumPy and on a GPU; stored clique tables on a CPU; figures
+# that choices weigh beside these.
 BACKENDS: dict[str, FeatureSet] = {
     "cpu": FeatureSet(CPU_WORK),
     **{f"{kind}-{name}": FeatureSet(PLAN_WORK) for kind in ("entries", "plain") for name in ("double", "log")},
@@ -39,6 +41,7 @@ BACKENDS: dict[str, FeatureSet] = {
     **{f"chunks-plain-{name}": FeatureSet(CHUNK_WORK) for name in ("single", "double", "log")},
     **{f"chunks-gpu-{name}": FeatureSet(GPU_CHUNK_WORK) for name in ("single", "double")},
     **{f"stored-{name}": FeatureSet(STORED_WORK) for name in ("single", "double")},
+    **{name: FeatureSet(record._fields) for name, record in RECORDS.items()},
 }
 
 

@@ -22,8 +22,8 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.figures import shipped_figures
 from junctor.cost.model import CostModel
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 TASK_BYTES, RESERVED = 1 << 26, 16
 # The same on a GPU: shares of the device, and what is kept in the memory of the machine.
 GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
-# Seconds a task of the client and the scheduler; tests replace it.
-TASK_SECONDS = CPU.task
 # Workers that plans are chosen for, however many there are.
 CHOSEN_FOR = 4
 
@@ -125,13 +123,14 @@ class WorkerPool:
         memory = limits.memory // machines if self.memory is None else self.memory * each
         there = replace(limits, memory=memory, task=self.room, disk=0)
         route = cut_for_gpus(problem, algebra, there, costs, rows, self.gpus, search)
-        return replace(route, workers=self.workers, seconds=route.seconds + TASK_SECONDS)
+        return replace(route, workers=self.workers, seconds=route.seconds + shipped_figures().workers.task)
 
     def _cut_into_parts(
         self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int, kept: KeptChoice | None
     ) -> ChunkRoute:
         """Return the plan for rows whose tasks all workers share; raises BudgetError where they have too little."""
-        operation = (GPU if limits.on_gpu else CPU).task_operation
+        figures = shipped_figures()
+        operation = figures.workers.gpu_operation if limits.on_gpu else figures.workers.operation
         prices = ChunkPrices(
             # A lower bound: multiply-adds alone, spread evenly over the workers.
             least=lambda plan: plan.operations * operation / CHOSEN_FOR,
@@ -156,7 +155,7 @@ class WorkerPool:
         task = split.task
         _, scratch, compiled = _contracts(task)
         # Loading compiled code takes a second on every worker.
-        worth = chunks.plan.operations * rows * CPU.task_operation > CPU.compiled_work
+        worth = chunks.plan.operations * rows * figures.workers.operation > figures.loading.compiled
         reserved = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
         task_bytes = task
         if limits.on_gpu:
@@ -256,16 +255,17 @@ class WorkerProgram:
 
 def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:
     """Return about what a row takes: the pilot task of a pass, then the others side by side."""
-    device = GPU if on_gpu else CPU
-    plan, seconds = chunks.plan, chunks.tasks * TASK_SECONDS
+    figures = shipped_figures().workers
+    operation, byte = (figures.gpu_operation, figures.gpu_byte) if on_gpu else (figures.operation, figures.byte)
+    plan, seconds = chunks.plan, chunks.tasks * figures.task
     for pass_ in chunks.passes:
         tasks = plan.shape.entries(pass_.fixed)
         moved = loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
-        work = sum(plan.work(step) for step in pass_.steps) * device.task_operation
-        work += moved * itemsize * device.task_byte
+        work = sum(plan.work(step) for step in pass_.steps) * operation
+        work += moved * itemsize * byte
         # The pilot task alone, then the others in rounds over the workers.
         seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
-    return seconds + transferred_entries(chunks, workers) * itemsize * CPU.worker_byte / workers
+    return seconds + transferred_entries(chunks, workers) * itemsize * figures.transfer / workers
 
 
 def transferred_entries(chunks: ChunkPlan, workers: int) -> float:

@@ -18,7 +18,7 @@ from junctor_kernels.gpu.entries import VECTOR, PartRuns
 from junctor_kernels.tables.reference import Algebra
 from numpy.lib.stride_tricks import as_strided
 
-from junctor.cost.constants import GPU
+from junctor.cost.figures import shipped_figures
 from junctor.out_of_core.gpu.copies import device_view
 from junctor.out_of_core.gpu.slots import SLOTS, DeviceSlots, Slot
 from junctor.out_of_core.gpu.staging import Staging, pinned
@@ -86,7 +86,8 @@ class DeviceGroup:
         # Without room nothing is resident: then no device needs the memory of another one.
         reach_each_other = all(one.enable_peer(other) for one, other in itertools.permutations(devices, 2))
         room = min(device.room for device in self.devices) if reach_each_other else 0
-        self.resident = choose_residency(chunks, itemsize, room, self.shardings, bus=GPU.bus_rate, device=GPU.copy_rate)
+        rates = shipped_figures().gpu_rates
+        self.resident = choose_residency(chunks, itemsize, room, self.shardings, bus=rates.bus, device=rates.copy)
         # Planned like the memory of devices: pinning anew for each table takes longer than many passes.
         self._pinned, size = placement.pinned_offsets(chunks, itemsize, self.resident)
         self.barriers = placement.reuse_barriers(chunks, itemsize, self.resident, self._pinned)

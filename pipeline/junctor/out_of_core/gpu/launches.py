@@ -17,7 +17,7 @@ from junctor_kernels.gpu.device import Kernel
 from junctor_kernels.gpu.entries import ExchangeLaunch, PartRuns, bits_of, exchanged, record
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.cost.constants import GPU
+from junctor.cost.figures import shipped_figures
 from junctor.out_of_core.gpu.copies import RowsCopy, common_axes, copies, device_view, enqueue_all
 from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
 from junctor.out_of_core.gpu.slots import DeviceSlots, PreparedLaunches, Slot, StepLayout, fits_in_place
@@ -192,8 +192,9 @@ class Exchange:
 def is_launched(rows: Sequence[RowsCopy], nbytes: int) -> bool:
     """Return True if a launch takes less time than copies of rows: one large run is left to a copy engine."""
     is_run = len(rows) == 1 and rows[0].rows == 1
-    as_copies = len(rows) * GPU.copy_call + nbytes / (GPU.link_copy_rate if is_run else GPU.link_rows_rate)
-    return GPU.launch_call + nbytes / GPU.link_rate < as_copies
+    host, rates = shipped_figures().gpu_host, shipped_figures().gpu_rates
+    as_copies = len(rows) * host.copy + nbytes / (rates.link_copy if is_run else rates.link_rows)
+    return host.launch + nbytes / rates.link < as_copies
 
 
 class PassFacts:
