@@ -344,7 +344,8 @@ class _OnGpu:
     def _is_faster(self, groups: Sequence[PatternGroup]) -> bool:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
         facts, batch = self._facts, self._batch
-        here, there = 0.0, 0.0
+        # A GPU takes a while to come into play.
+        here, there = 0.0, GPU.ready
         # Threads share rows.
         threads = min(facts.threads, batch.rows)
         # Trees of the cores beside a GPU answer the others.
