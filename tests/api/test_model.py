@@ -142,18 +142,19 @@ def _fail(*_: object) -> None:
 def test_bytes_of_all_questions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     model = junctor.Model(random_network(30, seed=5))
     prepared, names = model._prepared, [variable.name for variable in model.network.variables]
+    plans = {"strategy": "entries"}
     for name in names[:4]:
-        model.most_probable([{name: 0}], [name])
+        model.most_probable([{name: 0}], [name], **plans)
         assert prepared._held == sum(idle.held for idle in prepared._idle)
     assert len(prepared._idle) == 4
     monkeypatch.setattr(api, "KEPT_BYTES", prepared._held - 1)
     for name in names[:2]:
-        model.most_probable([{name: 0}], [name])
+        model.most_probable([{name: 0}], [name], **plans)
         assert 0 < prepared._held == sum(idle.held for idle in prepared._idle) < api.KEPT_BYTES
     # One that fails is not there any more.
     monkeypatch.setattr(api._Answerer, "_answer", _fail)
     with pytest.raises(RuntimeError):
-        model.most_probable([{names[0]: 0}], [names[0]])
+        model.most_probable([{names[0]: 0}], [names[0]], **plans)
     assert prepared._held == sum(idle.held for idle in prepared._idle)
 
 

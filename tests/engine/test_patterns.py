@@ -213,6 +213,8 @@ def test_a_gpu_gets_the_same_groups_from_some_rows_as_from_all(missing: float, m
     states[0], states[1] = np.zeros(600, np.int32), np.full(600, UNOBSERVED, np.int32)
     batch = EvidenceBatch(600, states, invalid={5: "wrong"})
     options = ComputeOptions(device="gpu", threads=2)
+    # Each row is answered.
+    monkeypatch.setattr("junctor.evidence.deduplicate.LEAST_ROWS", 1 << 40)
 
     def groups() -> list[PatternGroup]:
         return Engine(network, Query(precision="single"), options, gpu=EmulatedDevice()).choice(batch).groups
@@ -236,7 +238,7 @@ def test_few_rows_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "sampled_patterns", lambda batch, threads: asked.append(batch.rows))
     monkeypatch.setattr(facts, "has_gpu", lambda: True)
     for rows, expected in ((40, []), (4000, [40])):
-        assert Engine(network, Query("mpe"), expected_rows=rows).choice(batch).groups
+        assert Engine(network, Query("mpe"), ComputeOptions(), expected_rows=rows).choice(batch).groups
         assert asked == expected
 
 
