@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 
 import numpy as np
@@ -22,6 +23,7 @@ from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import entries as entries_rows
 from junctor.strategies.facts import Facts
+from junctor.strategies.strategy import Route
 from junctor_kernels.cpu import entries
 
 
@@ -126,6 +128,24 @@ def test_measured_peak_is_at_most_the_planned_one(
     assert (prepared.sizes.entry_threads > 0) == (compiled and spare >= 1 << 30 and query.kind != "mpe")
     assert projected <= allowed
     assert peak <= projected
+
+
+@pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
+@pytest.mark.parametrize("size", [3, 7])
+def test_blocks_say_what_they_need(query: Query, size: int) -> None:
+    network = grid(size, size, 3, seed=1)
+    batch = EvidenceBatch(1, {0: np.zeros(1, np.int32)})
+
+    def routed(memory: int) -> Route:
+        (route,) = Engine(network, query, on_cpu(memory, strategy=Strategy.CPU_BLOCKS)).routes(batch)
+        return route
+
+    refused = routed(least(network, query, batch)).refused
+    found = re.search(r"needs .*\((.*) bytes\), allowed", str(refused))
+    assert found is not None
+    needed = int(found[1].replace(",", ""))
+    assert routed(needed - 1).refused is not None
+    assert routed(needed).refused is None
 
 
 def test_answers_to_different_rows_stay_within_the_budget() -> None:

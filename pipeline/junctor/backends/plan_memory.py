@@ -151,6 +151,14 @@ class PlanMemory:
         """Return True if one case at a time fits `free` bytes, and its tables and scratch `working` bytes of them."""
         return self.least <= free and (working is None or self.working <= working)
 
+    @property
+    def least_in_blocks(self) -> int:
+        """Bytes from which on compiled blocks fit, with what contracts over entries where there is room for both."""
+        block = 2 * (self.lowered_for(1) + self.lane * self.lane_bytes)
+        if self.plan.traceback or block < 2 * (ENTRIES_BYTES + ENTRIES_THREAD_BYTES):
+            return self.least + block
+        return self.least + block + min(block, ENTRIES_BYTES + MOST_ENTRY_THREADS * ENTRIES_THREAD_BYTES)
+
     def fit(
         self,
         budget: Budget,

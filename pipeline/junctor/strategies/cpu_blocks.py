@@ -75,8 +75,8 @@ class BlocksRows:
         route = prepared(self.name, group, uses, facts, room, blocks=True)
         assert route.sizes is not None
         if not route.sizes.lanes:
-            where = "a block of cases in compiled code"
-            raise room.budget.refuse(room.budget.free + 1, where, "allow more memory")
+            needed = facts.plan_memory(group.pattern, uses).least_in_blocks
+            raise room.budget.refuse(needed, "a block of cases in compiled code", "allow more memory")
         reason = f"compiled, blocks of {route.sizes.lanes:,} cases: worth the loading and lowering"
         return replace(route, reason=facts.reason(self.name, reason))
 
