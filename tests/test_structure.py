@@ -128,3 +128,35 @@ def test_no_strategy_knows_another_one_or_chooses() -> None:
         source = (SOURCES["junctor"] / "strategies" / f"{module}.py").read_text()
         assert "def answer" in source
         assert not faults_of_way(source, module), module
+
+
+# What only who places the parts of runs compares: the words of a device, and counts of what there is.
+DEVICES = {"cpu", "gpu"}
+COUNTS = {"workers", "processes", "gpus", "cores", "count_gpus", "has_gpu", "has_extra"}
+
+
+def decisions(source: str) -> list[str]:
+    """Return the comparisons and choices of a source that are about devices, or about how many processes there are."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.BoolOp):
+            operands = node.values
+        elif isinstance(node, ast.Call):
+            operands = [node.func, *(node.args if ast.unparse(node.func) in ("min", "max") else [])]
+        names = {getattr(each, "attr", getattr(each, "id", None)) for each in operands}
+        if names & COUNTS or DEVICES & {each.value for each in operands if isinstance(each, ast.Constant)}:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_one_module_places_the_parts_of_runs() -> None:
+    runs = {path.name: path.read_text() for path in (SOURCES["junctor"] / "runs").rglob("*.py")}
+    assert len(decisions(runs.pop("placement.py"))) > 10
+    # Whoever does what was decided shares files among the processes, and asks for the largest of them.
+    assert {name: found for name, source in runs.items() if (found := decisions(source))} == {
+        "run.py": ["placed.workers > 1", "workers > 1"],
+        "estimate.py": ["min(threads.rows, workers)"],
+    }

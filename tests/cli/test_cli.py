@@ -657,7 +657,9 @@ def test_targets_that_rows_observe_are_told(caplog: pytest.LogCaptureFixture) ->
     assert junctor_cli(*job, "--report").exit_code == 0
     told = "target lung is observed in 2 of 3 rows: there its answers repeat the input"
     assert caplog.messages == [told, "--hide-targets takes targets as unobserved"]
-    assert json.loads(Path("out/manifest.json").read_text())["observed_targets"] == {"lung": 2}
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    assert manifest["observed_targets"] == {"lung": 2}
+    assert re.fullmatch(r"device cpu: about .* s by \d+ cores.*; this process: .*", manifest["placement"])
     assert told in junctor_cli("status", "out").stdout.splitlines()
     assert json.loads(junctor_cli("status", "out", "--json").stdout)["observed_targets"] == {"lung": 2}
     assert told in Path("out/report.html").read_text()

@@ -15,7 +15,7 @@ import pyarrow as pa
 # Of records: what depends on the clock, on where files lie, on the version, on the memory of the process, or on the
 # last bit of an answer (checksums of files).
 CHANGING = ("strategy", "block_cases", "threads", "seconds", "finished_at", "junctor_version", "directory", "folder")
-LEFT_OUT = (*CHANGING, "peak_bytes", "process_bytes", "resident_bytes", "sha256", "files", "statistics")
+LEFT_OUT = (*CHANGING, "placement", "peak_bytes", "process_bytes", "resident_bytes", "sha256", "files", "statistics")
 # Multiplies a position into a weight from 0 to 1 by integers alone, so that every machine has the same weights.
 SPREAD, WEIGHTS = 2_654_435_761, 1 << 32
 

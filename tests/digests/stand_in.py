@@ -42,7 +42,7 @@ from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
-from junctor.runs import run as steps
+from junctor.runs import placement
 from junctor.runs.score_tables import tables_for
 from junctor.runtime import devices
 from junctor.runtime.local_cluster import silent_dask
@@ -85,9 +85,8 @@ def chunks_on_disk() -> Iterator[None]:
 def no_gpu() -> Iterator[None]:
     """Plan for the GPU that is known best, whatever is here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (devices, planner, steps):
-            if hasattr(module, "has_gpu"):
-                patch.setattr(module, "has_gpu", lambda: False)
+        for module in (devices, planner, placement):
+            patch.setattr(module, "has_gpu", lambda: False)
         patch.setattr(devices, "count_gpus", lambda: 0)
         devices.gpu_at_hand.cache_clear()
         yield
@@ -104,7 +103,7 @@ def block_gpu() -> Iterator[EmulatedDevice]:
             patch.setattr(gpu, name, value)
         patch.setattr(gpu_items, "MAKE_ROWS", 3)
         patch.setattr(CostModel, "launch_tuner", lambda speeds, algebra: small_items())
-        for module in (planner, steps):
+        for module in (planner, placement):
             patch.setattr(module, "has_gpu", lambda: True)
         patch.setattr(engine, "open_gpu", lambda memory: device)
         patch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)

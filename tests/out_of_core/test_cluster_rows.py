@@ -21,7 +21,6 @@ import junctor
 import numpy as np
 import pytest
 from digests.stand_in import chunk_gpus
-from helpers.figures import set_figures
 from helpers.gpu_workers import ROOM, StandInGpus, rows_in
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,16 +41,12 @@ from junctor.out_of_core.memory_splits import OFFSET_BYTES, ChunkRoute, GpuGroup
 from junctor.out_of_core.programs import case_by_case
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
-from junctor.runs import run as steps
-from junctor.runs import workload
-from junctor.runs.partition import engine_of
+from junctor.runs import estimate, placement
 from junctor.runs.run import run
-from junctor.runs.workload import Job, RunEstimate
+from junctor.runs.workload import Job
 from junctor.runtime import dask_cluster, local_cluster
 from junctor.runtime.dask_cluster import Resources, workers_of
 from junctor.runtime.local_cluster import local_client
-from junctor.runtime.progress import Silence
-from junctor.strategies import chunk_cuts
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -238,7 +233,7 @@ def test_a_run_whose_rows_go_to_workers(
     def cluster_client(_: Resources) -> Iterator[Any]:
         yield client
 
-    for module in (cluster_workers, workload):
+    for module in (cluster_workers, estimate):
         monkeypatch.setattr(module, "cluster_client", cluster_client)
     monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
     monkeypatch.setattr(Facts, "are_few", lambda *_: False)
@@ -425,87 +420,7 @@ def test_forecasts_choose_who_answers_rows() -> None:
         chosen(1000, 1)
 
 
-@pytest.fixture
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what plans a run whose rows all go in chunks on GPUs of which there are four, in so many partitions."""
-    for module in (workload, chunk_cuts):
-        monkeypatch.setattr(module, "count_gpus", lambda: 4)
-    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(Facts, "are_few", lambda *_: False)
-    junctor.write_network(NETWORK, tmp_path / "grid.uai")
-    rows = ["0,3,8,11", *(",".join(map(str, states)) for states in itertools.product(range(2), repeat=4))]
-    (tmp_path / "evidence.csv").write_text("\n".join(rows))
-
-    def estimate(resources: Resources, partition_rows: int) -> RunEstimate:
-        places = (str(tmp_path / name) for name in ("grid.uai", "evidence.csv", f"out-{partition_rows}"))
-        job = Job(*places, partition_rows=partition_rows)
-        with job.directory.locked():
-            steps.ingest_model(job, Silence())
-            steps.ingest_inputs(job, Silence())
-            return steps.plan(job, resources, Silence())
-
-    return estimate
-
-
-def test_processes_take_rows_where_threads_wait_for_each_other(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = ComputeOptions(1 << 32, device="gpu", device_memory=ROOM)
-    monkeypatch.setattr(workload, "find_spec", lambda name: name)
-
-    def spreads(held: float, start: float, partition_rows: int = 16, workers: int | None = None) -> bool:
-        set_figures(monkeypatch, workload, gpu_host={"held": held, "start": start})
-        engine_of.cache_clear()
-        found = planned(Resources(workers=workers, compute=compute), partition_rows)
-        assert found.is_mostly_in_chunks
-        return bool(found.spreads)
-
-    assert spreads(held=1000.0, start=0.1)
-    assert not spreads(held=1000.0, start=1e6)
-    assert not spreads(held=0.0, start=0.1)
-    with monkeypatch.context() as patch:
-        patch.setattr(workload, "find_spec", lambda name: None)
-        assert not spreads(held=1000.0, start=0.1)
-    # Whoever asks for processes does not mind their start.
-    assert spreads(held=1000.0, start=1e6, workers=4)
-    # A partition for each GPU.
-    assert not spreads(held=1000.0, start=0.1, partition_rows=4)
-
-
-def test_workers_of_a_scheduler_take_rows_or_partitions(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def cluster_client(_: Resources) -> Iterator[Any]:
-        yield None
-
-    pool = replace(pool_here(4, ROOM), memory=1 << 30)
-    monkeypatch.setattr(workload, "cluster_client", cluster_client)
-    monkeypatch.setattr(cluster_workers, "pool_of", lambda *_: pool)
-    resources = Resources(scheduler="tcp://127.0.0.1:1", compute=ComputeOptions(1 << 32))
-
-    def spreads(partition_rows: int) -> bool:
-        engine_of.cache_clear()
-        return bool(planned(resources, partition_rows).spreads)
-
-    # Tasks of the scheduler that are no shorter than rows of this network.
-    set_figures(monkeypatch, workload, workers={"task": 0.0})
-    assert spreads(16)
-    # Partitions of a few rows for all: each worker would search for the plan again, unless that takes no time.
-    assert spreads(4)
-    monkeypatch.setattr(programs, "SEARCHED_CUTS", 0)
-    assert spreads(16)
-    assert not spreads(4)
-    # A row that takes more than a worker has for itself is led by one.
-    pool = replace(pool, memory=planned_memory(pool) // 2)
-    assert spreads(4)
-
-
-def planned_memory(pool: WorkerPool) -> int:
-    """Return the bytes that a row takes of a worker with a GPU."""
-    limits = MemoryLimits(1 << 32, pool.room, 0, Path(), on_gpu=True)
-    return programs.cut(Problem(shape_of(NETWORK), PATTERN), reference.DOUBLE, limits, costs(), 16).memory
-
-
-def test_a_run_that_starts_workers_with_gpus_and_one_that_dies(
-    planned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_starts_workers_with_gpus_and_one_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import LocalCluster
 
     def with_gpus(client: Any, *of: Any) -> WorkerPool:
@@ -517,9 +432,16 @@ def test_a_run_that_starts_workers_with_gpus_and_one_that_dies(
         monkeypatch.setattr(module, "start_fork_server", lambda gpus: start(False))
     monkeypatch.setattr(local_cluster, "_cluster_class", lambda gpus: LocalCluster)
     monkeypatch.setattr(dask_cluster, "check_device", lambda choice: None)
-    monkeypatch.setattr(local_cluster, "count_gpus", lambda: 4)
+    for module in (local_cluster, placement, chunk_cuts):
+        monkeypatch.setattr(module, "count_gpus", lambda: 4)
+    monkeypatch.setattr(placement, "has_gpu", lambda: True)
     monkeypatch.setattr(cluster_workers, "pool_of", with_gpus)
-    monkeypatch.setattr(workload._PlannedRun, "_gains_by_processes", lambda *_: True)
+    monkeypatch.setattr(estimate.PlannedRun, "_by_processes", lambda _, found, *__: replace(found, by_parts=1.0))
+    monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(Facts, "are_few", lambda *_: False)
+    junctor.write_network(NETWORK, tmp_path / "grid.uai")
+    rows = ["0,3,8,11", *(",".join(map(str, states)) for states in itertools.product(range(2), repeat=4))]
+    (tmp_path / "evidence.csv").write_text("\n".join(rows))
     found: list[bytes] = []
     for output in ("whole", "killed"):
         if output == "killed":

@@ -27,7 +27,7 @@ from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.budget import parse_bytes
 from junctor.planning.shape import Pattern
 from junctor.runs.run import run
-from junctor.runs.workload import Job, RunEstimate
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.local_cluster import silent_dask
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
@@ -104,7 +104,7 @@ def test_any_number_of_workers_and_one_that_is_killed(
         run(Job("grid.uai", "evidence.csv", "alone", partition_rows=1), resources)
         assert not spread
         with monkeypatch.context() as patch:
-            patch.setattr("junctor.engine.forecast.survey", refuse)
+            patch.setattr("junctor.runs.estimate.survey", refuse)
             run(Job("grid.uai", "evidence.csv", "together", partition_rows=1), resources)
         assert len(set(spread)) == 2
     np.testing.assert_allclose(numbers("two"), numbers("alone"), atol=1e-12)
@@ -155,8 +155,8 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
     options = on_cpu(1 << 34)
     workers = WorkerPool(4, 1 << 34, room=1 << 27)
-    router = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).facts
-    found = router.chosen_chunks(NOTHING, 1, SINGLE, 1 << 34, None)
+    cuts = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).facts.cuts
+    found = cuts.chosen_chunks(NOTHING, 1, SINGLE, 1 << 34, None)
     assert found.limits.on_gpu
     assert found.workers == 4
     assert found.working <= 1 << 27
@@ -177,18 +177,3 @@ def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:
         result = CliRunner().invoke(app_for(), ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert re.search(r"over 4 workers, each row by one with [124] GPU", result.output), result.output
-
-
-def test_workers_share_no_rows_that_one_process_answers_sooner(
-    files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resources = Resources(workers=2, compute=ComputeOptions(1 << 30, device="cpu", device_memory=TASK))
-    set_figures(monkeypatch, workers, workers={"task": 1.0})
-    run(job("alone"), resources)
-    assert not spread
-
-
-def test_rows_in_chunks_have_to_be_most_of_the_work() -> None:
-    assert RunEstimate(0, 10.0, None, 6.0).is_mostly_in_chunks
-    assert not RunEstimate(0, 10.0, None, 4.0).is_mostly_in_chunks
-    assert not RunEstimate().is_mostly_in_chunks

@@ -30,13 +30,14 @@ from junctor.model.errors import BudgetError, EvidenceError, InputError, RunErro
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
-from junctor.runs import part_sizes, workload
+from junctor.runs import part_sizes
 from junctor.runs import run as steps
 from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
+from junctor.runs.placement import RunEstimate
 from junctor.runs.run import Manifest, run
 from junctor.runs.share import Share, finish, run_share
 from junctor.runs.storage import Ingested, RunDirectory
-from junctor.runs.workload import ENDINGS, Job, RunEstimate
+from junctor.runs.workload import ENDINGS, Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import Checksum
 from junctor.runtime.progress import Silence
@@ -611,37 +612,6 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
         survey(engine, [nothing, seen], 2)
 
 
-def test_workers_are_as_many_as_the_work_and_the_memory_allow(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    estimate, plenty = RunEstimate(least=100, seconds=1000.0), Resources(compute=ComputeOptions(10**9))
-    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(1000)), estimate, 9) == 8
-    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(399)), estimate, 9) == 3
-    assert steps.workers_for(plenty, RunEstimate(100, 1.0), 9) == 0
-    # One process has threads enough for all cores of most machines.
-    for cores, workers in ((2, 0), (steps.PROCESS_CORES, 0), (8 * steps.WORKER_CORES, 8)):
-        monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
-        assert steps.workers_for(plenty, estimate, 9) == workers
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    assert steps.workers_for(plenty, estimate, 9) == 1
-    assert caplog.messages[-1] == 'one process answers, 8 would be faster: pip install "junctor[cluster]"'
-
-
-def test_few_partitions_of_rows_in_chunks_take_all_gpus_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "count_gpus", lambda: 4)
-    here = Resources(compute=ComputeOptions(10**9, device="gpu"))
-    whole, chunked = RunEstimate(seconds=22.0), RunEstimate(seconds=22.0, in_chunks=20.0)
-    # What takes seconds on one GPU is done before others are open.
-    assert [steps.workers_for(here, RunEstimate(seconds=seconds), 9) for seconds in (4.0, 12.0)] == [0, 2]
-    # Where the device was chosen, seconds are those of a core; without a choice there are none of a GPU.
-    ways = [RunEstimate(seconds=500.0, gpu_seconds=seconds) for seconds in (4.0, 12.0, math.inf)]
-    assert [steps.workers_for(here, way, 9) for way in ways] == [0, 2, 4]
-    assert [steps.workers_for(here, chunked, partitions) for partitions in (1, 3, 4, 9)] == [1, 1, 4, 4]
-    assert [steps.workers_for(here, whole, partitions) for partitions in (3, 9)] == [4, 4]
-    # Whoever asks for workers gets them.
-    assert steps.workers_for(replace(here, workers=3), chunked, 2) == 3
-
-
 def test_damaged_files_are_named_and_made_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     made = run(job, HERE).parts
     job.directory.manifest.unlink()
@@ -724,7 +694,7 @@ def test_progress_counts_rows_within_parts(
 def dear(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job whose parts nobody has chosen, with rows that are forecast to take seconds, whatever they share."""
     monkeypatch.setattr(part_sizes, "MOST_SHARED", math.inf)
-    monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 2.0 * ROWS)
+    monkeypatch.setattr(Job, "estimate", lambda *_: RunEstimate(seconds=2.0 * ROWS))
     return job.but(partition_rows=None)
 
 
@@ -755,7 +725,7 @@ def test_parts_of_a_begun_run_stay_as_they_are(dear: Job, monkeypatch: pytest.Mo
     dear.directory.answers_part("posteriors", 3).unlink()
     times = part_times(dear)
     # On a machine that is as slow as anything.
-    monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 20.0 * ROWS)
+    monkeypatch.setattr(Job, "estimate", lambda *_: RunEstimate(seconds=20.0 * ROWS))
     manifest = run(dear, HERE)
     assert (len(manifest.parts), manifest.reused_parts) == (7, 6)
     assert part_times(dear).items() > times.items()
@@ -789,7 +759,7 @@ def test_shares_of_dear_work_agree_on_its_parts(dear: Job, monkeypatch: pytest.M
     for number in (1, 2):
         done = run_share(dear, Share(number, 2), HERE, Silence())
         assert (done.all_partitions, done.partitions) == (7, 5 - number)
-        monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 20.0 * ROWS)
+        monkeypatch.setattr(Job, "estimate", lambda *_: RunEstimate(seconds=20.0 * ROWS))
     assert finish(dear.directory, Silence()).rows == ROWS
 
 
@@ -799,7 +769,7 @@ def test_increments_have_parts_of_one_size(dear: Job, tmp_path: Path, monkeypatc
     grows = dear.but(evidence=str(tmp_path / "rows"), incremental=True)
     assert len(run(grows, HERE).parts) == 7
     shutil.copyfile(dear.evidence, tmp_path / "rows" / "2.parquet")
-    monkeypatch.setattr(workload.RunEstimate, "seconds_on", lambda *_: 0.1)
+    monkeypatch.setattr(Job, "estimate", lambda *_: RunEstimate(seconds=0.1))
     manifest = run(grows, HERE)
     assert [part.rows for part in manifest.parts] == 2 * [8, 8, 8, 8, 8, 8, 2]
 

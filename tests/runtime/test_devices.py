@@ -25,8 +25,9 @@ from junctor.model.errors import DeviceError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
+from junctor.runs import placement
 from junctor.runs import run as steps
-from junctor.runs.workload import Job, RunEstimate
+from junctor.runs.workload import Job
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import Resources, distribute
 from junctor.strategies import facts
@@ -48,12 +49,12 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW_THREADS", 32)
     monkeypatch.setattr(gpu, "MANY_THREADS", 64)
     opened = EmulatedDevice()
-    for module in (facts, steps):
+    for module in (facts, placement):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr("junctor.runtime.dask_cluster.check_device", lambda choice: None)
-    monkeypatch.setattr(steps, "count_gpus", lambda: 1)
-    monkeypatch.setattr("junctor.runtime.local_cluster.count_gpus", lambda: 1)
+    for module in ("runs.placement", "runtime.local_cluster"):
+        monkeypatch.setattr(f"junctor.{module}.count_gpus", lambda: 1)
 
 
 def evidence_of(folder: Path, rows: int) -> Path:
@@ -123,24 +124,6 @@ def test_what_goes_wrong_where_a_gpu_is_opened_is_said_in_words(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match="CuPy cannot be loaded"):
         devices.open_one(0, None)
-
-
-def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "has_gpu", lambda: True)
-    long, short = RunEstimate(0, 1e4, 10.0), RunEstimate(0, 0.1, 0.01)
-    slow = RunEstimate(0, 1e4, 2e4)
-    # 100,000 rows of munin2 with gaps, which an H100 took 5.3 to 6.9 s for and the 16 cores beside it 9.7 to 10.2.
-    gaps = RunEstimate(0, 45.3, 1.69)
-    monkeypatch.setattr(steps, "usable_cores", lambda: 16)
-    assert steps.device_for(Resources(), gaps) == "gpu"
-    monkeypatch.setattr(steps, "usable_cores", lambda: 64)
-    assert steps.device_for(Resources(), gaps) == "cpu"
-    assert steps.device_for(Resources(), long) == "gpu"
-    assert steps.device_for(Resources(), short) == "cpu"
-    assert steps.device_for(Resources(), slow) == "cpu"
-    assert steps.device_for(Resources(compute=ComputeOptions(device="cpu")), long) == "cpu"
-    assert steps.device_for(Resources(compute=ComputeOptions(device="gpu")), short) == "gpu"
-    assert steps.device_for(Resources(scheduler="tls://host:1"), long) == "auto"
 
 
 def test_several_gpus_without_dask_cuda_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

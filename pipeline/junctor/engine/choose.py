@@ -345,7 +345,7 @@ class _OnGpu:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
         facts, batch = self._facts, self._batch
         # A GPU takes a while to come into play.
-        here, there = 0.0, GPU.ready
+        here, there = 0.0, facts.gpu_host.ready
         # Threads share rows.
         threads = min(facts.threads, batch.rows)
         # Trees of the cores beside a GPU answer the others.

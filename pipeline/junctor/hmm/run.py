@@ -26,8 +26,9 @@ from junctor.model.options import ComputeOptions, Gaps, OutputFormat
 from junctor.model.query import Precision
 from junctor.runs.part_sizes import shorter_part
 from junctor.runs.partition import Answered, PartitionTask
+from junctor.runs.placement import RunEstimate
 from junctor.runs.storage import FORMAT_VERSION, OPTIONAL, Directory
-from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
+from junctor.runs.workload import InputPart, Words, Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import encoded
 from junctor.runtime.footers import chunks_of
@@ -258,10 +259,8 @@ class SequenceJob(Workload):
         return self.options["partition_rows"] is not None
 
     def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
-        """Return how many sequences make a part; on a GPU, of which nothing is forecast, as many as it has."""
+        """Return how many sequences make a part."""
         size, rows = self.directory.read_spec().partition_rows, self.directory.counts().rows
-        if resources.compute.device == "gpu":
-            return size
         return shorter_part(min(size, rows), seconds / max(1, rows), least)
 
 

@@ -40,6 +40,7 @@ class Manifest:
     columns: of the inputs.
     root: folder in which the paths of inputs begin, or its URL; earlier versions told none.
     observed_targets: variables that the query names -> valid rows that observe them, without those of no rows.
+    placement: where the last call answered rows, and why.
     """
 
     # Of either kind; what it is of, its directory knows.
@@ -59,13 +60,14 @@ class Manifest:
     columns: EvidenceColumns | None = None
     root: str | None = None
     observed_targets: dict[str, int] = field(default_factory=dict)
+    placement: str = ""
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
         parts = [part.to_record() for part in self.parts]
         record = {**asdict(replace(self, parts=())), "spec": spec_record(self.spec), "parts": parts}
         left_out: tuple[str, ...] = () if self.increments else _OF_INCREMENTS
-        left_out += () if self.observed_targets else ("observed_targets",)
+        left_out += tuple(name for name in ("observed_targets", "placement") if not record[name])
         return {name: record[name] for name in record if name not in left_out}
 
 

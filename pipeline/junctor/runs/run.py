@@ -6,7 +6,6 @@ Main function: `run`, called by the command line. `Workload` is the difference b
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,13 +14,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from junctor.cost import policy
-from junctor.cost.figures import shipped_figures
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
-from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import named_variables
-from junctor.planning.budget import format_bytes
 from junctor.runs.increments import (
     IncrementDirectory,
     broken_inputs,
@@ -34,7 +29,6 @@ from junctor.runs.manifest import Manifest, read_manifest
 from junctor.runs.new_inputs import ingest
 from junctor.runs.partition import (
     Part,
-    PartitionTask,
     StageTimings,
     network_for,
     propagate_here,
@@ -42,8 +36,9 @@ from junctor.runs.partition import (
     propagate_partition,
     read_part,
 )
+from junctor.runs.placement import Machine, Placement, RunEstimate, place
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, RunSpec, spec_record
-from junctor.runs.workload import InputPart, RunEstimate, Workload
+from junctor.runs.workload import InputPart, Workload
 from junctor.runtime.dask_cluster import (
     Resources,
     check_resources,
@@ -51,14 +46,12 @@ from junctor.runtime.dask_cluster import (
     threads_for,
     workers_ahead,
 )
-from junctor.runtime.devices import count_gpus, has_gpu, open_gpu_ahead
+from junctor.runtime.devices import open_gpu_ahead
 from junctor.runtime.files import Checksum, checksum_of, explained, write_json
 from junctor.runtime.gc_pause import collector_paused
-from junctor.runtime.installed import has_extra
 from junctor.runtime.local_cluster import largest_worker
 from junctor.runtime.machine import (
     allowed_disk,
-    allowed_memory,
     peak_memory,
     spill_folder,
     usable_cores,
@@ -71,9 +64,6 @@ from junctor.runtime.threads import ahead, import_ahead, short_turns
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
 
-# Cores that one process keeps busy with its threads; only machines with more get several processes by default, of so
-# many cores each. Measured on 16 and 32 cores (docs/measurements/threads.md); 2026-11-26.
-PROCESS_CORES, WORKER_CORES = 16, 4
 # Bytes of inputs that wait to be written, encoded.
 INPUTS_AHEAD = 2**28
 # Parts of a store whose metadata are read at a time.
@@ -90,12 +80,14 @@ class RunStats:
     stages: seconds of the others.
     made: the parts of the others.
     worker_bytes: the most memory of a worker process of this machine, 0 without any.
+    placement: where the others were answered, and why.
     """
 
     reused: int
     stages: StageTimings
     made: tuple[Part, ...] = ()
     worker_bytes: int = 0
+    placement: str = ""
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -114,8 +106,8 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     job.check_places()
     if job.has_engine:
         # While files are read.
-        import_ahead("junctor.engine.forecast")
-        if _answers_on_gpu(resources):
+        import_ahead("junctor.runs.estimate")
+        if Machine.of(resources).is_one_gpu:
             open_gpu_ahead(resources.compute.device_memory)
     with workers_ahead(resources) as start_workers, job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
@@ -128,12 +120,6 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
         cut(job, rows, progress, stamps)
         work = propagate(job, resources, estimate, progress)
         return finalise(job, work, time.monotonic() - started, progress)
-
-
-def _answers_on_gpu(resources: Resources) -> bool:
-    """Return True if this process is sure to use the first GPU."""
-    alone = count_gpus() == 1 if resources.workers is None else resources.workers < 2
-    return resources.compute.device == "gpu" and resources.scheduler is None and alone
 
 
 def ingest_model(job: Workload, progress: Progress) -> tuple[AnySpec, Stamps]:
@@ -297,10 +283,9 @@ def part_rows(job: Workload, resources: Resources, estimate: RunEstimate) -> int
     # Parts of a run that has some stay as they are, and so do those that somebody wants.
     if job.has_part_size or job.directory.has_answers():
         return spec.partition_rows
-    asked, device = resources.compute.device, device_for(resources, estimate)
+    placed = place(estimate, Machine.of(resources), job.directory.counts().partitions)
     # Rows in chunks that go to workers or GPUs one by one are enough for all of them.
-    several = max(resources.workers or 1, count_gpus() if device == "gpu" else 1) if estimate.in_chunks else 1
-    return job.part_rows(resources.with_compute(device=device), estimate.seconds_on(device, asked), several)
+    return job.part_rows(resources.with_compute(device=placed.device), placed.seconds, placed.abreast)
 
 
 def cut(job: Workload, rows: int, progress: Progress, stamps: Stamps) -> None:
@@ -344,93 +329,40 @@ def propagate(
             directory.manifest.unlink(missing_ok=True)
     rows = counts.rows if len(numbers) == counts.partitions else job.rows_in(numbers)
     progress.stage(job.words.work, rows, rows - job.rows_in(pending))
-    asked, resources = resources.compute.device, resources.with_compute(device=device_for(resources, estimate))
-    # With "auto" it is for CPUs that workers were found to be faster.
-    spreads = estimate.spreads and not (asked == "auto" and resources.compute.device == "gpu")
-    if spreads:
-        workers = resources.workers or (count_gpus() if resources.compute.device == "gpu" else 1)
-        results = _spread(job, replace(resources, workers=workers), pending)
-    else:
-        workers = workers_for(resources, estimate, len(pending))
-        results = _distribute(job, replace(resources, workers=workers), pending)
+    placed = place(estimate, Machine.of(resources), len(pending))
+    for warning in placed.warnings:
+        logger.warning(warning)
     total, made = StageTimings(), []
     with shows_work(progress):
-        for part, stages in results:
+        for part, stages in _answered(job, resources, placed, pending):
             progress.advance(part.rows)
             total += stages
             made.append(part)
-    apart = resources.scheduler is None and (spreads or min(workers, len(pending)) > 1)
-    of_worker = largest_worker() if apart else 0
-    return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker)
+    of_worker = largest_worker() if placed.workers > 1 else 0
+    return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker, placed.reason if made else "")
 
 
-def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
-    """Answer whole partitions in workers, or in this process."""
-    workers = min(resources.workers or 1, len(pending))
-    threads, disk = threads_for(resources, workers), disk_for(resources, workers)
-    tasks = _tasks(job, replace(resources.compute, threads=threads, spill_bytes=disk), pending)
-    return distribute(propagate_partition, tasks, resources, propagate_here)
-
-
-def _spread(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
-    """Answer partitions in this process, out-of-core rows on workers."""
-    # This process is no worker of the scheduler.
-    threads = threads_for(replace(resources, scheduler=None), 1)
-    tasks = _tasks(job, replace(resources.compute, device="cpu", threads=threads), pending)
-    return propagate_over(tasks, resources, threads_for(resources, resources.workers or 1))
-
-
-def _tasks(job: Workload, compute: ComputeOptions, pending: Sequence[int]) -> list[PartitionTask[Any]]:
-    directory = job.directory
+def _answered(
+    job: Workload, resources: Resources, placed: Placement, pending: Sequence[int]
+) -> Iterator[tuple[Part, StageTimings]]:
+    """Yield the results of partitions, which are answered where they are placed; resources: as of `propagate`."""
+    directory, workers = job.directory, placed.workers
+    resources = replace(resources, workers=workers).with_compute(device=placed.device)
+    threads, compute = threads_for(resources, workers), resources.compute
+    if placed.spread:
+        # This process answers the other rows; it is no worker of the scheduler.
+        here = replace(compute, device="cpu", threads=threads_for(replace(resources, scheduler=None), 1))
+    else:
+        disk = compute.spill_bytes
+        if workers > 1:
+            disk = (allowed_disk(spill_folder(compute.spill_dir)) if disk is None else disk) // workers
+        here = replace(compute, threads=threads, spill_bytes=disk)
     spec = directory.read_spec()
     counts = directory.expected(spec)
-    return [job.task(directory, i, spec, counts, compute) for i in pending]
-
-
-def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
-    """Return the device to use; workers of a scheduler choose for themselves."""
-    device = resources.compute.device
-    if device != "auto" or resources.scheduler is not None:
-        return device
-    # A GPU without measurements counts as far faster than a core.
-    there = estimate.gpu_seconds or 0.0
-    here = estimate.seconds / usable_cores() ** policy.CORES
-    return "gpu" if there + shipped_figures().gpu_host.ready < here and has_gpu() else "cpu"
-
-
-def disk_for(resources: Resources, workers: int) -> int | None:
-    """Return the bytes of files for each of `workers` processes; None if each has to ask its own machine."""
-    allowed = resources.compute.spill_bytes
-    if resources.scheduler is not None or workers < 2:
-        return allowed
-    return (allowed_disk(spill_folder(resources.compute.spill_dir)) if allowed is None else allowed) // workers
-
-
-def workers_for(resources: Resources, estimate: RunEstimate, partitions: int) -> int:
-    """Return the number of processes for partitions: the user's, or by the estimate; fewer if memory is short."""
-    if resources.workers is not None:
-        workers = resources.workers
-    elif resources.compute.device == "gpu":
-        # Those of a core where a GPU was not asked about, or is not known.
-        known = math.inf if estimate.gpu_seconds is None else estimate.gpu_seconds
-        workers = int(min(count_gpus(), min(estimate.seconds, known) / policy.GPU_PROCESS))
-        # A worker has one GPU, and some would have nothing to do: in one process rows in chunks take all of them.
-        if partitions < workers and estimate.is_mostly_in_chunks:
-            workers = 1
-    else:
-        cores = usable_cores()
-        workers = int(min(cores // WORKER_CORES, estimate.seconds / policy.PROCESS)) if cores > PROCESS_CORES else 0
-    if resources.workers is None and workers > 1 and not has_extra("cluster"):
-        logger.warning('one process answers, %d would be faster: pip install "junctor[cluster]"', workers)
-        workers = 1
-    # Fewer workers rather than smaller shares: a plan that does not fit would end the run.
-    allowed = allowed_memory(resources.compute)
-    if workers * estimate.least <= allowed:
-        return workers
-    fitting = allowed // estimate.least
-    sizes = format_bytes(allowed), format_bytes(estimate.least)
-    logger.warning("memory for %d of %d workers: %s are allowed, a plan needs %s", fitting, workers, *sizes)
-    return fitting
+    tasks = [job.task(directory, i, spec, counts, here) for i in pending]
+    if placed.spread:
+        return propagate_over(tasks, resources, threads)
+    return distribute(propagate_partition, tasks, resources, propagate_here)
 
 
 def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) -> Manifest:
@@ -556,6 +488,7 @@ def _written_increment(
         columns=pending.columns,
         root=pending.root,
         observed_targets=observed_targets(directory, spec, parts),
+        placement=work.placement,
     )
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
@@ -576,7 +509,8 @@ def write_manifest(
     done = work.reused, round(seconds, 3), work.stages, _now()
     peaks = peak_memory(), work.worker_bytes
     manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
-    manifest = replace(manifest, observed_targets=observed_targets(directory, spec, parts))
+    observed = observed_targets(directory, spec, parts)
+    manifest = replace(manifest, observed_targets=observed, placement=work.placement)
     check(manifest)
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})

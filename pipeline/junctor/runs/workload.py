@@ -6,7 +6,6 @@ Main class: Workload, the difference between the two; `junctor.runs.run` is the 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,43 +13,32 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from junctor.cost.figures import shipped_figures
 from junctor.evidence.files import Stamps, checked_separator, input_files, lists, stamp_of
 from junctor.evidence.pipes import STDIN
-from junctor.model.errors import BudgetError, EvidenceError, InputError
+from junctor.model.errors import EvidenceError, InputError
 from junctor.model.option_table import JobOptions, ReadingOptions, WorkloadOptions, options_for, takes_keywords
-from junctor.model.options import AnswerFiles, ComputeOptions, DeviceChoice, compression_of
+from junctor.model.options import AnswerFiles, ComputeOptions, compression_of
 from junctor.model.query import Query
 from junctor.planning.budget import parse_bytes
 from junctor.runs.closing import Closing, refuse_bytes
 from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth, open_inputs
-from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
+from junctor.runs.partition import PartitionTask, PartTask, network_for
+from junctor.runs.placement import RunEstimate
 from junctor.runs.storage import INPUTS, KINDS, AnySpec, Directory, Ingested, RunDirectory, RunSpec
-from junctor.runtime.dask_cluster import Resources, cluster_client, threads_for
-from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu
+from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import Checksum, aside, write_json
-from junctor.runtime.machine import allowed_memory, has_own_measurements
+from junctor.runtime.machine import has_own_measurements
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
-from junctor.runtime.threads import ahead
 
 if TYPE_CHECKING:
-    from junctor.engine.engine import Engine
-    from junctor.engine.forecast import RunForecast
-    from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
-    from junctor.out_of_core.cluster.workers import WorkerPool
-    from junctor.out_of_core.memory_splits import ChunkRoute, GpuGroup
-    from junctor.strategies.strategy import Route
 
 
-# Threads that read partitions while patterns of others are looked at.
-READ_AHEAD = 4
 # Of the files in an output.
 ENDINGS = (".parquet", ".arrow", ".json", ".html")
 
@@ -88,40 +76,6 @@ class InputPart:
     bytes: int
     write: Callable[[AnyPath], Checksum]
     files: tuple[AnyPath, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunEstimate:
-    """Estimate of the remaining partitions.
-
-    least: bytes for each worker.
-    seconds: of one core.
-    gpu_seconds: of a GPU, None if unknown.
-    in_chunks: seconds of one core for out-of-core rows, part of `seconds`.
-    spreads: whether this process plans such rows, and workers answer each of them, one or all together.
-    """
-
-    least: int = 0
-    seconds: float = 0.0
-    gpu_seconds: float | None = None
-    in_chunks: float = 0.0
-    spreads: bool = False
-
-    @classmethod
-    def of(cls, forecast: RunForecast) -> RunEstimate:
-        """Return the estimate of exact answers."""
-        return cls(forecast.needed, forecast.seconds, forecast.gpu_seconds, forecast.chunked_seconds)
-
-    def seconds_on(self, device: DeviceChoice, asked: DeviceChoice) -> float:
-        """Return the seconds of the device that answers, 0 where they are not known; asked: which the user wants."""
-        # With a GPU that was asked for, `seconds` are its own.
-        seconds = self.gpu_seconds if device == "gpu" and asked == "auto" else self.seconds
-        return 0.0 if seconds is None or math.isinf(seconds) else seconds
-
-    @property
-    def is_mostly_in_chunks(self) -> bool:
-        """True if out-of-core rows take more than half of the time."""
-        return self.in_chunks > self.seconds / 2
 
 
 class Workload(ABC):
@@ -573,12 +527,10 @@ class Job(Workload):
         progress: shows the stage.
         Raises BudgetError, before anything runs, if a plan does not fit the memory of all workers together.
         """
-        # Workers of a scheduler plan for themselves: only the sharing of out-of-core rows is decided here.
+        from junctor.runs.estimate import PlannedRun
+
         progress.stage("planning")
-        run = _PlannedRun(self.directory, self.directory.read_spec(), resources, pending)
-        if run.spec.method != "exact":
-            return run.by_sampling()
-        return run.exact() if resources.scheduler is None else run.on_scheduler()
+        return PlannedRun(self.directory, self.directory.read_spec(), resources, pending).estimate()
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
@@ -596,8 +548,10 @@ class Job(Workload):
 
     def part_rows(self, resources: Resources, seconds: float, least: int) -> int:
         """Return how many rows make a part; of sampled rows as many as it has."""
+        from junctor.runs.estimate import PlannedRun
+
         spec, counts = self.directory.read_spec(), self.directory.counts()
-        run = _PlannedRun(self.directory, spec, resources, range(counts.partitions))
+        run = PlannedRun(self.directory, spec, resources, range(counts.partitions))
         return run.part_rows(seconds, counts.rows, least) if self.has_engine else spec.partition_rows
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
@@ -606,163 +560,3 @@ class Job(Workload):
             from junctor.runs.export import export_csv
 
             export_csv(self.directory.csv(self.directory.read_spec().folder), parts, progress)
-
-
-@dataclass(frozen=True, slots=True)
-class _PlannedRun:
-    """A run of rows before propagation, for its estimate."""
-
-    directory: RunDirectory
-    spec: RunSpec
-    resources: Resources
-    pending: Sequence[int]
-
-    def exact(self) -> RunEstimate:
-        """Return the estimate of exact answers on this machine."""
-        from junctor.cost.dataset import MeasuredDevice
-        from junctor.engine.forecast import survey
-
-        compute = self.resources.compute
-        engine = self._engine(allowed_memory(compute), "cpu" if compute.device == "auto" else compute.device)
-        asks_gpu = compute.device == "auto" and has_gpu()
-        gpu = engine.facts.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
-        estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), len(self.pending), gpu))
-        if not estimate.is_mostly_in_chunks:
-            return estimate
-        if compute.device == "gpu":
-            return replace(estimate, spreads=self._gains_by_processes(engine))
-        # Without sharing one process answers such rows, as each takes all the memory.
-        workers = self.resources.workers or 1
-        if workers == 1:
-            return estimate
-        from junctor.out_of_core.cluster.workers import WorkerPool
-
-        return replace(estimate, spreads=self._pays(engine, WorkerPool(workers)))
-
-    def on_scheduler(self) -> RunEstimate:
-        """Return whether this process plans for rows out of core, and hands them or their tasks to workers."""
-        from junctor.engine.forecast import survey
-        from junctor.out_of_core.cluster.workers import WorkerPool, memory_here, pool_of
-
-        with cluster_client(self.resources) as client:
-            pool = pool_of(client, self.resources, None)
-        count = len(self.pending)
-        if pool.gpus is not None:
-            here = self._engine(memory_here(pool, self.resources), "cpu")
-            # All threads: this process is no worker.
-            options = replace(here.options, threads=threads_for(replace(self.resources, scheduler=None), 1))
-            return self._on_gpus(here.with_options(options, pool), pool.gpus)
-        assert pool.memory is not None
-        engine = self._engine(pool.memory, "cpu")
-        try:
-            estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), count))
-        except BudgetError:
-            return RunEstimate(spreads=pool.workers > 1)
-        spreads = count < pool.workers and estimate.is_mostly_in_chunks
-        spreads = spreads and self._pays(engine, WorkerPool(pool.workers, pool.memory))
-        # Parts are whole for whoever answers them; rows that all workers share have seconds of their own.
-        return RunEstimate(seconds=0.0 if spreads else estimate.seconds, spreads=spreads)
-
-    def _on_gpus(self, engine: Engine, gpus: GpuGroup) -> RunEstimate:
-        """Return whether rows out of core go to workers one by one, not with their partitions.
-
-        engine: of this process, with the workers.
-        gpus: of the workers.
-        """
-        from junctor.engine.forecast import survey
-        from junctor.out_of_core.programs import search_seconds
-
-        count = len(self.pending)
-        try:
-            estimate = RunEstimate.of(survey(engine, self._batches(READ_AHEAD), count))
-        except BudgetError:
-            # Each worker for itself: it has files.
-            return RunEstimate()
-        routes = self._in_chunks(engine)
-        if not estimate.is_mostly_in_chunks or not all(chunks.workers for _, chunks in routes):
-            return RunEstimate()
-        one_by_one = by_partition = 0.0
-        for route, chunks in routes:
-            side, rows = chunks.side, len(route.group.rows)
-            if side is None or 1 not in side.seconds:
-                # No GPU and its share of the memory is enough for a row.
-                return RunEstimate(spreads=True)
-            one_by_one += count * (side.total(side.rounds(rows)) + rows * shipped_figures().workers.task)
-            # Each worker searches for its plan anew.
-            by_partition += -(-count // gpus.count) * rows * side.seconds[1] + search_seconds(chunks.chunks.plan)
-        return RunEstimate(spreads=one_by_one < by_partition)
-
-    def _gains_by_processes(self, engine: Engine) -> bool:
-        """Return True if a process for each GPU of this machine gains more than it takes to start them."""
-        asked, gpus = self.resources.workers, count_gpus()
-        workers, start = (gpus, shipped_figures().gpu_host.start) if asked is None else (min(asked, gpus), 0.0)
-        # With a partition for each there are processes in any case; without Dask-CUDA whoever asked for some is told.
-        if len(self.pending) >= workers or (asked is None and find_spec("dask_cuda") is None):
-            return False
-        gain = 0.0
-        for route, chunks in self._in_chunks(engine):
-            if chunks.side is not None:
-                # The same plan; only threads wait for each other.
-                threads, rows = chunks.side, len(route.group.rows)
-                processes = replace(threads, rows=min(threads.rows, workers), host=0.0)
-                gain += threads.total(threads.rounds(rows)) - processes.total(processes.rounds(rows))
-        return len(self.pending) * gain > start
-
-    def part_rows(self, seconds: float, rows: int, least: int) -> int:
-        """Return how many rows make a part, as of `Workload.part_rows`; rows: of all partitions."""
-        from junctor.runs.part_sizes import rows_of_part, shorter_part
-
-        size = self.spec.partition_rows
-        # Before evidence is read again.
-        if shorter_part(min(rows, size), seconds / max(1, rows), least) == min(rows, size):
-            return size
-        device = self.resources.compute.device
-        engine = self._engine(allowed_memory(self.resources.compute), "cpu" if device == "auto" else device)
-        return rows_of_part(engine, next(self._batches()), seconds / rows, least)
-
-    def by_sampling(self) -> RunEstimate:
-        """Return the estimate of sampling; with `auto`, write the budget of exact answers and explain it."""
-        from junctor.sampling.auto import AutoEngine, explain
-
-        rows, options = self.directory.counts().rows, self._options(allowed_memory(self.resources.compute), "cpu")
-        engine = sampler_for(self.directory, self.spec, self.directory.expected(self.spec).rows, options)
-        if isinstance(engine, AutoEngine):
-            explain(engine, next(self._batches()))
-        return RunEstimate(engine.least, engine.seconds(rows))
-
-    def _options(self, memory: int, device: DeviceChoice) -> ComputeOptions:
-        """Return the options of this process for all of the work."""
-        threads = threads_for(self.resources, 1) or 1
-        # One process takes them all where there are too few partitions for others.
-        all_gpus = device == "gpu" and len(self.pending) < count_gpus()
-        return replace(self.resources.compute, memory=memory, threads=threads, device=device, all_gpus=all_gpus)
-
-    def _engine(self, memory: int, device: DeviceChoice) -> Engine:
-        """Return an engine that shares its plans with the one that later answers in this process."""
-        engine = engine_for(self.directory, self.spec, self.directory.expected(self.spec).rows)
-        return engine.with_options(self._options(memory, device))
-
-    def _batches(self, threads: int = 1) -> Iterator[EvidenceBatch]:
-        """Yield the evidence of the partitions; threads: that read ahead, 1 for none."""
-        from junctor.evidence.encoded import read_partition
-
-        sizes = network_for(self.directory.network, self.spec.network_digest).cardinalities
-        parts = (self.directory.evidence_part(i) for i in self.pending)
-        return ahead(lambda part: read_partition(part, cardinalities=sizes).batch, parts, threads)
-
-    def _pays(self, engine: Engine, workers: WorkerPool) -> bool:
-        """Return True if the forecast of out-of-core rows is lower on all workers than in one process.
-
-        engine: of one process.
-        workers: that share the tasks of a row.
-        """
-        shared = engine.with_options(engine.options, workers)
-        alone, together = (sum(route.seconds for route, _ in self._in_chunks(each)) for each in (engine, shared))
-        return together < alone
-
-    def _in_chunks(self, engine: Engine) -> list[tuple[Route, ChunkRoute]]:
-        """Return the routes of the first batch whose rows go in chunks, with their seconds."""
-        from junctor.engine.forecast import forecast
-
-        routes = forecast(engine, next(self._batches()))
-        return [(route, route.chunks) for route in routes if route.chunks is not None]
