@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import typer
 from helpers.signals import COMMAND, children_of, hear_ctrl_c, lines_until
-from junctor.cli.failures import told_if_interrupted
+from junctor.cli.failures import interrupt_message
 from junctor.cli.signals import Terminated
 from junctor.generate import evidence_batches, random_network
 from junctor.model.errors import RunError
@@ -211,10 +211,10 @@ def test_signal_while_a_class_is_made() -> None:
         def __set_name__(self, _owner: type, _name: str) -> None:
             raise Terminated
 
-    with pytest.raises(typer.Exit) as caught, told_if_interrupted():
+    with pytest.raises(typer.Exit) as caught, interrupt_message():
         type("Class", (), {"member": Slow()})
     assert caught.value.exit_code == 143
-    with pytest.raises(RuntimeError), told_if_interrupted():
+    with pytest.raises(RuntimeError), interrupt_message():
         raise RuntimeError from ValueError()
 
 
@@ -227,7 +227,7 @@ def test_signal_between_two_steps_of_a_lock() -> None:
             condition.release()
             raise Terminated
 
-    with pytest.raises(typer.Exit) as caught, told_if_interrupted():
+    with pytest.raises(typer.Exit) as caught, interrupt_message():
         signalled()
     assert caught.value.exit_code == 143
 
@@ -240,7 +240,7 @@ def test_what_is_said_of_files_and_work_is_not_lost_for_a_signal(error: Exceptio
         finally:
             raise error
 
-    with pytest.raises(type(error)), told_if_interrupted():
+    with pytest.raises(type(error)), interrupt_message():
         clear_away()
 
 

@@ -47,6 +47,7 @@ from junctor.runs.workload import Job
 from junctor.runtime import dask_cluster, local_cluster
 from junctor.runtime.dask_cluster import Resources, workers_of
 from junctor.runtime.local_cluster import local_client
+from junctor.strategies import chunk_cuts
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor_kernels.gpu.blocks import CudaBlockDevice

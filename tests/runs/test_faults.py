@@ -21,7 +21,7 @@ from junctor.runs.run import run
 from junctor.runs.storage import RunDirectory
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.files import aside
+from junctor.runtime.files import written_atomically
 from pyarrow import parquet
 
 # Some seconds on one core.
@@ -179,12 +179,12 @@ def test_a_directory_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:
     directory.path.mkdir()
     directory.spec_file.write_text("{}")
     directory.make_folder_of(part)
-    with aside(part, alone=False) as temporary:
+    with written_atomically(part, alone=False) as temporary:
         temporary.write_text("answers")
     shutil.rmtree(directory.path)
     with pytest.raises(RunError, match="removed while the run was under way"):
         directory.make_folder_of(part)
     # Between the one and the other.
-    with pytest.raises(RunError, match="No such file"), aside(part, alone=False) as temporary:
+    with pytest.raises(RunError, match="No such file"), written_atomically(part, alone=False) as temporary:
         temporary.write_text("answers")
     assert not directory.path.exists()

@@ -184,7 +184,7 @@ def test_counts_are_those_of_pandas(tmp_path: Path, seed: int, small: bool, monk
     assert reason.rows == 9
     assert reason.examples == tuple(RowKey(row + 1, f"case {row}") for row in bad[:EXAMPLES])
     assert sum(each.rows for each in found.reasons.values()) == answers["reason"].notna().sum()
-    assert sum(found.ways.values()) == 141
+    assert sum(found.rows_by_strategy.values()) == 141
 
 
 def test_soft_evidence_is_counted(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_rows_that_climb_are_counted(tmp_path: Path, rows: int, query: Query) ->
     run(job, HERE)
     found = statistics_in(job)
     assert found.statuses["ok"] == rows
-    assert sum(found.climbed.values()) > 0
+    assert sum(found.rows_by_wider_format.values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from junctor.evidence.files import refuse_target
 from junctor.model.errors import InputError, RunError
 from junctor.runs.export import export_csv
 from junctor.runtime import files
-from junctor.runtime.files import aside, special_file
+from junctor.runtime.files import special_file, written_atomically
 from junctor.runtime.progress import Silence
 
 DATA = Path(__file__).parents[2] / "data"
@@ -52,7 +52,7 @@ def test_links_of_devices_are_devices(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_pipe_stays_where_a_file_was_to_be(pipe: Path) -> None:
-    with pytest.raises(RunError, match=r"pipe.csv: found a pipe, which a file would replace"), aside(pipe):
+    with pytest.raises(RunError, match=r"pipe.csv: found a pipe, which a file would replace"), written_atomically(pipe):
         pytest.fail("written")
     with pytest.raises(RunError, match="found a pipe"):
         export_csv(pipe, [], Silence())

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.model.errors import InputError, RunError
 from junctor.runtime import remote
-from junctor.runtime.files import aside, clear_temporaries
+from junctor.runtime.files import clear_temporaries, written_atomically
 from junctor.runtime.remote import RemotePath, local_path, location
 from pyarrow import fs
 
@@ -421,13 +421,13 @@ def test_files_of_killed_processes_go_and_those_in_use_stay(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     stray = tmp_path / "junctor-put-x.tmp"
     stray.write_bytes(b"left")
-    with aside(path_of("object")) as temporary:
+    with written_atomically(path_of("object")) as temporary:
         temporary.write_bytes(b"whole")
         clear_temporaries()
         assert temporary.exists()
         assert not stray.exists()
     assert path_of("object").read_bytes() == b"whole"
-    with suppress(ZeroDivisionError), aside(path_of("other")) as temporary:
+    with suppress(ZeroDivisionError), written_atomically(path_of("other")) as temporary:
         temporary.write_bytes(b"half")
         raise ZeroDivisionError
     assert not path_of("other").exists()
@@ -436,5 +436,5 @@ def test_files_of_killed_processes_go_and_those_in_use_stay(
 
 def test_a_full_temporary_folder_is_told_by_its_name(store: Store) -> None:
     full = pytest.raises(RunError, match=rf"^{re.escape(tempfile.gettempdir())}: no space left")
-    with full, aside(path_of("object")):
+    with full, written_atomically(path_of("object")):
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from junctor.model.errors import RunError
 from junctor.runs.storage import RunDirectory, RunSpec
-from junctor.runtime.files import aside, explained, write_json
+from junctor.runtime.files import io_errors_for, write_json, written_atomically
 
 SPEC = RunSpec("n1", "e1", "posteriors", ("a", "b"), "double", 100, None, False, False, "0.1.0")
 
 
 def break_while_writing(path: Path) -> None:
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         temporary.write_text("half")
         raise KeyError
 
@@ -28,7 +28,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         break_while_writing(path)
     assert list(path.parent.iterdir()) == []
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         assert temporary.parent == path.parent
         temporary.write_text("whole")
         assert not path.exists()
@@ -50,7 +50,7 @@ def test_a_full_disk_is_explained_and_leaves_the_old_file(tmp_path: Path, monkey
 
 
 def test_other_refusals_name_the_path() -> None:
-    with pytest.raises(RunError, match="/somewhere: Permission denied"), explained(Path("/somewhere")):
+    with pytest.raises(RunError, match="/somewhere: Permission denied"), io_errors_for(Path("/somewhere")):
         raise OSError(errno.EACCES, "Permission denied")
 
 
@@ -174,9 +174,9 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_lock_and_no_litter(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from junctor.runs.storage import *\n"
-        "from junctor.runtime.files import aside\n"
+        "from junctor.runtime.files import written_atomically\n"
         "d = RunDirectory(Path(sys.argv[1]))\n"
-        "with d.locked(), aside(d.evidence_part(0)) as t:\n"
+        "with d.locked(), written_atomically(d.evidence_part(0)) as t:\n"
         "    t.write_text('half'); print('here', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

@@ -31,7 +31,7 @@ from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
-from junctor.runtime.threads import TURN_SECONDS, Turns, ahead, in_threads, short_turns, stretches
+from junctor.runtime.threads import TURN_SECONDS, Turns, ahead, in_threads, short_gil_switches, stretches
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -221,7 +221,7 @@ def test_work_ahead_fails_when_its_turn_comes(threads: int, bad: int, error: typ
 def test_turns_are_short_only_inside() -> None:
     before = sys.getswitchinterval()
 
-    @short_turns()
+    @short_gil_switches()
     def fail() -> None:
         assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS, rel=0.1)
         raise ValueError
@@ -232,7 +232,7 @@ def test_turns_are_short_only_inside() -> None:
 
 
 def test_turns_stay_short_until_the_last_one_ends() -> None:
-    before, first, second = sys.getswitchinterval(), short_turns(), short_turns()
+    before, first, second = sys.getswitchinterval(), short_gil_switches(), short_gil_switches()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -17,7 +17,7 @@ from junctor_kernels.tables.reference import DOUBLE, logarithms
 from junctor.evidence.batch import EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
-from junctor.runtime.kept_results import keeping
+from junctor.runtime.kept_results import method_cache
 
 # Numbers that answer a row: a sum over all joint states for each state of each variable.
 MOST_NUMBERS = 1 << 15
@@ -60,7 +60,7 @@ class JointTable:
         self._terms: npt.NDArray[np.float64] = joint.ravel() * wanted
         self._sizes = [sizes[v] for v in targets]
         self._bits = _bits_of(network)
-        self._known = keeping(KEPT_ROWS, self._observed)
+        self._known = method_cache(KEPT_ROWS, self._observed)
 
     # Kept, because every call asks.
     @cached_property

@@ -70,14 +70,14 @@ def _make_input(network: Network, network_file: Path, evidence_file: Path, rows:
     from junctor.formats import write_network
     from junctor.generate import evidence_batches
     from junctor.model.pumping_station import SENSORS
-    from junctor.runtime.files import aside
+    from junctor.runtime.files import written_atomically
 
     # Files appear whole or not at all: an interrupted demo must not leave half an input for the next one.
-    with aside(network_file) as temporary:
+    with written_atomically(network_file) as temporary:
         write_network(network, temporary, format="bif")
     batches = evidence_batches(network, rows, observed=list(SENSORS), pattern="missing")
     first = next(batches)
-    with aside(evidence_file) as temporary, parquet.ParquetWriter(temporary, first.schema) as writer:
+    with written_atomically(evidence_file) as temporary, parquet.ParquetWriter(temporary, first.schema) as writer:
         writer.write_batch(first)
         for batch in batches:
             writer.write_batch(batch)

@@ -43,7 +43,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
-        with _in_one_line(), told_if_interrupted():
+        with _in_one_line(), interrupt_message():
             return super().invoke(ctx)
 
 
@@ -93,7 +93,7 @@ def of_system(error: OSError) -> JunctorError:
 
 
 @contextmanager
-def told_if_interrupted(advice: str | None = None) -> Iterator[None]:
+def interrupt_message(advice: str | None = None) -> Iterator[None]:
     """Context manager: if the user, or a service manager, stops what is inside, say so and exit."""
     try:
         yield

@@ -52,7 +52,7 @@ def learn(
     same command is given again.
     """
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import told_if_interrupted
+    from junctor.cli.failures import interrupt_message
     from junctor.cli.signals import GO_ON
     from junctor.evidence.pipes import spooled
     from junctor.evidence.read import stamps_of
@@ -96,7 +96,7 @@ def learn(
     files = {"network file": network, "evidence": evidence, "fitted network": output}
     facts = {name: shown(file) for name, file in files.items()}
     fits.say_resumed(checkpoint, options["quiet"])
-    with told_if_interrupted(GO_ON), ExitStack() as reading:
+    with interrupt_message(GO_ON), ExitStack() as reading:
         progress = reading.enter_context(progress_display(options["quiet"]))
         # Lines would get into a bar: its display ends before the first of them.
         lines = fits.FitLines(fit.restarts, options["quiet"], reading.close)

@@ -67,7 +67,7 @@ def learn_chain(
     Zeros of MODEL stay. An interrupted fit goes on where it stopped when the same command is given again.
     """
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import told_if_interrupted
+    from junctor.cli.failures import interrupt_message
     from junctor.cli.signals import GO_ON
     from junctor.hmm.columns import SequenceColumns
     from junctor.hmm.learning import chain_options
@@ -98,7 +98,7 @@ def learn_chain(
     facts = {name: shown(file) for name, file in files.items()}
     if options["labels"] is not None:
         facts["labels"] = options["labels"]
-    with told_if_interrupted(GO_ON), ExitStack() as beginning:
+    with interrupt_message(GO_ON), ExitStack() as beginning:
         beginning.enter_context(progress_display(options["quiet"]))
         lines = fits.FitLines(options["restarts"], options["quiet"], beginning.close)
         extras = Extras(options["errors"], report, facts, lines.tell_extra)

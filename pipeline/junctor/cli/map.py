@@ -42,7 +42,7 @@ def propose_mapping(
     from junctor.evidence.files import refuse_target
     from junctor.evidence.propose import propose
     from junctor.model.errors import EvidenceError, Place
-    from junctor.runtime.files import aside
+    from junctor.runtime.files import written_atomically
     from junctor.runtime.remote import location
 
     target = None if output is None else location(output)
@@ -60,7 +60,7 @@ def propose_mapping(
     proposal = propose(model, evidence, **table.options_for(table.ProposalOptions, options))
     if target is not None:
         # Asked again: somebody may have made one meanwhile, or a store may have said once that it has none.
-        with aside(target, check=refuse_existing) as temporary:
+        with written_atomically(target, check=refuse_existing) as temporary:
             temporary.write_text(proposal.to_toml(), encoding="utf-8")
     if options["json"]:
         # As TOML: JSON has no infinite edges.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from junctor.model.errors import RunError
 from junctor.planning.budget import format_bytes
-from junctor.runtime.files import aside, explained
+from junctor.runtime.files import io_errors_for, written_atomically
 from junctor.runtime.installed import require_extra
 from junctor.runtime.machine import expanded, user_folder
 from junctor.runtime.remote import AnyPath, RemotePath
@@ -69,7 +69,7 @@ def embed(directory: AnyPath) -> Path:
         directory = user_folder() / "prefect" / hashlib.sha256(str(directory).encode()).hexdigest()[:16]
     home = expanded(os.environ.get("PREFECT_HOME") or directory / ".prefect")
     # Prefect makes the folder, but not the one that it lies in.
-    with explained(home):
+    with io_errors_for(home):
         home.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(home).free
     if free < LEAST_SPACE:
@@ -95,7 +95,11 @@ class EmbeddedServer:
         self._is_new = not self._database.exists()
         self._has_answered = False
         self._seed()
-        with explained(self._log), open(self._log, "wb") as log, socket.create_server(("127.0.0.1", 0)) as listening:
+        with (
+            io_errors_for(self._log),
+            open(self._log, "wb") as log,
+            socket.create_server(("127.0.0.1", 0)) as listening,
+        ):
             self._port = listening.getsockname()[1]
             # A session of its own: a terminal interrupts all processes of a command, but this one has to hear how the
             # flow ended.
@@ -154,7 +158,7 @@ class EmbeddedServer:
         # that did is kept for the next run.
         with suppress(OSError, RunError):
             if self._is_new and _empty_database().exists():
-                with aside(self._database) as temporary:
+                with written_atomically(self._database) as temporary:
                     shutil.copyfile(_empty_database(), temporary)
 
     def _keep(self) -> None:
@@ -163,7 +167,7 @@ class EmbeddedServer:
         with suppress(OSError, RunError, sqlite3.Error):
             if self._database.exists() and not _empty_database().exists():
                 # SQLite's own backup: a copy of the file could miss what is still in its journal.
-                with aside(_empty_database()) as temporary:
+                with written_atomically(_empty_database()) as temporary:
                     source, copy = sqlite3.connect(self._database), sqlite3.connect(temporary)
                     source.backup(copy)
                     source.close()

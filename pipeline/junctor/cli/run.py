@@ -127,7 +127,7 @@ def run_share_and_show(
     import json
 
     from junctor.cli.display import progress_display
-    from junctor.cli.failures import told_if_interrupted
+    from junctor.cli.failures import interrupt_message
     from junctor.cli.signals import GO_ON
     from junctor.runs.share import Share, run_share
 
@@ -135,7 +135,7 @@ def run_share_and_show(
         raise typer.BadParameter("tasks of an array are scheduled elsewhere: leave it out", param_hint="--prefect")
     _refuse_of_all_answers(job)
     share = Share.parse(part)
-    with told_if_interrupted(GO_ON), progress_display(quiet) as progress:
+    with interrupt_message(GO_ON), progress_display(quiet) as progress:
         done = run_share(job, share, resources, progress)
     if as_json:
         typer.echo(json.dumps({"directory": str(job.directory.path), **done.to_record()}, indent=2))
@@ -164,7 +164,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     prefect: None for a report where a Prefect server is configured.
     progress: shown in addition.
     """
-    from junctor.cli.failures import told_if_interrupted
+    from junctor.cli.failures import interrupt_message
     from junctor.cli.prefect_server import is_configured
     from junctor.cli.signals import GO_ON
     from junctor.runs.manifest import read_manifest
@@ -174,7 +174,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     configured = is_configured()
     recorded = deployed.get() is not None or _is_recorded(prefect, configured)
     job.check_places(recorded=recorded)
-    with told_if_interrupted(GO_ON), watched(job, progress, _watchers(job, recorded, configured)) as watch:
+    with interrupt_message(GO_ON), watched(job, progress, _watchers(job, recorded, configured)) as watch:
         # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
         reported = job.but(report=recorded) if job.options["report"] is None else job
         try:

@@ -26,10 +26,10 @@ def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
     from junctor.model.errors import RunError
     from junctor.planning.budget import format_bytes
     from junctor.runs import integrity
-    from junctor.runtime.files import explained
+    from junctor.runtime.files import io_errors_for
 
     directory = directory_of(output)
-    with explained(directory.path):
+    with io_errors_for(directory.path):
         verified = integrity.verify(directory)
     if options["json"]:
         typer.echo(dumps({"directory": str(directory.path), **asdict(verified)}, indent=2))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.figures import shipped, shipped_devices
-from junctor.runtime.files import aside
+from junctor.runtime.files import written_atomically
 from junctor.runtime.machine import measured_files
 
 Floats = npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ def write(device: MeasuredDevice, date: str, rows: Sequence[Measured], path: Pat
         "counts": _counts({row.backend for row in rows}),
     }
     table = pa.table(columns).replace_schema_metadata({"junctor": json.dumps(facts)})
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 

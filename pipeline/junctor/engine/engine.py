@@ -37,7 +37,7 @@ from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.progress import counts_rows
-from junctor.runtime.threads import short_turns
+from junctor.runtime.threads import short_gil_switches
 from junctor.strategies.facts import FEW_ROWS, Facts, PlanKey, Store
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Room, Route
@@ -224,7 +224,7 @@ class Engine:
         # A few rows are answered before anybody else would have a turn.
         if batch.rows <= FEW_ROWS:
             return self._answer(self.choice(batch), reserved, explain)
-        with short_turns():
+        with short_gil_switches():
             return self._answer(self.choice(batch), reserved, explain)
 
     def _answer(self, choice: Choice, reserved: int, explain: bool) -> Answers:

@@ -25,7 +25,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
-from junctor.runtime.files import Checksum, aside, checksum_of, encoded
+from junctor.runtime.files import Checksum, checksum_of, encoded, written_atomically
 from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 2
@@ -55,7 +55,7 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str] | 
             table = table.append_column(field.with_name(f"{_KEPT}{i}"), column)
     # Read once or twice and then never again: cheap to write and to read comes before small.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with aside(location(path), alone=False) as temporary:
+    with written_atomically(location(path), alone=False) as temporary:
         with pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
             writer.write_table(table)
         # Now: an object of a store would be fetched again.

@@ -1,7 +1,7 @@
 """Evidence files on disk: the files of a path, their formats, and access to their bytes.
 
-Main functions: `input_files`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats. And
-`refuse_target`, for commands that write a file beside their inputs.
+Main functions: `input_files`, `format_of`, `open_bytes`, `reading_errors_for`; called by the readers of all formats.
+And `refuse_target`, for commands that write a file beside their inputs.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def input_files(source: str | os.PathLike[str] | RemotePath, check: bool = True)
 
 
 def _listed(path: AnyPath) -> InputFiles:
-    with explained(path):
+    with reading_errors_for(path):
         # A file may be called like a glob.
         if any(map(_is_wild, _names(path))) and not path.exists():
             return _matching(path)
@@ -177,7 +177,7 @@ def _listed(path: AnyPath) -> InputFiles:
 
 def stamp_of(path: AnyPath) -> Stamp:
     """Return the stamp of a file; raises EvidenceError, also for what is no regular file: to open a pipe may wait."""
-    with explained(path):
+    with reading_errors_for(path):
         found = path.stat()
     if isinstance(found, os.stat_result) and not stat.S_ISREG(found.st_mode):
         raise EvidenceError(
@@ -350,7 +350,7 @@ def _files_below(folder: AnyPath, pattern: Sequence[str] = ()) -> Iterator[AnyPa
         inside = _below(Path(error.filename), folder)
         if _matches(inside, pattern) or not isinstance(error, PermissionError):
             # By its own name: that of the folder which was given would send its owner to the wrong one.
-            with explained(Path(error.filename)):
+            with reading_errors_for(Path(error.filename)):
                 raise error
 
     for directory, inside, names in _walk(folder, pattern, refuse):
@@ -398,7 +398,7 @@ def open_bytes(path: AnyPath) -> IO[bytes]:
 
 
 @contextmanager
-def explained(path: AnyPath) -> Iterator[None]:
+def reading_errors_for(path: AnyPath) -> Iterator[None]:
     """Context manager: turn errors of reading a file into an EvidenceError that names it."""
     place = Place(str(path))
     try:

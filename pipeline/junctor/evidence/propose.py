@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.column_tables import ColumnTable
 from junctor.evidence.columns import encode_binned, encode_states, is_number, plain_cells
-from junctor.evidence.files import checked_format, checked_separator, explained, format_of, input_files
+from junctor.evidence.files import checked_format, checked_separator, format_of, input_files, reading_errors_for
 from junctor.evidence.layout import CASE_IDS, Column, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of, read_mapping, toml_key
 from junctor.evidence.pipes import spooled
@@ -136,7 +136,7 @@ def propose(
     format, separator = checked_format(options["evidence_format"]), checked_separator(options["separator"])
     case_id = options["case_id"]
     found = input_files(spooled(evidence))
-    with explained(location(evidence)):
+    with reading_errors_for(location(evidence)):
         formats = [format or format_of(path) for path in found.paths]
     if "evid" in formats:
         raise EvidenceError("UAI evidence has no columns, so none to map", Place(shown(evidence)))
@@ -317,7 +317,7 @@ def _arrays(tables: Sequence[ColumnTable], columns: Sequence[Column]) -> Iterato
     for table in tables:
         there = table.schema.names
         here = [column for column in columns if names[column.position] in there]
-        with explained(table.path):
+        with reading_errors_for(table.path):
             for batch in table.batches([there.index(names[column.position]) for column in here]):
                 for at, column in enumerate(here):
                     yield column.position, batch.column(at)

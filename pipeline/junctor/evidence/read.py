@@ -28,10 +28,10 @@ from junctor.evidence.files import (
     Stamps,
     checked_format,
     checked_separator,
-    explained,
     format_of,
     input_files,
     partition_columns,
+    reading_errors_for,
     stamp_of,
 )
 from junctor.evidence.layout import CASE_IDS, ColumnLayout, read_layout, warn_of_no_evidence
@@ -119,7 +119,7 @@ def open_evidence(
     source = spooled(path)
     if not isinstance(mapping, EvidenceMapping):
         mapping = read_mapping(mapping, network)
-    with explained(source):
+    with reading_errors_for(source):
         files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(source)
         if files.paths == (source,):
             format = format or format_of(source)
@@ -208,7 +208,7 @@ def _spread_rows(sources: Sequence[EvidenceSource], rows: int, first: EncodedPar
             total += sum(part.batch.rows for part in source.partitions(rows))
             continue
         for number, (table, _, _) in enumerate(source.files):
-            with explained(table.path):
+            with reading_errors_for(table.path):
                 spread = table.spread(PLACES)
             total, is_counted = total + spread.rows, is_counted and spread.is_counted
             places += [(source, number, spread.table, group) for group in spread.groups]
@@ -237,7 +237,7 @@ def rows_of_part(
     # A folder would be listed once more, of an object there would be more requests.
     if not isinstance(file, Path) or not file.is_file():
         return rows
-    with explained(file):
+    with reading_errors_for(file):
         if (format or format_of(file)) != "parquet":
             return rows
         from junctor.evidence.columnar import ParquetTable
@@ -269,7 +269,7 @@ def stamps_of(path: str | os.PathLike[str] | RemotePath) -> Stamps:
 
 
 def _sha_of(path: AnyPath) -> hashlib._Hash:
-    with explained(path), path.open("rb") as file:
+    with reading_errors_for(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
 
 
@@ -304,7 +304,7 @@ class TableSource:
         """
         _, layout, encoder = self._files[number]
         found: list[EncodedPartition] = []
-        with explained(table.path):
+        with reading_errors_for(table.path):
             for batch in table.batches(layout.positions, _plain(layout, encoder), 1, range(group, group + 1)):
                 left = rows - sum(part.batch.rows for part in found)
                 piece = batch.slice(0, left)
@@ -322,7 +322,7 @@ class TableSource:
         """
         groups: list[Sequence[int]] = []
         for table, _, _ in self._files:
-            with explained(table.path):
+            with reading_errors_for(table.path):
                 of_file = table.groups
             if of_file is None:
                 return None
@@ -387,14 +387,14 @@ class TableSource:
         """Return the texts of cells that name no state of their variable, sorted; reads all rows."""
         found: dict[int, set[str]] = {}
         for block in self._blocks(1):
-            with explained(block.path):
+            with reading_errors_for(block.path):
                 for variable, texts in block.encoder.unknown_states(block.batch).items():
                     found.setdefault(variable, set()).update(texts)
         return {variable: sorted(texts) for variable, texts in sorted(found.items()) if texts}
 
     def _joined(self, held: Sequence[EncodedPartition], first_row: int) -> EncodedPartition:
         # Kept columns may be too large for one array of their type, or their dictionaries.
-        with explained(self._files[0][0].path):
+        with reading_errors_for(self._files[0][0].path):
             return concatenate(held, self.case_id_type, first_row, self.kept_schema)
 
     def _pieces(self, threads: int) -> Iterator[EncodedPartition]:
@@ -402,7 +402,7 @@ class TableSource:
         for block, encoded in ahead(_encoded, self._blocks(threads), threads, lambda block: block.batch.nbytes, _AHEAD):
             if encoded is None:
                 # In the order of the rows: suggestions are limited, and the first errors are the ones people read.
-                with explained(block.path):
+                with reading_errors_for(block.path):
                     encoded = block.encoder.encode(block.batch, block.first_row, block.row_in_file)
             yield encoded
 
@@ -411,14 +411,14 @@ class TableSource:
         for table, layout, encoder in self._files:
             groups, row_in_file = None, 0
             if self._within is not None:
-                with explained(table.path):
+                with reading_errors_for(table.path):
                     groups, row_in_file = _groups_of(table.groups or (), self._within, first_row)
                 first_row += row_in_file
             batches = table.batches(layout.positions, _plain(layout, encoder), threads, groups)
             while True:
                 # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
                 # unchanged.
-                with explained(table.path):
+                with reading_errors_for(table.path):
                     batch = next(batches, None)
                 if batch is None:
                     break
@@ -501,7 +501,7 @@ def _groups_of(groups: Sequence[int], rows: range, first_row: int) -> tuple[rang
 
 
 def _encoded(block: _Block) -> tuple[_Block, EncodedPartition | None]:
-    with explained(block.path):
+    with reading_errors_for(block.path):
         return block, block.encoder.encode_valid(block.batch, block.first_row)
 
 
@@ -596,7 +596,7 @@ def open_table(
     known: names that columns may have.
     Raises EvidenceError.
     """
-    with explained(path):
+    with reading_errors_for(path):
         if separator is not None and format not in SEPARATORS:
             raise EvidenceError(
                 f"found the separator {separator!r}, which {format} has not: leave it out", Place(str(path))

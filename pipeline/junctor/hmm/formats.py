@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor.formats.files import read_bytes
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
-from junctor.runtime.files import MAX_BYTES, aside, is_refusal, parse_json, refused
+from junctor.runtime.files import MAX_BYTES, is_refusal, parse_json, refused, written_atomically
 from junctor.runtime.remote import AnyPath, RemotePath, location, parquet_source
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_model(path: str | os.PathLike[str] | RemotePath, format: str | None = N
 def write_model(model: HiddenMarkovModel, path: str | os.PathLike[str] | RemotePath) -> None:
     """Write a model as Parquet or, where the name ends in `.json` or `.json.gz`, as JSON; whole or not at all."""
     target = location(path)
-    with aside(target) as temporary:
+    with written_atomically(target) as temporary:
         if target.name.lower().endswith((".json", ".json.gz")):
             text = json.dumps(_record(model)).encode()
             temporary.write_bytes(gzip.compress(text, mtime=0) if target.suffix.lower() == ".gz" else text)

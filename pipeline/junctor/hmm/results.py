@@ -30,7 +30,7 @@ from junctor.runtime.arrow import (
     reason_array,
     string_array,
 )
-from junctor.runtime.files import Checksum, aside, checksum_of, encoded
+from junctor.runtime.files import Checksum, checksum_of, encoded, written_atomically
 from junctor.runtime.remote import AnyPath, parquet_source
 
 # Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
@@ -89,7 +89,7 @@ def write_sequences(part: EncodedSequences, path: AnyPath) -> Checksum:
     facts["case_id"] = kind
     if batch.partial is not None and len(batch.partial):
         facts["partial"] = batch.partial.tolist()
-    with aside(path, alone=False) as temporary:
+    with written_atomically(path, alone=False) as temporary:
         write_table(pa.table(columns, metadata={_ENCODED: json.dumps(facts).encode()}), temporary)
         return checksum_of(temporary)
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from junctor.evidence.column_tables import ColumnTable
 from junctor.evidence.columns import encode_numbers, encode_states, is_list, is_string
 from junctor.evidence.encode import numbered, numbered_in_files, row_numbers
-from junctor.evidence.files import checked_format, explained, format_of, input_files
+from junctor.evidence.files import checked_format, format_of, input_files, reading_errors_for
 from junctor.evidence.read import open_table
 from junctor.evidence.states import StateCells
 from junctor.hmm.columns import CASE_ID, NO_NAMES, SequenceColumns, columns_of_sensors
@@ -254,7 +254,7 @@ class SequenceSource:
             at = _position(table.schema, column, place)
             if is_list(table.schema.field(at).type):
                 raise EvidenceError(f"column {column!r}: found lists, expected weights", place)
-            with explained(table.path):
+            with reading_errors_for(table.path):
                 for batch in table.batches([at]):
                     numbers, _ = encode_numbers(batch.column(0))
                     wrong = wrong_weights(numbers)
@@ -274,7 +274,7 @@ class SequenceSource:
         at, read, lists = self.positions.case_ids, self.positions.read, len(self.positions.lists)
         for table in self.tables:
             first_of_file = first_row
-            with explained(table.path):
+            with reading_errors_for(table.path):
                 for batch in table.batches(read, () if at is None else (at,)):
                     labels = None if self.positions.labels is None else batch.column(len(read) - 1)
                     columns = batch.columns[:lists]
@@ -311,7 +311,7 @@ def open_sequences(
     Raises EvidenceError.
     """
     source = location(path)
-    with explained(source):
+    with reading_errors_for(source):
         tables = tuple(_open(file, checked_format(format)) for file in input_files(source).paths)
         if are_steps(tables[0].schema, names, Place(str(tables[0].path))):
             made = _rows_of(tables, names, model)
@@ -336,14 +336,14 @@ def _rows_of(tables: Sequence[ColumnTable], names: SequenceColumns, model: Hidde
         place = Place(str(table.path))
         read = names.read(table.schema.names, sensors, place)
         positions = [_position(table.schema, name, place) for name in read]
-        with explained(table.path):
+        with reading_errors_for(table.path):
             batches = list(table.batches(positions))
             none = pa.schema([table.schema.field(at) for at in positions]).empty_table()
             part = pa.Table.from_batches(batches) if batches else none
             parts.append(pa.table([_plain_cells(column) for column in part.columns], read))
         files.append((str(table.path), first))
         first += part.num_rows
-    with explained(tables[0].path):
+    with reading_errors_for(tables[0].path):
         whole = pa.concat_tables(parts, promote_options="permissive")
     return lists_of_steps(StepRows(whole, tuple(files)), names, sensors, tables[0].path)
 
@@ -488,7 +488,7 @@ def _shown(cell: Any) -> str:
 
 
 def _open(path: AnyPath, format: str | None) -> ColumnTable:
-    with explained(path):
+    with reading_errors_for(path):
         format = format or format_of(path)
         if format == "evid":
             raise EvidenceError("found evid, expected sequences as Parquet, Arrow, CSV or TSV", Place(str(path)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from junctor.learning.em import Fit, FitState, Iteration
 from junctor.model.errors import RefusedError, RunError
-from junctor.runtime.files import aside, explained, refused
+from junctor.runtime.files import io_errors_for, refused, written_atomically
 from junctor.runtime.remote import AnyPath
 
 logger = logging.getLogger("junctor")
@@ -92,7 +92,7 @@ class Checkpoint:
         now = time.monotonic()
         if self._written and now - self._written < LEAST_SECONDS:
             return
-        with aside(self.path) as temporary:
+        with written_atomically(self.path) as temporary:
             temporary.write_bytes(_packed(self._identity, state))
         self._written = time.monotonic()
 
@@ -104,7 +104,7 @@ class Checkpoint:
             logger.warning("%s: left there, because the right to delete is missing (%s)", self.path, error.strerror)
 
     def _read(self) -> LearnState | None:
-        with explained(self.path):
+        with io_errors_for(self.path):
             try:
                 data = self.path.read_bytes()
             except FileNotFoundError:

@@ -21,7 +21,7 @@ from junctor.model.network import Network
 from junctor.model.option_table import FIT_KEYWORDS, LearningOptions, RowOptions, takes_keywords
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import check_device
-from junctor.runtime.files import aside
+from junctor.runtime.files import written_atomically
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath
 
@@ -130,7 +130,7 @@ def counts_text(table: pa.Table) -> pa.Table:
 
 def write_counts(table: pa.Table, path: AnyPath) -> None:
     """Write a table of counts as CSV or Parquet, by its name, whole or not at all; raises RunError if it cannot be."""
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         if path.suffix.lower() == ".csv":
             csv.write_csv(counts_text(table), temporary)
         else:

@@ -9,7 +9,7 @@ from pyarrow import parquet
 from junctor.learning.counts import PARENT, parents_of
 from junctor.learning.expectation import Floats
 from junctor.learning.parameters import NetworkParameters
-from junctor.runtime.files import aside
+from junctor.runtime.files import written_atomically
 from junctor.runtime.remote import AnyPath
 
 PARAMETERS_SCHEMA = pa.schema(
@@ -68,5 +68,5 @@ def parameters_path(output: AnyPath) -> AnyPath:
 
 def write_parameters(table: pa.Table, path: AnyPath) -> None:
     """Write a table of parameters as Parquet, whole or not at all; raises RunError if it cannot be."""
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         parquet.write_table(table, temporary)

@@ -11,7 +11,7 @@ from pyarrow import csv
 
 from junctor.runs.answer_files import batches_of, column_names, empty_answers, in_columns
 from junctor.runtime.arrow import texts_of_bytes
-from junctor.runtime.files import aside
+from junctor.runtime.files import written_atomically
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath
 
@@ -22,7 +22,7 @@ def export_csv(path: AnyPath, parts: Sequence[AnyPath], progress: Progress) -> N
     """Write the answers in `parts` to the CSV file `path` of a run, unless it is there."""
     if not path.is_file():
         progress.stage("writing CSV")
-        with aside(path) as temporary:
+        with written_atomically(path) as temporary:
             write_csv(parts, temporary)
 
 

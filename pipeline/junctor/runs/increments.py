@@ -16,7 +16,7 @@ from junctor.model.options import OutputFormat
 from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
 from junctor.runs.storage import STATISTICS, AnySpec, Ingested, RunDirectory, RunSpec, parts_in
-from junctor.runtime.files import explained, read_json
+from junctor.runtime.files import io_errors_for, read_json
 from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath
 
@@ -179,7 +179,7 @@ class IncrementDirectory(RunDirectory):
 
     def read_ingested(self) -> Ingested | None:
         """Return the amount of evidence of the increment, None while it is not encoded."""
-        with explained(self.path):
+        with io_errors_for(self.path):
             if not self.ingested.exists():
                 return None
         rows = [rows for each in self.encoded.inputs for rows in each.rows]
@@ -216,7 +216,7 @@ class IncrementDirectory(RunDirectory):
 
     def sweep(self, spec: RunSpec, parts: Sequence[Part]) -> None:
         """Remove the evidence of the increment, and all parts but those of the manifest."""
-        with explained(self.path):
+        with io_errors_for(self.path):
             named = {self.path / part.file for part in parts}
             self._clear_folder(spec.folder, named)
             self._clear_folder(STATISTICS, {self.statistics(part) for part in named})

@@ -15,7 +15,7 @@ from junctor.model.errors import RefusedError, RunError
 from junctor.runs.increments import IncrementDirectory
 from junctor.runs.partition import Part, read_part
 from junctor.runs.storage import STATISTICS, AnySpec, Directory
-from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
+from junctor.runtime.files import Checksum, checksum_of, io_errors_for, read_json, write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.records import told, typed
 from junctor.runtime.remote import AnyPath
@@ -248,7 +248,7 @@ def _recorded(directory: Directory[Any]) -> dict[str, tuple[int, Checksum | None
 
 def _discard(path: AnyPath, why: str) -> None:
     logger.warning("%s: damaged (%s): made again", path, why)
-    with explained(path):
+    with io_errors_for(path):
         path.unlink(missing_ok=True)
 
 

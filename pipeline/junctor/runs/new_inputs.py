@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from junctor.evidence.files import (
     InputFiles,
     Stamp,
-    explained,
     format_of,
     input_files,
     partition_of,
+    reading_errors_for,
     refuse_changes,
     stamp_of,
 )
@@ -232,7 +232,7 @@ class _Files:
         if listed.path in self.unreadable:
             raise self.unreadable[listed.path]
         path = self.paths[listed.path]
-        with explained(path), path.open("rb") as file:
+        with reading_errors_for(path), path.open("rb") as file:
             if isinstance(file.raw, RemoteFile) and (tag := file.raw.etag()) is not None:
                 self.tags[listed.path] = tag
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -251,7 +251,7 @@ class _Files:
         # Another path of that name: of a store, one that was listed stays as it was.
         now = path.parent / path.name
         if isinstance(now, RemotePath) and listed.path in self.tags:
-            with explained(path), now.open_raw() as file:
+            with reading_errors_for(path), now.open_raw() as file:
                 is_same = (file.size(), file.etag()) == (listed.bytes, self.tags[listed.path])
             if not is_same:
                 raise EvidenceError("was written to while it was read", Place(str(path)))
@@ -386,7 +386,7 @@ class _Encoding:
         parts = (self.directory.path / part for each in known for part in each.parts)
         part = next((part for part in parts if part.exists()), None)
         if part is not None:
-            with explained(part):
+            with reading_errors_for(part):
                 schema = schema_of_part(part)
             # Parquet has not all types of Arrow. Case ids are the first column of answers, whatever its name.
             if str(schema.field(0).type) == columns.case_id != _UNTYPED:

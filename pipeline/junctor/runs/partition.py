@@ -26,11 +26,11 @@ from junctor.planning.budget import EXPLAINED_AT_ONCE, EXPLAINING_BYTES, PLENTY_
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec, run_digest
 from junctor.runtime.dask_cluster import Resources, refuse_other_version, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
-from junctor.runtime.files import Checksum, aside, checksum_of, explained, read_json
+from junctor.runtime.files import Checksum, checksum_of, io_errors_for, read_json, written_atomically
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import counts_rows
 from junctor.runtime.remote import AnyPath, RemotePath
-from junctor.runtime.threads import Threads, short_turns
+from junctor.runtime.threads import Threads, short_gil_switches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -291,7 +291,7 @@ class StageTimings:
             setattr(self, stage, getattr(self, stage) + time.perf_counter() - started)
 
 
-@short_turns()
+@short_gil_switches()
 def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, StageTimings]:
     """Answer one partition with at most `memory` bytes for propagation; the part is whole or does not exist.
 
@@ -378,10 +378,10 @@ def write_statistics(
     """Write the statistics of a part, whole or not at all, and return their checksum and the stamp of their file.
 
     run: that they name, as of `run_digest`.
-    check: as of `aside`.
+    check: as of `written_atomically`.
     """
     record = {"run": run, **statistics.to_record()}
-    with aside(path, alone=False, check=check) as temporary:
+    with written_atomically(path, alone=False, check=check) as temporary:
         # In one line: of wide networks there are many numbers.
         temporary.write_text(json.dumps(record, separators=(",", ":")) + "\n")
         return checksum_of(temporary), stamp_of(temporary)
@@ -401,7 +401,7 @@ def read_part(directory: Directory[Any], path: AnyPath, spec: AnySpec, checksum:
     from junctor.runs.answer_files import read_facts
 
     try:
-        with explained(path):
+        with io_errors_for(path):
             rows, statuses, run = read_facts(path)
             size = path.stat().st_size
     except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -524,7 +524,7 @@ class _Partition:
             run = run_digest(spec)
             counted, *stamps = write_statistics(statistics, found, run, self._check_ours)
             # Their names are synced with the manifest, all at once.
-            with aside(path, alone=False, check=self._check_ours) as temporary:
+            with written_atomically(path, alone=False, check=self._check_ours) as temporary:
                 self.task.write(with_run(self._answered.table(), run), temporary)
                 # Now, while the system still has its pages in memory.
                 checksum = checksum_of(temporary)
@@ -701,7 +701,7 @@ def sampler_for(
 def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
     """Raise RunError if this process has another version than the run, or does not see its directory."""
     refuse_other_version(task.spec.junctor_version)
-    with explained(task.home.network):
+    with io_errors_for(task.home.network):
         is_there = task.home.network.exists()
     if not is_there:
         raise RunError(

@@ -19,7 +19,7 @@ from junctor.runs.answer_files import columns_in_batches, is_in_parquet, schema_
 from junctor.runs.export import plain_column
 from junctor.runs.results import free_names
 from junctor.runtime.arrow import number_array
-from junctor.runtime.files import aside, is_refusal
+from junctor.runtime.files import is_refusal, written_atomically
 from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def write_rejects(folder: AnyPath, parts: Sequence[Part], kept: int, path: AnyPa
     number = free_names(names)("row")
     first = next(columns_in_batches(folder / parts[0].file, names, BATCH_ROWS)).slice(0, 0)
     empty = _numbered(_with_texts(first, texts), 0, number)
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         if path.suffix == ".csv":
             _write_csv(_rejected(folder, parts, names, texts, number), empty, temporary)
         else:

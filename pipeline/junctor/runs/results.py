@@ -34,7 +34,7 @@ from junctor.runtime.arrow import (
     table_of,
 )
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, address_of
-from junctor.runtime.kept_results import keeping
+from junctor.runtime.kept_results import method_cache
 
 # Columns, in this order: `case_id`; kept columns of the evidence; each target under its own name (posteriors: a
 # fixed-size list with one number a state; explanations: the name of the most probable state); `log_evidence`
@@ -207,9 +207,9 @@ class AnswerTables:
         self._no_others = (0,) * (len(self._statuses) - 1)
         # By the type of case ids, and the number of rows of each status: only numbers change from call to call.
         self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: answers_schema(network, query, kind))
-        self._schema_of_part = keeping(KEPT_SCHEMAS, self._with_counts)
+        self._schema_of_part = method_cache(KEPT_SCHEMAS, self._with_counts)
         # Of as many rows as the last batch.
-        self._starts = keeping(1, self._starts_of)
+        self._starts = method_cache(1, self._starts_of)
         self._no_reasons = lru_cache(KEPT_SCHEMAS)(lambda rows: _with_struct(reason_array({}, rows)))
         self._known_ids = pa.nulls(0), ArrayStruct(pa.nulls(0))
         self._explains = query.kind == "mpe"

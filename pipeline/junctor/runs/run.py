@@ -47,7 +47,7 @@ from junctor.runtime.dask_cluster import (
     workers_ahead,
 )
 from junctor.runtime.devices import open_gpu_ahead
-from junctor.runtime.files import Checksum, checksum_of, explained, write_json
+from junctor.runtime.files import Checksum, checksum_of, io_errors_for, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.local_cluster import largest_worker
 from junctor.runtime.machine import (
@@ -59,7 +59,7 @@ from junctor.runtime.machine import (
 from junctor.runtime.progress import Progress, Silence, shows_work
 from junctor.runtime.remote import AnyPath, RemotePath
 from junctor.runtime.remote_lock import check_lock
-from junctor.runtime.threads import ahead, import_ahead, short_turns
+from junctor.runtime.threads import ahead, import_ahead, short_gil_switches
 
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
@@ -152,14 +152,14 @@ def claim(job: Workload, model: Any, spec: AnySpec, stamps: Stamps, progress: Pr
         refuse_changes(stamps, job.stamps())
     # Before anything is written: another run in the directory must stay whole.
     job.directory.claim(spec, job.options["overwrite"], alone)
-    with explained(job.directory.path):
+    with io_errors_for(job.directory.path):
         discard_damaged(job.directory)
         if not job.directory.network.exists():
             job.keep_model(model)
     return spec
 
 
-@short_turns()
+@short_gil_switches()
 def ingest_inputs(
     job: Workload,
     progress: Progress,
@@ -256,7 +256,7 @@ def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tupl
     number, part = numbered
     path = directory.evidence_part(number)
     # Written by an interrupted call: equal specs give equal partitions.
-    with explained(path):
+    with io_errors_for(path):
         is_there = path.exists()
     if is_there:
         return path.name, part.rows, checksum_of(path)
@@ -297,14 +297,14 @@ def cut(job: Workload, rows: int, progress: Progress, stamps: Stamps) -> None:
     spec = directory.read_spec()
     if rows >= spec.partition_rows or rows >= directory.counts().rows:
         return
-    with explained(directory.path):
+    with io_errors_for(directory.path):
         # Evidence first: what is encoded must not pass for parts of another size, wherever this ends.
         directory.forget()
         write_json(directory.spec_file, spec_record(replace(spec, partition_rows=rows)))
     ingest_inputs(job, progress, stamps=stamps)
 
 
-@short_turns()
+@short_gil_switches()
 def propagate(
     job: Workload,
     resources: Resources,
@@ -325,7 +325,7 @@ def propagate(
     pending = [i for i in directory.unanswered(directory.read_spec()) if ours(i)]
     if pending and job.growth is None:
         # A manifest of an earlier call would list parts that were deleted since.
-        with explained(directory.manifest):
+        with io_errors_for(directory.manifest):
             directory.manifest.unlink(missing_ok=True)
     rows = counts.rows if len(numbers) == counts.partitions else job.rows_in(numbers)
     progress.stage(job.words.work, rows, rows - job.rows_in(pending))
@@ -376,9 +376,9 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     ThresholdError for thresholds that are crossed.
     """
     directory = job.directory
-    with explained(directory.path):
+    with io_errors_for(directory.path):
         manifest = _finished(directory, work, seconds, progress)
-    with _broken_told(directory), explained(directory.path):
+    with _broken_told(directory), io_errors_for(directory.path):
         job.export([directory.path / part.file for part in manifest.parts], progress)
         job.closing.write_rejects(manifest, progress)
         job.closing.judge(manifest, progress)

@@ -222,8 +222,8 @@ class Statistics:
     targets: variable -> for each state the rows with a posterior in each of `BINS` bins; scores: the rows whose most
         probable state it is, by its probability; explanations: one bin, the rows with that state.
     counted: rows that `targets` are counted in.
-    ways: backend -> rows that it answered.
-    climbed: wider number format -> different rows that needed it.
+    rows_by_strategy: strategy -> rows that it answered.
+    rows_by_wider_format: wider number format -> different rows that needed it.
     sampled: of sampled rows.
     """
 
@@ -235,8 +235,8 @@ class Statistics:
     logarithms: Logarithms = field(default_factory=Logarithms)
     targets: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     counted: int = 0
-    ways: dict[str, int] = field(default_factory=dict)
-    climbed: dict[str, int] = field(default_factory=dict)
+    rows_by_strategy: dict[str, int] = field(default_factory=dict)
+    rows_by_wider_format: dict[str, int] = field(default_factory=dict)
     sampled: Sampled = field(default_factory=Sampled)
 
     def __add__(self, other: Statistics) -> Statistics:
@@ -249,8 +249,8 @@ class Statistics:
             self.logarithms + other.logarithms,
             self._targets_with(other),
             self.counted + other.counted,
-            _added(self.ways, other.ways),
-            _added(self.climbed, other.climbed),
+            _added(self.rows_by_strategy, other.rows_by_strategy),
+            _added(self.rows_by_wider_format, other.rows_by_wider_format),
             self.sampled + other.sampled,
         )
 
@@ -278,8 +278,8 @@ class Statistics:
             },
             "targets": self.targets,
             "counted": self.counted,
-            "ways": self.ways,
-            "climbed": self.climbed,
+            "ways": self.rows_by_strategy,
+            "climbed": self.rows_by_wider_format,
             "sampled": {
                 "rows": self.sampled.rows,
                 "samples": self.sampled.samples,
@@ -446,8 +446,8 @@ def count(
         columns=dict(cells),
         targets=_count_targets(network, cells, answers, counted),
         counted=len(counted),
-        ways=dict(answers.ways),
-        climbed=dict(answers.climbed),
+        rows_by_strategy=dict(answers.ways),
+        rows_by_wider_format=dict(answers.climbed),
         sampled=_count_sampled(answers, ok),
     )
 

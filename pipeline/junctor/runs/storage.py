@@ -23,7 +23,7 @@ from junctor.model.errors import BudgetError, DeviceError, InputError, RefusedEr
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
-from junctor.runtime.files import clear_temporaries, explained, read_json, sync_names, write_json
+from junctor.runtime.files import clear_temporaries, io_errors_for, read_json, sync_names, write_json
 from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
 from junctor.runtime.remote_lock import RemoteLock
@@ -287,7 +287,7 @@ class Directory(Generic[Spec]):
         """Return the numbers of the partitions without answers."""
         parts = self.expected_parts(spec)
         # One listing of each folder: a store would take a request for each part.
-        with explained(self.path):
+        with io_errors_for(self.path):
             there = {path for folder in {part.parent for part in parts} for path in folder.glob("*")}
         return [i for i, part in enumerate(parts) if part not in there]
 
@@ -325,7 +325,7 @@ class Directory(Generic[Spec]):
         """Context manager: exclusive use of the directory; raises RunError while another process has it."""
         if isinstance(self.path, RemotePath):
             lock = RemoteLock(self.path / ".lock")
-            with explained(self.path):
+            with io_errors_for(self.path):
                 lock.acquire()
             try:
                 clear_temporaries()
@@ -412,7 +412,7 @@ class Directory(Generic[Spec]):
         if isinstance(self.path, RemotePath) or isinstance(path, RemotePath):
             return
         self.check_there()
-        with explained(self.path):
+        with io_errors_for(self.path):
             # One by one, but never the directory itself: it may be removed at this moment.
             for folder in reversed(_folders_of(path, self.path)[:-1]):
                 folder.mkdir(exist_ok=True)
@@ -433,7 +433,7 @@ class Directory(Generic[Spec]):
         """
         # Another run is removed with `overwrite`, or if it has no answers: an attempt that failed before its first part
         # must not block the next one.
-        with explained(self.path):
+        with io_errors_for(self.path):
             replaced = alone and self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
@@ -461,7 +461,7 @@ class Directory(Generic[Spec]):
 
     def loses_answers(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if `claim` is to remove answers of another run."""
-        with explained(self.path):
+        with io_errors_for(self.path):
             return overwrite and self.spec_file.exists() and self._gives_way(spec, overwrite) and self.has_answers()
 
     def _is_continued_by(self, there: Spec, spec: Spec) -> bool:
@@ -480,7 +480,7 @@ class Directory(Generic[Spec]):
     def _lock_file(self, name: str) -> IO[str]:
         if isinstance(self.path, RemotePath):
             raise RunError(f"{self.path}: a store has no locks to share: parts of an array need a disk that all share")
-        with explained(self.path):
+        with io_errors_for(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise RunError(f"{self.path} is a file: name a directory with --output")
             for each in (self.path, *self.path.parents):
@@ -564,7 +564,7 @@ class Directory(Generic[Spec]):
 
     def forget(self) -> None:
         """Remove the encoded inputs."""
-        with explained(self.path):
+        with io_errors_for(self.path):
             self._clear_folder(self.inputs)
 
     def _read_spec(self) -> Spec | None:
@@ -614,7 +614,7 @@ def _taken(lock: IO[str], kind: int) -> bool:
 
 
 def _sign(lock: IO[str]) -> None:
-    with explained(Path(lock.name)):
+    with io_errors_for(Path(lock.name)):
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()

@@ -30,7 +30,7 @@ from junctor.runs.partition import PartitionTask, PartTask, network_for
 from junctor.runs.placement import RunEstimate
 from junctor.runs.storage import INPUTS, KINDS, AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.files import Checksum, aside, write_json
+from junctor.runtime.files import Checksum, write_json, written_atomically
 from junctor.runtime.machine import has_own_measurements
 from junctor.runtime.progress import Progress
 from junctor.runtime.remote import AnyPath, RemotePath, location, shown
@@ -468,7 +468,7 @@ class Job(Workload):
 
             # Later measurements must not change the choices of this run.
             write_json(self.directory.speeds, local_cost_models().to_record())
-        with aside(self.directory.network) as temporary:
+        with written_atomically(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
         # Read again, it would take longer than a few rows.
         network_for(self.directory.network, model.digest, model)

@@ -1,6 +1,6 @@
 """Files and objects that are whole or absent, and errors of file systems in words for users.
 
-Main functions: `aside` for writing, `special_file` before it, `read_whole` and `refused` for reading.
+Main functions: `written_atomically` for writing, `special_file` before it, `read_whole` and `refused` for reading.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HASHED = 2**23
 
 
 @contextmanager
-def aside(path: AnyPath, alone: bool = True, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+def written_atomically(path: AnyPath, alone: bool = True, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
     For an object it lies in the temporary folder of this machine, and is put whole at the end. Raises RunError if it
@@ -53,7 +53,7 @@ def aside(path: AnyPath, alone: bool = True, check: Callable[[], None] = lambda:
     check: called right before the file gets its name; what it raises leaves `path` unchanged.
     """
     if isinstance(path, RemotePath):
-        with explained(Path(tempfile.gettempdir())), _temporary() as local:
+        with io_errors_for(Path(tempfile.gettempdir())), _temporary() as local:
             yield local
             check()
             path.put(local)
@@ -62,7 +62,7 @@ def aside(path: AnyPath, alone: bool = True, check: Callable[[], None] = lambda:
         raise RunError(f"{path}: found {found}, which a file would replace: name a file")
     # In the same folder, because only there a rename is atomic. `.tmp` is the ending that run directories clear away.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with explained(path):
+    with io_errors_for(path):
         if alone:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -99,7 +99,7 @@ def sync_names(folders: Iterable[Path]) -> None:
     """Sync the names of all files in some folders, of those that are there; raises RunError if that fails."""
     # Each sync waits for all that the file system writes: one for thousands of files, not one for each.
     for folder in folders:
-        with explained(folder), suppress(FileNotFoundError):
+        with io_errors_for(folder), suppress(FileNotFoundError):
             _sync(folder)
 
 
@@ -126,7 +126,7 @@ def clear_temporaries() -> None:
 
 
 @contextmanager
-def explained(path: AnyPath) -> Iterator[None]:
+def io_errors_for(path: AnyPath) -> Iterator[None]:
     """Context manager: errors of the file system at `path` become RefusedError with the next move.
 
     RunError of what only readers of Arrow say: damage.
@@ -158,7 +158,7 @@ def checksum_of(path: AnyPath) -> Checksum:
     # By measurement: 1.8 GB/s on a core, twice as fast as BLAKE2b; CRC-32, at 2.9, would not tell forgeries.
     # In blocks that are larger than `hashlib.file_digest` takes: between them Python's lock has to be waited for.
     sha256, size = hashlib.sha256(), 0
-    with explained(path), path.open("rb") as file:
+    with io_errors_for(path), path.open("rb") as file:
         # Of an object the size is another request.
         most = _HASHED if isinstance(path, RemotePath) else min(path.stat().st_size + 1, _HASHED)
         block = memoryview(bytearray(most))
@@ -222,7 +222,7 @@ def encoded(path: AnyPath, what: str) -> Iterator[None]:
 
 def read_json(path: AnyPath) -> dict[str, Any] | None:
     """Return the JSON object in `path`, None without such a file; raises RunError for anything else."""
-    with explained(path):
+    with io_errors_for(path):
         try:
             record = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -251,7 +251,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def write_json(path: AnyPath, content: Mapping[str, Any]) -> None:
     """Write `content` to `path`, whole or not at all."""
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 

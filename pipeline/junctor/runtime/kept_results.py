@@ -1,4 +1,4 @@
-"""Results of methods that are kept with their object. Main function: `keeping`."""
+"""Results of methods that are kept with their object. Main function: `method_cache`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def keeping(most: int, method: Method) -> Method:
+def method_cache(most: int, method: Method) -> Method:
     """Return a bound method that keeps its results for the last arguments.
 
     It refers to its object weakly: one that refers to itself stays, with all its memory, until garbage is looked for,

@@ -54,7 +54,7 @@ _short_turns = _ShortTurns()
 
 
 @contextmanager
-def short_turns() -> Iterator[None]:
+def short_gil_switches() -> Iterator[None]:
     """Context manager, or decorator: threads of this process that wait for Python's lock get it soon.
 
     A thread that leaves the lock for a short while, as each call of NumPy or Arrow does, waits for a whole turn of

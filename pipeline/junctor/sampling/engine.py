@@ -22,7 +22,7 @@ from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, target_names
 from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import has_gpu
-from junctor.runtime.kept_results import keeping
+from junctor.runtime.kept_results import method_cache
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, slots_of
@@ -75,7 +75,7 @@ class SamplingEngine:
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.allowed = allowed_memory(options)
         # Caches by pattern: rows of a batch share few patterns, whose layouts take longer than a row's own arrays.
-        self._layout = keeping(KEPT_LAYOUTS, self._layout_of)
+        self._layout = method_cache(KEPT_LAYOUTS, self._layout_of)
         self._slots = lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
         self._beliefs = lru_cache(KEPT_LAYOUTS)(beliefs_of)
         if self.least > self.allowed:

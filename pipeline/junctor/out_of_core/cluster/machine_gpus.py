@@ -34,7 +34,7 @@ from junctor.runtime.devices import (
     open_one,
     visible_gpus,
 )
-from junctor.runtime.files import explained
+from junctor.runtime.files import io_errors_for
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice
@@ -106,7 +106,7 @@ def turn_on(gpus: Collection[str]) -> Iterator[None]:
         # In the same order for all, so that no two wait for each other.
         for name in sorted(gpus):
             path = Path(tempfile.gettempdir(), f"junctor-gpu-{os.getuid()}-{name}.lock")
-            with explained(path):
+            with io_errors_for(path):
                 # Not a link that somebody else has put into a folder that all share.
                 lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, lock)

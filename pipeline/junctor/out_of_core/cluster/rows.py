@@ -27,7 +27,7 @@ from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.out_of_core.programs import SingleCaseProgram, program_of
 from junctor.runtime.dask_cluster import RETRIES, WorkersLostError, next_finished, result_of
 from junctor.runtime.devices import check_device, visible_gpus, when_gpu_is_needed
-from junctor.runtime.threads import short_turns
+from junctor.runtime.threads import short_gil_switches
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -98,7 +98,7 @@ def answer_row(plan: SentPlan, gpus: Sequence[str], block: EvidenceBlock) -> Row
         seen = visible_gpus()
         here = tuple(gpus) if len(gpus) > 1 and set(gpus) <= set(seen) else seen[:1]
         # In this order: who waits for its turn gives its memory back meanwhile.
-        with machine_gpus.turn_on(here), _at_row, short_turns():
+        with machine_gpus.turn_on(here), _at_row, short_gil_switches():
             outcome = _program(plan, here).run(block)
         return RowOutcome.packed(outcome)
     except JunctorError as error:

@@ -323,7 +323,7 @@ class Page:
     @property
     def reliability_heading(self) -> str:
         """Whether rows needed wider numbers, or are estimates."""
-        sampled, climbed = self._counts.sampled, sum(self._counts.climbed.values())
+        sampled, climbed = self._counts.sampled, sum(self._counts.rows_by_wider_format.values())
         if sampled.rows:
             text = f"{counted(sampled.rows, 'row')} sampled"
             return f"{text}, {sampled.short:,} of them doubtful" if sampled.short else f"{text}, none of them doubtful"
@@ -339,7 +339,7 @@ class Page:
     def reliability(self) -> list[str]:
         """Lines on number formats and sampling errors."""
         lines = [f"Computed in {self._manifest.spec.precision} precision."]
-        for name, rows in self._counts.climbed.items():
+        for name, rows in self._counts.rows_by_wider_format.items():
             lines.append(
                 f"{counted(rows, 'different row')} in {FORMATS.get(name, name)}: an underflow is never an answer."
             )
@@ -373,7 +373,7 @@ class Page:
     @property
     def run_lines(self) -> list[str]:
         """The plan in words."""
-        ranked = sorted(self._counts.ways.items(), key=lambda item: -item[1])
+        ranked = sorted(self._counts.rows_by_strategy.items(), key=lambda item: -item[1])
         return [f"{counted(rows, 'row')}: {WAYS.get(way, way)}." for way, rows in ranked]
 
     @property

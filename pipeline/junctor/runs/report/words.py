@@ -14,7 +14,7 @@ from junctor.model.errors import counted
 from junctor.runs.outcome import Outcome
 from junctor.runs.report import pictures
 from junctor.runs.statistics import Cells
-from junctor.runtime.files import aside
+from junctor.runtime.files import written_atomically
 from junctor.runtime.remote import AnyPath
 
 # Columns with pictures where few drift and at the most, and columns in the first table.
@@ -45,7 +45,7 @@ def write(template: str, title: str, page: object, path: AnyPath, *packages: str
     environment.filters |= {"count": count, "share": share, "number": number, "seconds": seconds}
     style = (files(__package__) / "style.css").read_text()
     text = environment.get_template(template).render(page=page, title=title, style=style, version=version("junctor"))
-    with aside(path) as temporary:
+    with written_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
