@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.files import SHARED
 from helpers.signals import dask_cluster
-from helpers.stores import Bucket, FlakyProxy, S3Server
+from helpers.stores import Bucket, MemoryStore, Store
 from hypothesis import HealthCheck, settings
+from junctor.runtime import remote, remote_lock
 
 # Tests find nothing of other runs, and leave nothing; those of the cache have one of their own.
 os.environ["JUNCTOR_CACHE"] = "off"
@@ -55,22 +55,22 @@ def scheduler() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """An S3 server in a process of its own."""
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("moto is not installed: no S3 server")
-    server = S3Server(tmp_path_factory.mktemp("s3") / "server.log")
-    yield server
-    server.stop()
+@pytest.fixture
+def store() -> Store:
+    """The store that `bucket` is in."""
+    return MemoryStore()
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """An empty bucket behind a proxy without faults yet; the environment of this process has its credentials."""
-    proxy = FlakyProxy(s3_server.port)
-    made = Bucket(s3_server, proxy, f"b{abs(hash(request.node.nodeid)):x}-{proxy.port}")
+def bucket(store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket behind a proxy without faults yet; the environment of this process has its credentials.
+
+    What waits for a store does not: tries follow each other at once, and nobody else takes a lock.
+    """
+    made = Bucket(store, f"b{abs(hash(request.node.nodeid)):x}")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "WAITS", (0.0,) * 8)
+    monkeypatch.setattr(remote_lock, "SETTLING", 0.0)
     yield made
-    proxy.stop()
+    made.proxy.stop()

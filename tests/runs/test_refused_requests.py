@@ -77,7 +77,7 @@ def manifest_of(method: str, path: str) -> bool:
 def test_a_manifest_of_increments_outlives_a_refused_read(bucket: Bucket, tmp_path: Path) -> None:
     filled(bucket, tmp_path)
     assert run(bucket, "--incremental").exit_code == 0
-    bucket.server.request("DELETE", f"/{bucket.name}/rows/b.parquet")
+    bucket.delete("rows/b.parquet")
     assert run(bucket, "--incremental").exit_code == 0
     before = bucket.get("out/manifest.json")
     refuse_once(bucket, manifest_of)
@@ -101,7 +101,7 @@ def hide_once(bucket: Bucket, key: str, nth: int) -> None:
             seen += 1
             if seen == nth:
                 data, is_hidden = bucket.get(key), True
-                bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+                bucket.delete(key)
 
     bucket.proxy.watch = watch
 
@@ -121,7 +121,7 @@ def test_increments_lose_nothing_for_an_object_that_is_not_found_once(
 ) -> None:
     filled(bucket, tmp_path)
     assert run(bucket, "--incremental").exit_code == 0
-    bucket.server.request("DELETE", f"/{bucket.name}/rows/b.parquet")
+    bucket.delete("rows/b.parquet")
     bucket.put("rows/d.parquet", bucket.get("rows/a.parquet"))
     hide_once(bucket, f"out/{key}", nth)
     failed = run(bucket, "--incremental")
@@ -225,7 +225,7 @@ def test_a_part_that_is_refused_for_other_files_is_named(
 
     bucket.proxy.watch = watch
     assert run(bucket, *options).exit_code == 0
-    bucket.server.request("DELETE", f"/{bucket.name}/out/posteriors.csv")
+    bucket.delete("out/posteriors.csv")
     refuse_once(bucket, lambda method, path: method == "GET" and path.endswith(part), 1 if read == "first" else reads)
     refused = run(bucket, *options)
     assert refused.exit_code == 6
@@ -260,7 +260,7 @@ def test_a_refused_look_at_the_output_has_its_code(bucket: Bucket, tmp_path: Pat
     bucket.proxy.watch = watch
     assert run(bucket, *options).exit_code == 0
     for key in bucket.names("out"):
-        bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+        bucket.delete(key)
     refuse_once(bucket, is_look, looks if nth < 0 else nth)
     refused = run(bucket, *options)
     assert (refused.exit_code, f"out/{name}: access denied" in refused.stderr) == (6, True), refused.stderr
@@ -302,13 +302,13 @@ def test_a_run_takes_nothing_of_the_one_that_it_replaces(
     assert run(bucket, *options).exit_code == 0
     expected = bucket.get("out/posteriors.csv")
     for key in bucket.names("out"):
-        bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+        bucket.delete(key)
     # Of other rows, and for one parameter an attempt that ended before its first answers.
     bucket.put("rows/a.parquet", bucket.get("rows/b.parquet"))
     assert run(bucket, *options).exit_code == 0
     if not is_answered:
         for key in [key for key in bucket.names("out") if "posteriors" in key or "manifest" in key]:
-            bucket.server.request("DELETE", f"/{bucket.name}/{key}")
+            bucket.delete(key)
     bucket.put("rows/a.parquet", (tmp_path / "rows" / "a.parquet").read_bytes())
     if name == "a listing":
         hide_in_listings(bucket, "out/evidence/part-00000.arrow", 1)

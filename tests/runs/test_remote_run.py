@@ -39,12 +39,6 @@ HERE = Resources(workers=0, compute=ComputeOptions(memory=1 << 30, device="cpu")
 ROWS = 30
 
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAITS", (0.01,) * 8)
-    monkeypatch.setattr(remote_lock, "SETTLING", 0.0)
-
-
 @pytest.fixture(scope="module")
 def network() -> Network:
     return random_network(8, seed=3, zeros=0.2)
@@ -238,7 +232,7 @@ def test_an_interrupted_run_goes_on(job: Job, bucket: Bucket, local: Job) -> Non
     for lost in (["manifest.json"], ["manifest.json", "posteriors/part-00002.parquet"], ["evidence/done.json"]):
         run(job, HERE)
         for name in lost:
-            bucket.server.request("DELETE", f"/{bucket.name}/out/{name}")
+            bucket.delete(f"out/{name}")
         manifest = run(job, HERE)
         assert manifest.reused_parts == 3 - (len(lost) == 2)
         assert {key: data for key, data in bucket.objects("out").items() if "part-" in key} == whole
@@ -252,10 +246,10 @@ def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, ca
     whole = parts()
     part, rows = "out/posteriors/part-00001.parquet", "out/evidence/part-00001.arrow"
     for name, data in ((part, whole[part][:-100]), (rows, b""), (rows, b"PAR1 no"), (rows, None)):
-        bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
-        bucket.server.request("DELETE", f"/{bucket.name}/{part}")
+        bucket.delete("out/manifest.json")
+        bucket.delete(part)
         if data is None:
-            bucket.server.request("DELETE", f"/{bucket.name}/{name}")
+            bucket.delete(name)
         else:
             bucket.put(name, data)
         caplog.clear()
@@ -273,7 +267,7 @@ def test_a_part_that_a_store_refuses_is_no_damage(job: Job, bucket: Bucket) -> N
     run(job, HERE)
     part = "out/posteriors/part-00001.parquet"
     whole = bucket.get(part)
-    bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
+    bucket.delete("out/manifest.json")
     bucket.proxy.denies = lambda method, path: method == "GET" and part in path
     with pytest.raises(RunError, match="access denied") as denied:
         run(job, HERE)
@@ -295,7 +289,7 @@ def test_damage_that_may_not_be_removed_is_told(job: Job, bucket: Bucket) -> Non
         run(job, HERE)
     assert f"s3://{bucket.name}/{part}" in message(denied)
     # The manifest gives way before a part is made again.
-    bucket.server.request("DELETE", f"/{bucket.name}/{part}")
+    bucket.delete(part)
     with pytest.raises(RunError, match="access denied") as denied:
         run(job, HERE)
     assert f"s3://{bucket.name}/out/manifest.json" in message(denied)
@@ -374,7 +368,7 @@ def test_a_store_that_fails_on_encoded_evidence_needs_no_new_run(job: Job, bucke
 
     def lose(method: str, path: str) -> None:
         if lost and method == "HEAD" and part in path and "out/evidence/done.json" in bucket.names("out"):
-            bucket.server.request("DELETE", f"/{bucket.name}/{part}")
+            bucket.delete(part)
 
     bucket.proxy.watch = lose
     bucket.proxy.denies = lambda method, path: not lost and method == "GET" and part in path
@@ -445,7 +439,7 @@ def test_another_run_is_refused_and_replaced(job: Job, bucket: Bucket) -> None:
     assert not any("posteriors" in key for key in keys)
     assert "out/notes.txt" in keys
     assert "out/mpe/part-00000.parquet" in keys
-    bucket.server.request("DELETE", f"/{bucket.name}/out/run.json")
+    bucket.delete("out/run.json")
     with pytest.raises(RunError, match=r"has 'network.parquet' but no run.json"):
         run(other, HERE)
 
@@ -623,7 +617,7 @@ def kill_and_compare(local: Job, job: Job, bucket: Bucket, kills: int, seed: int
         keys = bucket.names("out")
         assert not [key for key in keys if "tmp" in key]
         if "out/manifest.json" in keys:
-            bucket.server.request("DELETE", f"/{bucket.name}/out/manifest.json")
+            bucket.delete("out/manifest.json")
     bucket.proxy.watch = lambda method, path: None
     last = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert last.returncode == 0, last.stderr

@@ -2,21 +2,131 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from helpers.signals import ctrl_c_is_heard
-from helpers.stores import Bucket
+from helpers.stores import NO_HEADERS, Answer, Bucket, MemoryStore, Store, free_port
 from junctor.runtime import remote
 from junctor.runtime.remote import RemotePath, location
 
+# Ends with its standard input, which ends with the tests, however they do.
+_MOTO = """
+import os, socketserver, sys, threading
+# Answers in two pieces would wait for each other's receipt, 40 ms.
+socketserver.StreamRequestHandler.disable_nagle_algorithm = True
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+from moto.server import main
+main()
+"""
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAITS", (0.01,) * 8)
+
+class MotoStore:
+    """moto's server, in a process of its own, which other authors have held against S3."""
+
+    def __init__(self, log: Path) -> None:
+        self._port = free_port()
+        words = [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(self._port)]
+        with log.open("wb") as said:
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=said, stderr=said)
+        deadline = time.monotonic() + 60
+        while not self._listens():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1.0):
+            return True
+        return False
+
+    def answer(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
+        # Any credentials, which tell moto that S3 is meant.
+        who = {"authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, Signature=b"}
+        own = {name: value for name, value in headers.items() if name not in ("connection", "expect", "content-length")}
+        own.pop("transfer-encoding", None)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        with closing(connection):
+            connection.request(method, path, body, {**who, **own})
+            found = connection.getresponse()
+            left_out = ("connection", "transfer-encoding", "date", "server")
+            kept = {name: value for name, value in found.headers.items() if name.lower() not in left_out}
+            return Answer(found.status, found.read(), kept)
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoStore]:
+    pytest.importorskip("moto")
+    store = MotoStore(tmp_path_factory.mktemp("s3") / "server.log")
+    yield store
+    store.process.terminate()
+    store.process.wait()
+
+
+@pytest.fixture(params=["memory", pytest.param("moto", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest) -> Store:
+    """The store of all other tests, and moto's."""
+    return MemoryStore() if request.param == "memory" else request.getfixturevalue("moto")
+
+
+PIECES = {"content-encoding": "aws-chunked", "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"}
+REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
+    ("HEAD", "", b"", {}),
+    ("PUT", "", b"", {}),
+    ("HEAD", "", b"", {}),
+    *(("PUT", f"/{quote(key)}", key.encode(), {}) for key in ("a", "in/x", "in/d=1/y", "in/d=1/z", "in//z", "in/ü &<")),
+    ("PUT", "/chunked", b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", PIECES | {"x-amz-decoded-content-length": "5"}),
+    ("GET", "/chunked", b"", {}),
+    ("HEAD", "/in/x", b"", {}),
+    ("HEAD", "/nothing", b"", {}),
+    ("GET", "/nothing", b"", {}),
+    *(("GET", "/in/x", b"", {"range": f"bytes={span}"}) for span in ("0-1", "2-", "3-99", "4-", "9-12")),
+    *(
+        ("GET", f"?list-type=2&{query}", b"", {})
+        for query in (
+            "",
+            "prefix=in/",
+            "delimiter=%2F",
+            "delimiter=%2F&prefix=in%2F",
+            "prefix=in/d",
+            "max-keys=2",
+            "delimiter=%2F&max-keys=1&prefix=in%2F",
+            "start-after=in/d%3D1/y",
+            "prefix=nothing",
+        )
+    ),
+    ("DELETE", "/a", b"", {}),
+    ("DELETE", "/a", b"", {}),
+    ("GET", "/a", b"", {}),
+]
+
+
+def seen(answer: Answer) -> object:
+    """Return of an answer what Arrow reads."""
+    text = answer.body.decode()
+    tags = "Code" if answer.status >= 400 else "Key|Size|CommonPrefixes><Prefix|IsTruncated|KeyCount"
+    said = sorted(re.findall(rf"<({tags})>([^<]*)</", text)) if "<?xml" in text else text
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    return answer.status, said, {name: headers.get(name) for name in ("etag", "content-range")}
+
+
+@pytest.mark.slow
+def test_the_store_of_the_tests_answers_as_motos(moto: MotoStore) -> None:
+    memory = MemoryStore()
+    for method, path, body, headers in REQUESTS:
+        ours, theirs = (seen(store.answer(method, f"/bucket{path}", body, headers)) for store in (memory, moto))
+        assert ours == theirs, (method, path)
 
 
 def at(bucket: Bucket, key: str) -> RemotePath:
