@@ -298,7 +298,7 @@ class _OnGpu:
             groups = self._choice(patterns, patterns.rows.size).groups()
         else:
             groups = [_of_one(patterns)]
-        if not (facts.asks_gpu or self._is_faster(groups)):
+        if not (facts.asks_gpu or self._is_worth_it(groups)):
             return None
         groups = _that_fit(groups, batch, facts) if len(patterns.counts) > 1 else groups
         return [each if each.by_trees else replace(each, strategy=Strategy.GPU_BLOCKS) for each in groups]
@@ -318,7 +318,7 @@ class _OnGpu:
             return None
         group = PatternGroup(serving_all(batch, some, facts.threads), rows, rows.size, groups[0].strategy)
         if not group.by_trees:
-            if not (facts.asks_gpu or self._is_faster([group])):
+            if not (facts.asks_gpu or self._is_worth_it([group])):
                 return (None,)
             # Asked last whether a plan fits: its search takes seconds.
             if not facts.fits(group.pattern, facts.uses(group, batch)):
@@ -341,21 +341,25 @@ class _OnGpu:
         host = self._facts.gpu_host
         return compiled_prices(self._facts, per_row, host.likelihood, (host.plan_table, host.plan_entry))
 
-    def _is_faster(self, groups: Sequence[PatternGroup]) -> bool:
+    def _is_worth_it(self, groups: Sequence[PatternGroup]) -> bool:
         """Return True if a GPU, and all that prepares it for some groups, takes less time than the cores would."""
         facts, batch = self._facts, self._batch
-        # A GPU takes a while to come into play.
-        here, there = 0.0, facts.gpu_host.ready
+        here, there, plain = 0.0, 0.0, 0.0
         # Threads share rows.
         threads = min(facts.threads, batch.rows)
         # Trees of the cores beside a GPU answer the others.
         for group in (group for group in groups if not group.by_trees and group.rows.size):
-            rows = facts.to_come(batch, group.rows.size)
+            rows, work, numpy = facts.to_come(batch, group.rows.size), facts.work(group.pattern), facts.figures.numpy
+            plain += rows * (work.operations * numpy.operation + work.entries * numpy.entry)
             offer = way(Strategy.GPU_BLOCKS).offer(group, batch, facts)
             there += offer.price.seconds(rows) if isinstance(offer, Offer) else math.inf
             here += rows * _seconds_on_cores(group, batch, facts.without_gpu, rows)
         # What is too large for cores, and for prices, may go in chunks: both devices are compared where these are made.
-        return math.isinf(here) or there < here / math.pow(threads, CORES)
+        if math.isinf(here):
+            return True
+        # A GPU takes about as long to come into play as compiled code does, which trees beside it load as well.
+        is_light = plain <= facts.figures.loading.compiled and not any(group.by_trees for group in groups)
+        return not is_light and there < here / math.pow(threads, CORES)
 
 
 def _seconds_on_cores(group: PatternGroup, batch: EvidenceBatch, facts: Facts, rows: int) -> float:

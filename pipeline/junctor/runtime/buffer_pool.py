@@ -19,8 +19,8 @@ Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
 
 PAGE_BYTES = 4096
-# Buffers of so many bytes are made anew each time.
-SMALL_BYTES = 1 << 14
+# Buffers of so many bytes are made anew each time, unless they are pinned.
+SMALL_BYTES = 1 << 11
 # Bytes of new pages that are worth a thread.
 THREAD_BYTES = 1 << 21
 # Of Linux since 4.14; Python has no name for it.
@@ -85,12 +85,12 @@ class BufferPool:
     def lend(self, size: int, allocate: Allocate, spare: int) -> npt.NDArray[Any]:
         """Return `size` bytes, not cleared; at most `spare` bytes stay idle beside them.
 
-        allocate: makes a buffer, unless it is small. Buffers that are too small or of another `allocate` are released,
-            and those of more than twice the size.
+        allocate: makes a buffer. Buffers that are too small or of another `allocate` are released, and those of more
+            than twice the size.
         """
-        if size <= SMALL_BYTES:
+        if not size or (size <= SMALL_BYTES and allocate is fresh):
             # Made sooner than found.
-            return np.empty(size, dtype=np.uint8)
+            return fresh(size)
         # The last batch of a run is shorter than the others.
         if self._allocate != allocate or not size <= self._size <= 2 * size:
             # Buffers still lent return to the old deque, and are freed with it.
