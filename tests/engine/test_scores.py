@@ -199,10 +199,9 @@ def test_scores_of_rows_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     query = Query(answers="scores", top=2, probabilities=("x_5=1",))
     monkeypatch.setattr(records, "SLICE_BYTES", 1)
     # Too few bytes for the tables of a row in one piece.
-    options = ComputeOptions(device="cpu", threads=1, device_memory=4096)
-    engine = Engine(wide, query, options)
-    assert any(route.chunks is not None for route in engine.routes(batch))
-    check(wide, query, engine.answer(batch), Engine(wide, as_posteriors(wide, query)).answer(batch), 1e-12)
+    found = engine_by(Strategy.CHUNKS, wide, query, device_memory=4096).answer(batch)
+    assert found.ways == {"chunks": 5}
+    check(wide, query, found, Engine(wide, as_posteriors(wide, query)).answer(batch), 1e-12)
 
 
 @pytest.mark.parametrize("precision", ["single", "double", "log"])

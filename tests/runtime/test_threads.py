@@ -121,7 +121,7 @@ def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> Ev
 
 
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
-@pytest.mark.parametrize("spare", [1 << 19, 1 << 28])
+@pytest.mark.parametrize("spare", [1 << 20, 1 << 28])
 def test_answers_do_not_depend_on_threads(query: Query, spare: int) -> None:
     network = layered(layers=4, width=5, states=3, parents=2, seed=5)
     states = sample(network, 700, seed=3)

@@ -1,0 +1,122 @@
+"""The choice: pure, by prices, by sizes where these do not fit, and what else there was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.options import on_cpu
+from junctor.engine.choose import Choice, by_plan, choose, refusal, route_of
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.patterns import PatternGroup, patterns_of
+from junctor.generate import layered, random_network, sample
+from junctor.model.errors import BudgetError, InputError
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
+from junctor.model.strategies import Strategy
+from junctor.planning.budget import Budget
+from junctor.strategies.facts import Facts
+from junctor.strategies.registry import way
+from junctor.strategies.strategy import Offer, Price, Room
+
+NETWORK = layered(layers=5, width=5, states=3, parents=2, seed=1)
+
+
+def batch_of(rows: int = 600, gaps: float = 0.0) -> EvidenceBatch:
+    states = sample(NETWORK, rows, seed=1)[:, ::2].astype(np.int32)
+    states[np.random.default_rng(1).random(states.shape) < gaps] = UNOBSERVED
+    return EvidenceBatch(rows, {2 * v: np.ascontiguousarray(column) for v, column in enumerate(states.T)})
+
+
+def told(choice: Choice) -> list[Any]:
+    groups = choice.groups
+    return [(g.strategy, g.shared, g.pattern, g.rows.tolist(), g.copies, g.price, g.rejected) for g in groups]
+
+
+@pytest.mark.parametrize("query", [Query(), Query("mpe"), Query(precision="log")])
+@pytest.mark.parametrize("gaps", [0.0, 0.2])
+@pytest.mark.parametrize("strategy", [None, Strategy.ROW_TREES, Strategy.CPU_BLOCKS])
+def test_a_batch_gets_the_same_groups_whatever_was_chosen_before(
+    query: Query, gaps: float, strategy: Strategy | None
+) -> None:
+    batch = batch_of(100, gaps)
+    facts, other = (Facts(NETWORK, query, on_cpu(1 << 28, strategy=strategy), expected_rows=5000) for _ in range(2))
+    first = told(choose(batch, facts))
+    choose(batch_of(300, 0.4), facts)
+    assert told(choose(batch, facts)) == told(choose(batch, other)) == first
+    assert sorted(row for group in first for row in group[3]) == choose(batch, facts).batch.answered.tolist()
+
+
+def test_nothing_is_opened_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any) -> None:
+        raise AssertionError("opened")
+
+    monkeypatch.setattr("junctor.engine.engine.open_gpu", opened)
+    monkeypatch.setattr("junctor.backends.numpy.Program.__init__", opened)
+    monkeypatch.setattr("junctor.strategies.facts.has_gpu", lambda: True)
+    engine = Engine(NETWORK, Query(), ComputeOptions(1 << 32, 1, "auto"), expected_rows=10**9)
+    assert {route.strategy for route in engine.routes(batch_of())} == {Strategy.GPU_BLOCKS}
+
+
+def offering(monkeypatch: pytest.MonkeyPatch, strategy: Strategy, row: float | str) -> None:
+    """Let a strategy offer all rows for so many seconds each, or refuse them in words."""
+
+    def offer(_: Any, group: PatternGroup, *__: Any) -> Offer | str:
+        return row if isinstance(row, str) else Offer(replace(group, strategy=strategy), Price(row=row))
+
+    monkeypatch.setattr(type(way(strategy)), "offer", offer)
+
+
+@pytest.mark.parametrize(("trees", "blocks"), [(1.0, 2.0), (2.0, 1.0), ("no", 1.0), (1.0, "no")])
+def test_the_cheapest_offer_wins(trees: float | str, blocks: float | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    offering(monkeypatch, Strategy.ENTRIES, "dear")
+    offering(monkeypatch, Strategy.ROW_TREES, trees)
+    offering(monkeypatch, Strategy.CPU_BLOCKS, blocks)
+    # Trees of their own take forever, whatever the cache holds.
+    monkeypatch.setattr(Facts, "seconds_alone", lambda *_: np.inf)
+    (group,) = choose(batch_of(), Facts(NETWORK, Query(), on_cpu(1 << 32), expected_rows=10**7)).groups
+    by_trees = blocks == "no" or (trees != "no" and float(trees) < float(blocks))
+    assert (group.strategy is Strategy.ROW_TREES) == by_trees
+    assert group.price > 0
+    # The loser, with what it offered.
+    loser = next(e for e in group.rejected if e.strategy is (Strategy.CPU_BLOCKS if by_trees else Strategy.ROW_TREES))
+    assert loser.reason == ("no" if "no" in (trees, blocks) else "takes longer")
+    assert np.isnan(loser.seconds) == ("no" in (trees, blocks))
+
+
+def test_few_light_rows_load_no_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    offering(monkeypatch, Strategy.ENTRIES, 1e-6)
+    (group,) = choose(batch_of(100), Facts(NETWORK, Query(), on_cpu(1 << 32))).groups
+    assert (group.strategy, group.price) == (Strategy.ENTRIES, pytest.approx(1e-4))
+    assert [each.strategy for each in group.rejected] == [Strategy.ROW_TREES]
+    offering(monkeypatch, Strategy.ENTRIES, 1.0)
+    (group,) = choose(batch_of(100), Facts(NETWORK, Query(), on_cpu(1 << 32))).groups
+    assert group.strategy is not Strategy.ENTRIES
+
+
+def test_what_does_not_fit_goes_to_the_next() -> None:
+    batch = batch_of()
+    facts = Facts(NETWORK, Query(), on_cpu(1 << 40), expected_rows=10**6)
+    (rows,) = patterns_of(batch).exact(np.arange(batch.rows))
+    group = replace(by_plan(rows, batch, facts), strategy=Strategy.CPU_BLOCKS)
+    memory = facts.plan_memory(group.pattern, 10**6)
+    taken = []
+    for free in (memory.least_in_blocks, memory.least_in_blocks - 1, memory.least, memory.least - 1):
+        route = route_of(group, batch, facts, Room(Budget(free, 0), None, {}), uses=10**6)
+        taken.append(route.strategy if route.refused is None else route.refused)
+    blocks, *plain, chunks = taken
+    assert blocks is Strategy.CPU_BLOCKS
+    assert plain == [Strategy.ENTRIES, Strategy.ENTRIES]
+    assert chunks is Strategy.CHUNKS or (isinstance(chunks, BudgetError) and "in chunks" in str(chunks))
+
+
+def test_ways_that_cannot_be_are_refused_in_words() -> None:
+    small, facts = random_network(6, seed=2), Facts(NETWORK, Query(), on_cpu(strategy=Strategy.JOINT_TABLE))
+    with pytest.raises(InputError, match=r"strategy joint-table: .*too many joint states; leave the choice to junctor"):
+        choose(EvidenceBatch(1), facts)
+    assert refusal(Strategy.JOINT_TABLE, Facts(small, Query(), on_cpu())) is None
+    assert "allowed are 10" in str(refusal(Strategy.JOINT_TABLE, Facts(small, Query(), on_cpu(10))))
+    assert "no GPU" in str(refusal(Strategy.GPU_BLOCKS, facts))
