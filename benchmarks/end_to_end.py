@@ -36,7 +36,7 @@ from junctor.backends import cpu as compiled
 from junctor.backends import numpy as propagation
 from junctor.backends import row_trees as rowwise
 from junctor.cli.prefect_server import EmbeddedServer, embed
-from junctor.engine import engine, router
+from junctor.engine import choose, engine
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
@@ -53,13 +53,13 @@ from side_by_side import print_jobs
 
 # What propagation consists of: the functions whose time is taken, without changing what they do.
 INSIDE: dict[str, tuple[Any, str]] = {
-    "patterns and plans": (router.Router, "groups"),
+    "choice of groups, plans and equal rows included": (engine, "choose"),
     "gathering evidence": (execution, "block_of"),
     "contraction and marginals, compiled": (compiled.CompiledProgram, "run"),
     "contraction and marginals, NumPy": (propagation.Program, "run"),
     "rows one by one": (rowwise.RowEngine, "answer"),
     "collecting answers": (execution, "write"),
-    "looking for equal rows": (engine, "find_equal_rows"),
+    "looking for equal rows": (choose, "find_equal_rows"),
     "copying answers of equal rows": (engine, "copy_answers"),
 }
 COMPRESSIONS = [("none", None), ("snappy", None), ("lz4", None), ("zstd", 1), ("zstd", 3)]

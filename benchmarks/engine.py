@@ -75,7 +75,7 @@ def plan_seconds(path: str, rows: int, precision: Precision) -> Iterator[list[tu
     """Yield the seconds of each step from a pattern to bytecode, by the clock and of all cores."""
     network = read_network(path)
     pattern = Pattern(frozenset(batch_of(network, 1, seed=1).states), frozenset())
-    router = Engine(network, Query(precision=precision), ComputeOptions(device="cpu"), expected_rows=rows).facts
+    facts = Engine(network, Query(precision=precision), ComputeOptions(device="cpu"), expected_rows=rows).facts
     found = []
 
     def timed(step: Callable[[], Result]) -> Result:
@@ -84,8 +84,8 @@ def plan_seconds(path: str, rows: int, precision: Precision) -> Iterator[list[tu
         found.append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
         return result
 
-    plan = timed(lambda: router.plan(pattern, rows))
-    program = timed(lambda: Program(plan, network, router.ladder[0]))
+    plan = timed(lambda: facts.plan(pattern, rows))
+    program = timed(lambda: Program(plan, network, facts.ladder[0]))
     timed(lambda: program.support)
     timed(lambda: CompiledProgram(program, MOST_LANES))
     yield found

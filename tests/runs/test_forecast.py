@@ -77,11 +77,11 @@ def test_more_rows_are_looked_at_where_their_work_differs(monkeypatch: pytest.Mo
     engine = Engine(network, Query(), on_cpu(1 << 28))
     batch = encoded(network, 64, 0.4).batch
     works = engine.facts.row_engine.works_alone(evidence_cells(batch), np.arange(64))
-    monkeypatch.setattr("junctor.engine.forecast.SAMPLED_SHARE", 1.0)
-    monkeypatch.setattr("junctor.engine.forecast.SAMPLED_ERROR", 0.001)
+    monkeypatch.setattr("junctor.strategies.row_trees.SAMPLED_SHARE", 1.0)
+    monkeypatch.setattr("junctor.strategies.row_trees.SAMPLED_ERROR", 0.001)
     assert alone(engine, batch).operations == sum(work.operations for work in works)
     # Few are enough where they are all alike to within the error.
-    monkeypatch.setattr("junctor.engine.forecast.SAMPLED_ERROR", 10.0)
+    monkeypatch.setattr("junctor.strategies.row_trees.SAMPLED_ERROR", 10.0)
     assert alone(engine, batch).operations != sum(work.operations for work in works)
 
 
