@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.files import SHARED
 from helpers.signals import dask_cluster
-from helpers.stores import Bucket, MemoryStore, Store
+from helpers.stores import ENVIRONMENT, Bucket, MemoryStore, Store
 from hypothesis import HealthCheck, settings
 from junctor.runtime import remote, remote_lock
 
@@ -19,6 +19,9 @@ os.environ["JUNCTOR_CACHE"] = "off"
 # Bytecode is kept, whatever is said elsewhere: two hundred processes would compile 600 modules each.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Workers that are there for all tests can ask the stores of tests.
+os.environ.update(ENVIRONMENT)
 
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=15

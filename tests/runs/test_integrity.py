@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -114,30 +115,40 @@ def test_a_damaged_manifest_makes_no_part_foreign(folder: Path, text: str, evide
     assert re.fullmatch(r"not a manifest( \(.+\))?: the same command again makes a new one", damaged)
 
 
-def others_of(record: Any) -> Iterator[Any]:
-    """Yield a record with one value that is of another type, or beyond what a file may have, for each of its values."""
+# Of another type, or beyond what a file may have.
+OTHERS: tuple[Any, ...] = ({"a": 1}, [[]], True, 2**63, "\ud800")
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "all"])
+def turns(request: pytest.FixtureRequest) -> Iterator[Sequence[Any]]:
+    """What each value is replaced by in turn: one of `OTHERS`, the next one for the next value, or all of them."""
+    return itertools.repeat(OTHERS) if request.param else ([OTHERS[i % len(OTHERS)]] for i in itertools.count())
+
+
+def others_of(record: Any, turns: Iterator[Sequence[Any]]) -> Iterator[Any]:
+    """Yield a record with one value that is of another type, for each of its values."""
     keys = list(record) if isinstance(record, dict) else range(len(record))
     for key in keys:
         value = record[key]
-        for other in ({"a": 1}, [[]], True, 2**63, "\ud800"):
+        for other in next(turns):
             if not isinstance(other, type(value)) or other in (2**63, "\ud800"):
                 changed = record.copy()
                 changed[key] = other
                 yield changed
         if isinstance(value, dict | list):
-            for inner in others_of(value):
+            for inner in others_of(value, turns):
                 changed = record.copy()
                 changed[key] = inner
                 yield changed
 
 
-def test_a_manifest_with_a_value_of_another_type_is_told(folder: Path) -> None:
+def test_a_manifest_with_a_value_of_another_type_is_told(folder: Path, turns: Iterator[Sequence[Any]]) -> None:
     manifest, directory = folder / "out/manifest.json", RunDirectory(folder / "out")
     whole = json.loads(manifest.read_text())
     # Of one part as of many.
     whole["parts"], whole["rows"] = whole["parts"][:1], whole["parts"][0]["rows"]
     told = 0
-    for record in others_of(whole):
+    for record in others_of(whole, turns):
         manifest.write_text(json.dumps(record))
         for call in (read_manifest, read_status, faulty_parts, read_answers):
             with suppress(RunError, EvidenceError):
@@ -145,7 +156,7 @@ def test_a_manifest_with_a_value_of_another_type_is_told(folder: Path) -> None:
         manifest.write_text(json.dumps(record))
         told += ("damaged", "manifest.json") in [(each.kind, each.file) for each in verify(directory).faults]
     # The others are of what is not looked at there.
-    assert told > 50
+    assert told > 10
 
 
 @pytest.mark.parametrize(
@@ -177,13 +188,13 @@ def test_what_is_wrong_with_a_manifest(folder: Path, keys: Sequence[Any], value:
     assert not faults(folder)
 
 
-def test_records_beside_a_manifest_with_values_of_another_type(folder: Path) -> None:
+def test_records_beside_a_manifest_with_values_of_another_type(folder: Path, turns: Iterator[Sequence[Any]]) -> None:
     directory = RunDirectory(folder / "out")
     paths = [directory.spec_file, *(folder / "out").glob("statistics/**/part-00001.json")]
     assert len(paths) == 2
     for path in paths:
         whole = path.read_text()
-        for record in others_of(json.loads(whole)):
+        for record in others_of(json.loads(whole), turns):
             path.write_text(json.dumps(record))
             # Nothing but an error of ours.
             with suppress(JunctorError):

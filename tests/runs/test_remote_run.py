@@ -532,13 +532,10 @@ def test_workers_read_and_write_the_store_themselves(local: Job, job: Job, bucke
     assert bucket.objects("out/posteriors") == parts_of(local.output)
 
 
-def test_workers_of_a_scheduler_need_no_shared_disk(local: Job, job: Job, bucket: Bucket) -> None:
-    from distributed import LocalCluster
-
+def test_workers_of_a_scheduler_need_no_shared_disk(local: Job, job: Job, bucket: Bucket, scheduler: str) -> None:
     run(local, HERE)
     bucket.proxy.share = 0.02
-    with LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster:
-        run(job, Resources(scheduler=cluster.scheduler_address, compute=HERE.compute))
+    run(job, Resources(scheduler=scheduler, compute=HERE.compute))
     assert bucket.objects("out/posteriors") == parts_of(local.output)
 
 
