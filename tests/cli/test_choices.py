@@ -7,18 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from junctor import write_network
-from junctor.cli import app_for
 from junctor.generate import grid, layered
-from typer.testing import CliRunner
 
 
 def choices(*args: str, of: str = "no_evidence") -> dict[str, str]:
-    told = CliRunner().invoke(app_for(), ["inspect", *args, "--json"])
+    told = junctor_cli("inspect", *args, "--json")
     assert told.exit_code == 0, told.output
     found: dict[str, str] = json.loads(told.stdout)[of]["choices"]
-    shown = CliRunner().invoke(app_for(), ["inspect", *args]).stdout
+    shown = junctor_cli("inspect", *args).stdout
     assert all(line in shown for line in found.values())
     return found
 

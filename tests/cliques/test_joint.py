@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import typer
 from helpers import oracle
+from helpers.command_line import junctor_cli
 from helpers.engine_cases import complete
 from helpers.figures import set_figures
 from helpers.files import ASIA
@@ -20,7 +21,6 @@ from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, posteriors, read_network, write_network
-from junctor.cli import app_for
 from junctor.cli.options import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
@@ -32,7 +32,6 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision
 from junctor.planning.cliques import plan_stored
 from junctor.planning.shape import shape_of
-from typer.testing import CliRunner
 
 BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
@@ -238,10 +237,10 @@ def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
     )
     write_network(network, tmp_path / "odd.parquet")
     kept = str(tmp_path / "kept")
-    CliRunner().invoke(app_for(), ["calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept])
-    told = CliRunner().invoke(app_for(), ["ask", kept, "a,b"]).stdout
+    junctor_cli("calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept)
+    told = junctor_cli("ask", kept, "a,b").stdout
     assert list(csv.reader(told.splitlines())) == [["a,b", "probability"], ["x,y", "0.25"], ["z", "0.75"]]
-    asked = CliRunner().invoke(app_for(), ["joint", str(tmp_path / "odd.parquet"), '"a,b"'])
+    asked = junctor_cli("joint", str(tmp_path / "odd.parquet"), '"a,b"')
     assert asked.stdout == told
     assert names_in('a, "b,c",d') == ("a", "b,c", "d")
     with pytest.raises(typer.BadParameter, match="a name is empty"):
@@ -250,9 +249,7 @@ def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
 
 def test_questions_on_the_command_line() -> None:
     told = [
-        CliRunner().invoke(
-            app_for(), ["joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each]
-        )
+        junctor_cli("joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each)
         for each in BOTH
     ]
     assert [each.exit_code for each in told] == [0, 0]
@@ -261,7 +258,7 @@ def test_questions_on_the_command_line() -> None:
     blocks = [block.splitlines() for block in told[0].stdout.split("\n\n")]
     assert [block[0] for block in blocks] == ["either,lung,probability", "bronc,probability"]
     assert [line.rsplit(",", 1)[0] for line in blocks[0][1:]] == ["yes,yes", "yes,no", "no,yes", "no,no"]
-    record = json.loads(CliRunner().invoke(app_for(), ["joint", ASIA, "bronc", "--json"]).stdout)
+    record = json.loads(junctor_cli("joint", ASIA, "bronc", "--json").stdout)
     assert record["architecture"] == "messages"
     assert sum(each["probability"] for each in record["questions"][0]["posterior"]) == pytest.approx(1)
 

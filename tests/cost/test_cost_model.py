@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from junctor.calibration import blocks as tuning
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration import cliques as stored_tuning
 from junctor.calibration import harness
-from junctor.cli import app_for
 from junctor.cost import dataset
 from junctor.cost import fit as fit_module
 from junctor.cost import model as cost_model
@@ -64,7 +64,6 @@ from junctor.runtime.machine import has_own_measurements, measured_files, own_me
 from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
 from junctor_kernels.gpu import blocks as gpu
-from typer.testing import CliRunner
 
 PLANNING = tuple(enumerate(RECORDS["planning"]._fields))
 
@@ -370,14 +369,14 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: iter([("all", rows)]))
     monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
     monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
-    result = CliRunner().invoke(app_for(), ["tune"])
+    result = junctor_cli("tune")
     assert result.exit_code == 0, result.output
     (path,) = own_measurements().glob("*.parquet")
     assert str(path) in result.output
     assert local_cost_models().cpu(cost_model.cpu_name()).coefficients["cpu"].of_work(rows[0].work) == pytest.approx(
         1.0, rel=0.5
     )
-    assert CliRunner().invoke(app_for(), ["tune", "--forget"]).exit_code == 0
+    assert junctor_cli("tune", "--forget").exit_code == 0
     assert not path.exists()
 
 
@@ -387,10 +386,10 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
     monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
-    result = CliRunner().invoke(app_for(), ["tune", "--minutes", "0"])
+    result = junctor_cli("tune", "--minutes", "0")
     assert result.exit_code == 5
     assert "allow more" in result.output
-    assert CliRunner().invoke(app_for(), ["tune", "--minutes", "nan"]).exit_code == 2
+    assert junctor_cli("tune", "--minutes", "nan").exit_code == 2
     assert not list(own_measurements().iterdir())
 
 
@@ -398,7 +397,7 @@ def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    result = CliRunner().invoke(app_for(), ["tune"])
+    result = junctor_cli("tune")
     assert result.exit_code == 3
     assert "XDG_CACHE_HOME" in result.output
 

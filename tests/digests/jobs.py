@@ -17,14 +17,13 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.command_line import junctor_cli
 from junctor import hmm
-from junctor.cli import app_for
 from junctor.generate import chain, evidence_table, grid, layered, random_network, sample
 from junctor.generate import hmm as unrolled
 from junctor.model.network import Network
 from junctor.model.strategies import Strategy
 from pyarrow import ipc, parquet
-from typer.testing import CliRunner
 
 from digests import stand_in
 from digests.outputs import cleaned
@@ -108,7 +107,7 @@ def settled(folder: Path) -> Iterator[None]:
 
 def command(*words: str, code: int = 0) -> str:
     """Return what the command line prints."""
-    result = CliRunner().invoke(app_for(), list(words))
+    result = junctor_cli(*words)
     if result.exit_code != code:
         raise RuntimeError(f"junctor {' '.join(words)}: {result.exit_code}\n{result.output}") from result.exception
     return result.stdout
@@ -116,7 +115,7 @@ def command(*words: str, code: int = 0) -> str:
 
 def refusal(*words: str, code: int) -> str:
     """Return what the command line says of a mistake."""
-    result = CliRunner().invoke(app_for(), list(words))
+    result = junctor_cli(*words)
     assert result.exit_code == code, result.output
     return result.stderr
 

@@ -7,4 +7,5 @@ from typer.testing import CliRunner, Result
 
 
 def junctor_cli(*args: str) -> Result:
-    return CliRunner().invoke(app_for(), list(args))
+    """Run a command as `junctor` does, with its own options alone: those of all commands take most of a call."""
+    return CliRunner().invoke(app_for(args[0] if args else ""), list(args))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from helpers.hmm_models import random_model
-from junctor.cli import app_for
 from junctor.hmm import build_model, viterbi, write_model
 from junctor.hmm import run as module
 from junctor.hmm.run import SequenceJob
@@ -22,7 +22,6 @@ from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from pyarrow import parquet
-from typer.testing import CliRunner
 
 
 def make_job(folder: Path, **changes: Any) -> SequenceJob:
@@ -162,14 +161,14 @@ def test_workers_write_the_same_bytes(tmp_path: Path, scheduler: str) -> None:
 def test_the_command_line(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     command = ["viterbi", job.model, job.sequences, "-o", job.output, "--no-prefect"]
-    result = CliRunner().invoke(app_for(), [*command, "--json"])
+    result = junctor_cli(*command, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["statuses"]["ok"] == 22
-    result = CliRunner().invoke(app_for(), [*command, "--strict", "--overwrite"])
+    result = junctor_cli(*command, "--strict", "--overwrite")
     assert result.exit_code == EvidenceError.exit_code
     assert "row 23: the sequence is empty" in result.output
-    result = CliRunner().invoke(app_for(), [*command, "--posteriors", "--overwrite", "-q"])
+    result = junctor_cli(*command, "--posteriors", "--overwrite", "-q")
     assert result.exit_code == 0, result.output
     assert "posteriors: 1 part" in result.output
-    result = CliRunner().invoke(app_for(), ["viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output])
+    result = junctor_cli("viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output)
     assert result.exit_code == EvidenceError.exit_code

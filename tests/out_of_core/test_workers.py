@@ -12,9 +12,9 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
+from helpers.command_line import junctor_cli
 from helpers.figures import set_figures
 from helpers.options import on_cpu
-from junctor.cli import app_for
 from junctor.engine.engine import Engine
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
@@ -32,7 +32,6 @@ from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.local_cluster import silent_dask
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from pyarrow import parquet
-from typer.testing import CliRunner
 
 TASK = 1 << 13
 NETWORK = grid(10, 10, seed=1)
@@ -119,7 +118,7 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
     monkeypatch.setattr(chunk_jobs.JobsInFlight, "add", kill)
     asked = ["--workers", "2", "--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--no-prefect"]
-    result = CliRunner().invoke(app_for(), ["run", "grid.uai", "evidence.csv", "-o", "local", *asked])
+    result = junctor_cli("run", "grid.uai", "evidence.csv", "-o", "local", *asked)
     assert result.exit_code == 0, result.output
     assert killed
     assert digest("local") == digest("two")
@@ -164,7 +163,7 @@ def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
 
 def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
     options = ["--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--workers", "3"]
-    result = CliRunner().invoke(app_for(), ["inspect", "grid.uai", *options])
+    result = junctor_cli("inspect", "grid.uai", *options)
     assert result.exit_code == 0, result.output
     assert "over 3 workers" in result.output
 
@@ -174,6 +173,6 @@ def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("junctor.strategies.chunk_cuts.ChunkCuts.in_chunks", lambda *_: True)
         patch.setattr("junctor.strategies.facts.Facts.are_few", lambda *_: False)
-        result = CliRunner().invoke(app_for(), ["inspect", "grid.uai", *options])
+        result = junctor_cli("inspect", "grid.uai", *options)
     assert result.exit_code == 0, result.output
     assert re.search(r"over 4 workers, each row by one with [124] GPU", result.output), result.output

@@ -15,9 +15,9 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
+from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from junctor import generate
-from junctor.cli import app_for
 from junctor.engine import engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
@@ -33,7 +33,6 @@ from junctor.runtime.dask_cluster import Resources, distribute
 from junctor.strategies import facts
 from junctor_kernels.gpu import blocks as gpu
 from pyarrow import parquet
-from typer.testing import CliRunner
 
 
 @pytest.fixture
@@ -67,9 +66,8 @@ def evidence_of(folder: Path, rows: int) -> Path:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app_for(),
-        ["run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"],
+    result = junctor_cli(
+        "run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"
     )
     assert isinstance(result.exception, DeviceError) or result.exit_code == 5
     assert not (tmp_path / "out" / "posteriors").exists()
