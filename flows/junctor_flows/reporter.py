@@ -21,7 +21,7 @@ from junctor.model.errors import JunctorError, counted
 from junctor.runs.increments import lines_of
 from junctor.runs.manifest import Manifest
 from junctor.runs.workload import Workload
-from junctor.runtime.progress import Count
+from junctor.runtime.progress import Count, Silence
 
 # Nothing here makes a run wait or fail: whatever is told goes to a queue, which a thread sends on. While the server
 # does not answer the queue stays, and is sent when it does.
@@ -45,7 +45,7 @@ logger = logging.getLogger("junctor")
 Send = Callable[[str, str, Any], Any]
 
 
-class Reporter:
+class Reporter(Silence):
     """Tells a Prefect server of a run, as far as it answers.
 
     flow_name: of the flow.
@@ -131,9 +131,6 @@ class Reporter:
     def within(self, rows: Count) -> None:
         """Count rows of unfinished parts as well."""
         self._within = rows
-
-    def passes(self, done: int, of: int) -> None:
-        """Leave it to the display."""
 
     def end(self, manifest: Manifest | None, error: BaseException | None) -> None:
         """Report the end, and wait for the thread to have sent all, as long as there is patience."""

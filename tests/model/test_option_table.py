@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, is_typeddict
 
 import junctor
 import pytest
 from helpers.files import ROOT
+from junctor import cli, hmm
 from junctor.cli.options import takes_options
+from junctor.hmm.run import SequenceJob
+from junctor.model import option_table as table
 from junctor.model.option_table import (
-    PosteriorOptions,
     ResourceOptions,
     defaults_of,
     options_of,
@@ -21,6 +24,7 @@ from junctor.model.option_table import (
     takes_keywords,
 )
 from junctor.model.query import Query
+from junctor.runs.workload import Job
 from typer import BadParameter
 
 CALLS = """
@@ -81,10 +85,59 @@ def test_keywords_have_the_defaults_and_texts_of_the_table() -> None:
         answer(1, thread=2)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("function", [junctor.posteriors, junctor.Model.posteriors])
-def test_functions_show_all_of_their_keywords(function: Any) -> None:
+@pytest.mark.parametrize(
+    ("function", "group"),
+    [
+        (junctor.posteriors, table.PosteriorOptions),
+        (junctor.Model.posteriors, table.PosteriorOptions),
+        (junctor.most_probable, table.ExplanationOptions),
+        (junctor.joint_posteriors, table.JointOptions),
+        (junctor.learn, table.NetworkLearningOptions),
+        (junctor.expected_counts, table.LearningOptions),
+        (hmm.viterbi, table.SequenceOptions),
+        (hmm.posteriors, table.SequenceOptions),
+        (hmm.learn, table.ChainLearningOptions),
+        (Job, table.JobOptions),
+        (SequenceJob, table.SequenceJobOptions),
+    ],
+    ids=lambda each: getattr(each, "__qualname__", None),
+)
+def test_functions_show_all_of_their_keywords(function: Any, group: Any) -> None:
     keywords = [each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    assert {each.name: each.default for each in keywords} == defaults_of(PosteriorOptions)
+    own = {"lengths", "labels", "weights", "watch"}
+    assert {each.name for each in keywords} - own == options_of(group).keys()
+    # Fits take no GPU unasked.
+    shared = [each for each in keywords if each.name not in {*own, "device"}]
+    assert all(each.default == options_of(group)[each.name].default for each in shared)
+
+
+def test_texts_of_keywords_are_in_the_docstring() -> None:
+    text = inspect.getdoc(junctor.learn) or ""
+    assert all(f"\n{name}: " in text for name in options_of(table.NetworkLearningOptions))
+
+
+def test_commands_name_no_option_of_the_table_again() -> None:
+    groups = [each for each in vars(table).values() if is_typeddict(each)]
+    known = {name for group in groups for name in options_of(group)}
+    assert len(known) > 60
+    found = set()
+    for command, place in cli._COMMANDS.items():
+        module, name = place.split(".")
+        function = inspect.unwrap(getattr(import_module(f"junctor.cli.{module}"), name))
+        if inspect.isfunction(function):
+            own = inspect.getfullargspec(function)
+            found |= {(command, each) for each in (*own.args, *own.kwonlyargs) if each in known}
+    # Of a meaning of their own.
+    assert found == {("demo", "prefect"), ("tune", "device"), ("warmup", "device")}
+
+
+def test_a_job_with_other_options_is_another_job() -> None:
+    job = Job("net.bif", "in.csv", "out", partition_rows=3)
+    other = job.but(evidence="other.csv", case_id="id")
+    assert (other.evidence, other.options["case_id"], other.options["partition_rows"]) == ("other.csv", "id", 3)
+    assert job.facts == {"network": "net.bif", "evidence": "in.csv", "output": "out", "partition_rows": 3}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'partition_row'"):
+        job.but(partition_row=3)
 
 
 def test_commands_get_the_values_of_functions() -> None:

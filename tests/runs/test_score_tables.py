@@ -88,7 +88,7 @@ def test_names_that_are_taken_get_an_underscore() -> None:
     assert names.chosen == ("a=yes_", "a_probability=no")
     assert names.probabilities[:2] == ("a_probability_", "a_probability_probability")
     assert names.entropies[0] == "a_entropy_"
-    assert (names.status, names.case_id) == ("status_", "case_id")
+    assert (names.beside.status, names.beside.case_id) == ("status_", "case_id")
     schema = scores_schema(network_of(*targets), query, pa.int64())
     assert len(set(schema.names)) == len(schema.names)
     columns = json.loads(schema.metadata[METADATA_KEY])

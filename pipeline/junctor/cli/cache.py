@@ -8,6 +8,7 @@ from typing import Annotated, Unpack
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 
 # Nouns for the kinds of entries whose names are no nouns for a user.
 _NOUNS = {
@@ -29,7 +30,6 @@ def cache(
     It lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`). No answer depends on it. `JUNCTOR_CACHE`, or
     `cache` in `junctor.toml`, is its bound, such as 2GiB; `off` is no cache.
     """
-    import json as writer
 
     from junctor.model.errors import RunError, counted
     from junctor.planning.budget import format_bytes
@@ -48,7 +48,7 @@ def cache(
     size, kinds = sum(entry.bytes for entry in entries), Counter(entry.kind for entry in entries)
     if options["json"]:
         record = {"folder": str(kept.folder), "limit": kept.limit, "entries": len(entries), "bytes": size}
-        typer.echo(writer.dumps({**record, "kinds": kinds, "removed": removed}, indent=2))
+        print_document({**record, "kinds": kinds, "removed": removed})
         return
     if clear:
         typer.echo(f"{removed:,} {'entry' if removed == 1 else 'entries'} removed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 from junctor.model import option_table as table
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def calibrate(
         "numbers": cliques.algebra.name,
     }
     if options["json"]:
-        typer.echo(json.dumps(facts | {"log_evidence": _number(cliques.log_evidence)}, indent=2))
+        print_document(facts | {"log_evidence": _number(cliques.log_evidence)})
     else:
         typer.echo(
             f"{keep_cliques}: {facts['cliques']:,} cliques, {facts['entries']:,} entries ({facts['numbers']}), "
@@ -98,7 +98,7 @@ def ask(
     rows = _rows(cliques.variables, names, cliques.posterior(*names))
     if options["json"]:
         answer = {"log_evidence": _number(cliques.log_evidence), "variables": names}
-        typer.echo(json.dumps(answer | {"posterior": _records(rows)}, indent=2))
+        print_document(answer | {"posterior": _records(rows)})
     else:
         _print_rows(names, rows)
 
@@ -132,7 +132,7 @@ def joint(
     if options["json"]:
         records = [{"variables": names, "posterior": _records(rows)} for names, rows in tables]
         facts = {"architecture": answers.architecture, "log_evidence": answers.log_evidence, "questions": records}
-        typer.echo(json.dumps(facts, indent=2))
+        print_document(facts)
         return
     # On stderr, so that the tables can be piped into a file.
     typer.echo("by messages" if answers.architecture == "messages" else "from stored clique tables", err=True)

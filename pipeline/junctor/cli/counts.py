@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import Annotated, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 from junctor.model.errors import InputError
 
 
@@ -50,7 +50,7 @@ def counts(
     table = counts_table(model, found)
     write_counts(table, path)
     if options["json"]:
-        typer.echo(json_module.dumps({"output": shown(output), "entries": table.num_rows, "rows": statuses}, indent=2))
+        print_document({"output": shown(output), "entries": table.num_rows, "rows": statuses})
     else:
         typer.echo(f"{shown(output)}: {table.num_rows:,} entries; rows: {show_statuses(statuses)}")
     if 0 < statuses["invalid"] == sum(statuses.values()):

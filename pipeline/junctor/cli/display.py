@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -16,7 +15,7 @@ import typer
 from junctor_kernels.cpu.compilation import compilation
 
 from junctor.cli.deployed import deployed
-from junctor.cli.lines import LineFormatter, is_json, say
+from junctor.cli.lines import LineFormatter, is_json, print_document, say
 from junctor.model.errors import counted
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory, RunSpec
@@ -120,7 +119,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     if as_json:
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **manifest.to_record()}
         record["reasons"] = [{"kind": kind, **asdict(reason)} for kind, reason in reasons]
-        typer.echo(json.dumps(record, indent=2))
+        print_document(record)
     else:
         _show(directory, manifest)
         for kind, reason in reasons:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -12,6 +11,7 @@ import typer
 from junctor.cli import options as cli
 from junctor.cli.choices import choices, chosen_lines, show_choices
 from junctor.cli.chunks import chunk_facts, show_chunks
+from junctor.cli.lines import print_document
 from junctor.cli.validate import network_facts
 from junctor.model import option_table as table
 from junctor.model.errors import counted
@@ -129,7 +129,7 @@ def inspect(
 
         draw_tree(tree, model, plot)
     if options["json"]:
-        typer.echo(json.dumps(record, indent=2))
+        print_document(record)
     else:
         _print(None if evidence is None else shown(evidence), record)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -11,6 +10,7 @@ import typer
 from junctor.cli import fits
 from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
+from junctor.cli.lines import print_document
 from junctor.learning.extras import Extras
 from junctor.model import option_table as table
 from junctor.model.errors import counted
@@ -119,7 +119,7 @@ def _show(found: Learned, output: str, as_json: bool) -> None:
 
     fits.conclude_fit(found.rows, found.trace, found.converged)
     if as_json:
-        typer.echo(json_module.dumps({"output": shown(output), **found.to_record()}, indent=2))
+        print_document({"output": shown(output), **found.to_record()})
         return
     typer.echo(f"{shown(output)}: {counted(len(found.network.public), 'variable')}; rows: {show_statuses(found.rows)}")
     fits.show_loop(found.trace, found.converged, found.reason, found.weight, found.restarts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from junctor.cli import fits
 from junctor.cli import options as cli
 from junctor.cli.deployed import is_check, is_recorded
+from junctor.cli.lines import print_document
 from junctor.learning.extras import Extras
 from junctor.model import option_table as table
 from junctor.model.errors import counted
@@ -111,7 +111,7 @@ def learn_chain(
         )
     fits.conclude_fit(learned.statuses, learned.fit.trace, learned.fit.converged)
     if options["json"]:
-        typer.echo(dumps({"output": shown(output), **learned.to_record()}, indent=2))
+        print_document({"output": shown(output), **learned.to_record()})
     else:
         _show(learned, shown(output))
 

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
@@ -132,6 +133,11 @@ def end_on_lost_output() -> None:
     # Each line at once for a terminal, and for whoever asks Python for that.
     by_line = output.isatty() or getattr(sys.stdout, "write_through", False)
     sys.stdout = _OutputText(output, sys.stdout.encoding, sys.stdout.errors, line_buffering=by_line)
+
+
+def print_document(record: Mapping[str, Any]) -> None:
+    """Print the JSON document of a command."""
+    typer.echo(json.dumps(record, indent=2))
 
 
 class LineFormatter(logging.Formatter):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 from junctor.model import option_table as table
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def propose_mapping(
     Names are matched exactly, then without case and signs, then by likeness; numbers go into bins where the states of
     NETWORK look like intervals. Check it, then give it to --mapping.
     """
-    import json
     from dataclasses import asdict
 
     from junctor.evidence.files import refuse_target
@@ -66,7 +66,7 @@ def propose_mapping(
         # As TOML: JSON has no infinite edges.
         columns = [asdict(each) | {"covered": each.covered} for each in proposal.columns]
         record = {"mapping": proposal.to_toml(), "columns": columns, "unobserved": proposal.unobserved}
-        typer.echo(json.dumps(record, indent=2))
+        print_document(record)
         return
     if target is None:
         typer.echo(proposal.to_toml(), nl=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
 from junctor.cli import options as cli
 from junctor.cli.deployed import deployed, is_check
+from junctor.cli.lines import print_document
 from junctor.model import option_table as table
 from junctor.model.errors import ThresholdError, counted
 
@@ -124,7 +125,6 @@ def run_share_and_show(
     prefect: as the user gave it.
     Other arguments as of `run_and_show`.
     """
-    import json
 
     from junctor.cli.display import progress_display
     from junctor.cli.failures import interrupt_message
@@ -138,7 +138,7 @@ def run_share_and_show(
     with interrupt_message(GO_ON), progress_display(quiet) as progress:
         done = run_share(job, share, resources, progress)
     if as_json:
-        typer.echo(json.dumps({"directory": str(job.directory.path), **done.to_record()}, indent=2))
+        print_document({"directory": str(job.directory.path), **asdict(done)})
         return
     there = f", {done.reused:,} of them there already" if done.reused else ""
     typer.echo(f"part {share}: {done.partitions:,} of {done.all_partitions:,} partitions{there}")

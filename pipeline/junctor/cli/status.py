@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 
 if TYPE_CHECKING:
     from junctor.runs.increments import Increment
@@ -27,14 +28,13 @@ def status(
 ) -> None:
     """Show the runs in OUTPUT: what is answered, from which inputs, and with which statuses."""
     cli.refuse_empty(output, "OUTPUT")
-    import json as writer
 
     from junctor.runs.status import read_status
     from junctor.runtime.remote import location
 
     found = read_status(location(output))
     if options["json"]:
-        typer.echo(writer.dumps(found.to_record(), indent=2))
+        print_document(found.to_record())
     else:
         _show(found, everything)
 

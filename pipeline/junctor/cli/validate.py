@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 from junctor.model import option_table as table
 from junctor.model.errors import counted
 
@@ -64,7 +64,7 @@ def validate(
         )
         report["evidence"] = _evidence_facts(source)
     if options["json"]:
-        typer.echo(json_module.dumps(report, indent=2))
+        print_document(report)
     else:
         from junctor.runtime.remote import shown
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from junctor.cli import options as cli
+from junctor.cli.lines import print_document
 
 if TYPE_CHECKING:
     from junctor.runs.storage import Directory
@@ -21,7 +22,6 @@ def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
     Exit code 0 if the run is whole, 6 if not.
     """
     from dataclasses import asdict
-    from json import dumps
 
     from junctor.model.errors import RunError
     from junctor.planning.budget import format_bytes
@@ -32,7 +32,7 @@ def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
     with io_errors_for(directory.path):
         verified = integrity.verify(directory)
     if options["json"]:
-        typer.echo(dumps({"directory": str(directory.path), **asdict(verified)}, indent=2))
+        print_document({"directory": str(directory.path), **asdict(verified)})
     else:
         for fault in verified.faults:
             typer.echo(f"{fault.kind} {fault.file}: {fault.detail}")

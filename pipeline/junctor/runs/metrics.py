@@ -13,7 +13,7 @@ from typing import Any
 from junctor.runs.manifest import Manifest
 from junctor.runs.watch import Watcher
 from junctor.runs.workload import Workload
-from junctor.runtime.progress import Count
+from junctor.runtime.progress import Silence
 
 # The variables of OpenTelemetry's specification; its others (headers, timeout, OTEL_SERVICE_NAME) are read by its SDK.
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -41,7 +41,7 @@ def metrics() -> list[Watcher]:
     return [RunMetrics(MeterProvider([reader], resource=Resource.create({"service.name": name})))]
 
 
-class RunMetrics:
+class RunMetrics(Silence):
     """Counts rows and measures the seconds of a run and of its stages.
 
     provider: an OpenTelemetry MeterProvider of this run alone; it is shut down at the end.
@@ -74,12 +74,6 @@ class RunMetrics:
         """Count rows that were answered."""
         if self._counts:
             self._answered.add(rows, self._facts)
-
-    def within(self, rows: Count) -> None:
-        """Leave it to the display: rows count once their part is there."""
-
-    def passes(self, done: int, of: int) -> None:
-        """Leave it to the display."""
 
     def end(self, manifest: Manifest | None, error: BaseException | None) -> None:
         """Measure the run, and send what is left."""

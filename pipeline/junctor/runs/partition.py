@@ -173,7 +173,9 @@ class PartTask(PartitionTask[RunSpec]):
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
         # A column for each state is a copy, made when it is written.
-        return self.spec.partition_rows * width_of(self.home, self.spec) * (2 if self.spec.layout == "columns" else 1)
+        return (
+            self.spec.partition_rows * tables_of(self.home, self.spec)[0] * (2 if self.spec.layout == "columns" else 1)
+        )
 
     def carried_bytes(self, inputs: CountedEvidence) -> int:
         """Return the bytes of the kept columns."""
@@ -215,7 +217,7 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(evidence.batch, reserved, evidence.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        case_ids, kept, tables = evidence.case_ids, evidence.kept, tables_of(self.home, self.spec)
+        case_ids, kept, tables = evidence.case_ids, evidence.kept, tables_of(self.home, self.spec)[1]
         return Answered(
             lambda: with_kept(tables.table(answers, case_ids, apart=False), kept),
             partial(count, network, inputs.cells, answers, case_ids, evidence.first_row, status_names(query)),
@@ -225,7 +227,7 @@ class PartTask(PartitionTask[RunSpec]):
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
-        writer_of(self.home, self.spec).write(answers, path)
+        tables_of(self.home, self.spec)[2].write(answers, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,31 +600,18 @@ def network_for(network_file: AnyPath, digest: str, given: Network | None = None
 
 
 @lru_cache(maxsize=1)
-def width_of(directory: RunDirectory, spec: RunSpec) -> int:
-    """Return the bytes of the answers to one row, kept for the next partition of a run; spec: of it."""
-    from junctor.model.answers import answer_width
-
-    return answer_width(network_for(directory.network, spec.network_digest), spec.as_query())
-
-
-@lru_cache(maxsize=1)
-def tables_of(directory: RunDirectory, spec: RunSpec) -> AnswerTables | ScoreTables:
-    """Return what makes tables of answers, kept for the next partition of a run in this process.
+def tables_of(directory: RunDirectory, spec: RunSpec) -> tuple[int, AnswerTables | ScoreTables, AnswerWriter]:
+    """Return the bytes of the answers to one row, what makes tables of them and what writes these.
 
     directory: has the network.
-    spec: specification of the run.
+    spec: of the run; all is kept for its next partition in this process.
     """
+    from junctor.model.answers import answer_width
+    from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.score_tables import tables_for
 
-    return tables_for(network_for(directory.network, spec.network_digest), spec.as_query())
-
-
-@lru_cache(maxsize=1)
-def writer_of(directory: RunDirectory, spec: RunSpec) -> AnswerWriter:
-    """Return what writes tables of answers, kept for the next partition of a run in this process; spec: of it."""
-    from junctor.runs.answer_files import AnswerWriter
-
-    return AnswerWriter(spec.as_files())
+    network, query = network_for(directory.network, spec.network_digest), spec.as_query()
+    return answer_width(network, query), tables_for(network, query), AnswerWriter(spec.as_files())
 
 
 def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:

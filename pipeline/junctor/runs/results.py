@@ -109,10 +109,23 @@ def free_names(taken: Iterable[str]) -> Callable[[str], str]:
 def columns_for(query: Query, targets: Sequence[str]) -> Columns:
     """Return the names of the columns other than `targets`."""
     free = free_names(targets)
+    return columns_beside(query, tuple(free(f"{name}_error") for name in targets), free)
+
+
+def columns_beside(query: Query, errors: tuple[str, ...], free: Callable[[str], str]) -> Columns:
+    """Return the names of the columns that are not of targets; errors: those of their errors; free: as of names."""
     log = "log_evidence" if query.kind == "posteriors" else "log_probability"
-    errors = tuple(free(f"{name}_error") for name in targets)
     sampled = (free("log_evidence_error"), free("effective_samples"), free("samples"), free("method"))
     return Columns(free("case_id"), free(log), free("status"), free("reason"), *sampled, errors)
+
+
+def fields_beside(names: Columns, sampled: bool) -> list[pa.Field]:
+    """Return the columns behind those of targets; sampled: whether there are those of sampled rows."""
+    fields = [pa.field(names.log, pa.float64())]
+    if sampled:
+        fields += [pa.field(names.log_error, pa.float64()), pa.field(names.effective, pa.float64())]
+        fields += [pa.field(names.samples, pa.int64()), pa.field(names.method, _STATUS_TYPE)]
+    return [*fields, pa.field(names.status, _STATUS_TYPE, nullable=False), pa.field(names.reason, pa.string())]
 
 
 def status_names(query: Query) -> tuple[str, ...]:
@@ -154,15 +167,7 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
         fields.append(pa.field(name, states if query.kind == "posteriors" else _STATE_TYPE))
         if sampled:
             fields.append(pa.field(error, states))
-    fields.append(pa.field(names.log, pa.float64()))
-    if sampled:
-        fields += [
-            pa.field(names.log_error, pa.float64()),
-            pa.field(names.effective, pa.float64()),
-            pa.field(names.samples, pa.int64()),
-            pa.field(names.method, _STATUS_TYPE),
-        ]
-    fields += [pa.field(names.status, _STATUS_TYPE, nullable=False), pa.field(names.reason, pa.string())]
+    fields += fields_beside(names, sampled)
     return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
 
 

@@ -24,7 +24,10 @@ from junctor.runs.results import (
     METADATA_KEY,
     SHARING_ROWS,
     AnswerTables,
+    Columns,
     answers_schema,
+    columns_beside,
+    fields_beside,
     free_names,
     part_metadata,
     sampled_columns,
@@ -42,7 +45,6 @@ from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 # With `--top K` `X`, `X_probability` and `X_error` are fixed-size lists of K, null beyond the last state. Targets keep
 # their names, then come `variable=state`, then all others: a name that is taken gets a trailing underscore.
 
-_WORDS = pa.dictionary(pa.int8(), pa.string())
 _STATE = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -50,22 +52,15 @@ _STATE = pa.dictionary(pa.int32(), pa.string())
 class ScoreColumns:
     """Names of the columns of scores that are not targets; those of targets in the order of the targets.
 
-    chosen: of `variable=state`, in the order asked.
+    chosen, chosen_errors: of `variable=state`, in the order asked.
+    beside: the others.
     """
 
-    case_id: str
     chosen: tuple[str, ...]
     probabilities: tuple[str, ...]
     entropies: tuple[str, ...]
-    errors: tuple[str, ...]
     chosen_errors: tuple[str, ...]
-    log: str
-    log_error: str
-    effective: str
-    samples: str
-    method: str
-    status: str
-    reason: str
+    beside: Columns
 
 
 def score_columns(query: Query, targets: Sequence[str]) -> ScoreColumns:
@@ -75,21 +70,8 @@ def score_columns(query: Query, targets: Sequence[str]) -> ScoreColumns:
     probabilities, entropies, errors = (
         tuple(free(f"{name}_{what}") for name in targets) for what in ("probability", "entropy", "error")
     )
-    return ScoreColumns(
-        chosen=chosen,
-        probabilities=probabilities,
-        entropies=entropies,
-        errors=errors,
-        chosen_errors=tuple(free(f"{name}_error") for name in query.probabilities),
-        case_id=free("case_id"),
-        log=free("log_evidence"),
-        log_error=free("log_evidence_error"),
-        effective=free("effective_samples"),
-        samples=free("samples"),
-        method=free("method"),
-        status=free("status"),
-        reason=free("reason"),
-    )
+    chosen_errors = tuple(free(f"{name}_error") for name in query.probabilities)
+    return ScoreColumns(chosen, probabilities, entropies, chosen_errors, columns_beside(query, errors, free))
 
 
 def scores_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
@@ -100,21 +82,17 @@ def scores_schema(network: Network, query: Query, case_id_type: pa.DataType) -> 
     state, probability = _STATE, number
     if query.top is not None:
         state, probability = pa.list_(_STATE, query.top), pa.list_(number, query.top)
-    fields = [pa.field(names.case_id, case_id_type)]
+    fields = [pa.field(names.beside.case_id, case_id_type)]
     for n, target in enumerate(targets):
         fields += [pa.field(target, state), pa.field(names.probabilities[n], probability)]
         fields.append(pa.field(names.entropies[n], number))
         if sampled:
-            fields.append(pa.field(names.errors[n], probability))
+            fields.append(pa.field(names.beside.errors[n], probability))
     for name, error in zip(names.chosen, names.chosen_errors, strict=True):
         fields.append(pa.field(name, number))
         if sampled:
             fields.append(pa.field(error, number))
-    fields.append(pa.field(names.log, pa.float64()))
-    if sampled:
-        fields += [pa.field(names.log_error, pa.float64()), pa.field(names.effective, pa.float64())]
-        fields += [pa.field(names.samples, pa.int64()), pa.field(names.method, _WORDS)]
-    fields += [pa.field(names.status, _WORDS, nullable=False), pa.field(names.reason, pa.string())]
+    fields += fields_beside(names.beside, sampled)
     return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
 
 
@@ -215,5 +193,5 @@ def _description(network: Network, query: Query, targets: Sequence[str]) -> Mapp
     }
     if query.method != "exact":
         description |= {"method": query.method, "sampling": asdict(query.sampling)}
-        description["error_columns"] = dict(zip(targets, names.errors, strict=True))
+        description["error_columns"] = dict(zip(targets, names.beside.errors, strict=True))
     return description

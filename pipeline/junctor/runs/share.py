@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from junctor.model.errors import InputError, RunError
@@ -83,10 +83,6 @@ class ShareStats:
     rows: int
     seconds: float
     stages: StageTimings
-
-    def to_record(self) -> dict[str, Any]:
-        """Return a record for JSON."""
-        return asdict(self)
 
 
 def run_share(job: Workload, share: Share, resources: Resources, progress: Progress) -> ShareStats:
