@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from junctor.runs.manifest import Manifest
     from junctor.strategies.facts import Facts
     from junctor.strategies.strategy import Route
 
@@ -34,18 +36,31 @@ def show_choices(facts: Mapping[str, str]) -> None:
         typer.echo(f"  {'' if number else 'chosen':<12}{name + ':':<17}{line}")
 
 
-def chosen_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return lines for what was chosen for some rows, and what was not; record: of `record_of`."""
+def chosen_lines(chosen: Mapping[str, Any]) -> list[str]:
+    """Return lines for what was chosen for some rows, and what was not; chosen: fields of Chosen."""
     from junctor.cli.display import duration
 
     def told(seconds: float | None) -> str:
         return "" if seconds is None else f" ({duration(seconds)})"
 
-    lines = {f"{each['reason']}{told(each['seconds'])}": list[str]() for each in record["rejected"]}
-    for each in record["rejected"]:
-        lines[f"{each['reason']}{told(each['seconds'])}"].append(each["strategy"])
+    lines: dict[str, list[str]] = {}
+    for each in chosen["others"]:
+        lines.setdefault(f"{each['reason']}{told(each['seconds'])}", []).append(each["strategy"])
     others = [f"  not {' or '.join(names)}: {why}" for why, names in lines.items()]
-    return [f"by {record['strategy']}{told(record['price_seconds'])}", *others]
+    return [f"by {chosen['strategy']}{told(chosen['price'])}", *others]
+
+
+def show_run_choices(manifest: Manifest) -> None:
+    """Print where and how a finished run answered rows, what else there was, and what it took."""
+    from junctor.planning.budget import format_bytes
+
+    typer.echo(f"answered on {manifest.placement}" if manifest.placement else "nothing was left to answer")
+    for chosen in manifest.choices:
+        typer.echo(f"  {chosen.rows:>9,} rows of the first part: {chosen.reason}")
+        for line in chosen_lines(asdict(chosen)):
+            typer.echo(f"            {line}")
+    took = manifest.stages.propagating, manifest.seconds, format_bytes(max(manifest.peak_bytes))
+    typer.echo("  took      {:.2g} s to answer, {:.2g} s in all, {} of memory".format(*took))
 
 
 def _device(facts: Facts, routes: Sequence[Route]) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import RowSample
     from junctor.model.network import Network
+    from junctor.model.strategies import Chosen
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.planning.junction_tree import JunctionTree
     from junctor.planning.plan import Plan
@@ -241,7 +242,7 @@ def _finite(seconds: float) -> float | None:
 
 def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of a batch and its routes, those with most operations first."""
-    from junctor.engine.choose import record_of
+    from junctor.engine.choose import told_of
     from junctor.runtime.machine import peak_memory
 
     facts = engine.facts
@@ -260,7 +261,7 @@ def _work(engine: Engine, batch: EvidenceBatch, routes: list[Route], stored: dic
         "resident_bytes": peak_memory(),
         "fits": not refusals,
         "refused": refusals[0] if refusals else None,
-        "plans": [_plan_facts(route, engine.network, record_of(route, batch, facts)) for route in routes[:SHOWN]],
+        "plans": [_plan_facts(route, engine.network, told_of(route, batch, facts)) for route in routes[:SHOWN]],
         "savings": _savings(facts, routes),
         "choices": choices(facts, routes, stored),
     }
@@ -298,7 +299,7 @@ def _nonzero_operations(facts: Facts, plan: Plan) -> int:
     return Program(plan, facts.network, algebra).nonzero_operations
 
 
-def _plan_facts(route: Route, network: Network, record: dict[str, Any]) -> dict[str, Any]:
+def _plan_facts(route: Route, network: Network, chosen: Chosen) -> dict[str, Any]:
     pattern, plan = route.group.pattern, route.plan
     # In chunks nothing is shared: every row goes through all operations.
     shares = plan is not None and route.chunks is None
@@ -306,7 +307,8 @@ def _plan_facts(route: Route, network: Network, record: dict[str, Any]) -> dict[
     facts: dict[str, Any] = {
         "rows": route.rows,
         "patterns": route.group.patterns,
-        **record,
+        "strategy": chosen.strategy,
+        "chosen": asdict(chosen),
         "one_by_one": route.group.alone,
         "shared_tree": route.group.shared,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
@@ -408,7 +410,7 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     typer.echo(title)
     for plan in work["plans"]:
         typer.echo(_plan_line(plan))
-        for line in chosen_lines(plan):
+        for line in chosen_lines(plan["chosen"]):
             typer.echo(f"            {line}")
         if "chunks" in plan:
             show_chunks(plan["chunks"])

@@ -72,6 +72,14 @@ class JsonOptions(TypedDict, total=False):
     json: Annotated[bool, Option(False, "Print one JSON document.", DISPLAY)]
 
 
+class ExplainOptions(TypedDict, total=False):
+    """What rows were answered by."""
+
+    explain: Annotated[
+        bool, Option(False, "Print how rows were answered, what else there was and why not, and what it took.", DISPLAY)
+    ]
+
+
 class MessageOptions(TypedDict, total=False):
     """Progress and messages."""
 

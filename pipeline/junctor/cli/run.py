@@ -36,6 +36,7 @@ class RunOptions(
     table.SchedulerOptions,
     table.PrefectOptions,
     cli.JsonOptions,
+    cli.ExplainOptions,
     cli.MessageOptions,
     total=False,
 ):
@@ -97,6 +98,11 @@ def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) ->
         run_share_and_show(job, options["part"], resources, prefect, quiet, json)
         return
     run_and_show(job, resources, settings.get("prefect") if prefect is None else prefect, quiet, json)
+    if options.get("explain") and not json and not is_check():
+        from junctor.cli.choices import show_run_choices
+        from junctor.runs.manifest import read_manifest
+
+        show_run_choices(read_manifest(job.directory))
 
 
 def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from junctor.cost.policy import CORES
 from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
@@ -24,7 +23,7 @@ from junctor.evidence.patterns import (
     serving_all,
 )
 from junctor.model.errors import BudgetError, InputError
-from junctor.model.strategies import Rejected, Strategy
+from junctor.model.strategies import Chosen, NotChosen, Rejected, Strategy
 from junctor.planning.shape import Pattern
 from junctor.strategies.facts import FEW_ROWS, Facts
 from junctor.strategies.registry import way
@@ -136,8 +135,8 @@ def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts,
             yield Strategy.ENTRIES
 
 
-def record_of(route: Route, batch: EvidenceBatch, facts: Facts) -> dict[str, Any]:
-    """Return what was chosen for the rows of a route, and what was not and why; for people and files."""
+def told_of(route: Route, batch: EvidenceBatch, facts: Facts) -> Chosen:
+    """Return what was chosen for the rows of a route, and what was not and why."""
     group, told = route.group, {each.strategy: each for each in route.group.rejected}
     for name in Strategy:
         if name not in told and name not in (route.strategy, Strategy.IMPOSSIBLE):
@@ -149,12 +148,9 @@ def record_of(route: Route, batch: EvidenceBatch, facts: Facts) -> dict[str, Any
             else:
                 told[name] = Rejected(name, offer)
     told.pop(route.strategy, None)
-    others = [
-        {"strategy": each.strategy.value, "reason": each.reason, "seconds": _finite(each.seconds)}
-        for each in told.values()
-    ]
-    price = _finite(group.price)
-    return {"strategy": route.strategy.value, "reason": route.reason, "price_seconds": price, "rejected": others}
+    others = (NotChosen(each.strategy.value, each.reason, _finite(each.seconds)) for each in told.values())
+    seconds = _finite(group.price), _finite(route.seconds)
+    return Chosen(route.rows, route.strategy.value, route.reason, *seconds, tuple(others))
 
 
 def _finite(seconds: float) -> float | None:

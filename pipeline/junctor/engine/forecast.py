@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from junctor.cost import policy
+from junctor.engine.choose import told_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.patterns import patterns_of
-from junctor.model.strategies import Strategy
+from junctor.model.strategies import Chosen, Strategy
 from junctor.planning.budget import row_seconds, too_long
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.shape import Pattern, Shape
@@ -36,6 +37,8 @@ SURVEY_SHARE = 0.1
 TREE_ROWS = 100
 # Patterns of a batch that are looked at, those with the fewest observed variables: they need the most memory.
 SURVEYED_PATTERNS = 16
+# Choices of a batch that a run keeps.
+SHOWN_CHOICES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,14 @@ class RunForecast:
     seconds: of one core.
     gpu_seconds: of the GPU that was asked about, infinite without one.
     chunked_seconds: of one core, for rows in chunks.
+    choices: for the rows of the first batch, those with the most work first.
     """
 
     needed: int
     seconds: float
     gpu_seconds: float
     chunked_seconds: float
+    choices: tuple[Chosen, ...] = ()
 
 
 def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: CostModel | None = None) -> RunForecast:
@@ -68,6 +73,7 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
     facts = engine.facts
     needed, limit = 0, math.inf
     on_gpu, chunked = 0.0 if gpu else math.inf, 0.0
+    choices: tuple[Chosen, ...] = ()
     seconds: list[float] = []
     seen: list[Pattern] = []
     started = time.monotonic()
@@ -77,7 +83,8 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
             break
         if seconds and not _has_new_patterns(facts, batch, seen):
             continue
-        routes = forecast(engine, batch)
+        choice = engine.choice(batch)
+        routes = forecast_of(engine, choice)
         for route in routes:
             if route.refused is not None:
                 raise route.refused
@@ -90,9 +97,10 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
         chunked += sum(route.seconds for route in routes if route.chunks is not None)
         if len(seconds) == 1:
             # The first batch does not count: its plans serve the run as well.
+            choices = tuple(told_of(route, choice.batch, choice.facts) for route in routes[:SHOWN_CHOICES])
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
     share = count / max(1, len(seconds))
-    return RunForecast(needed, share * sum(seconds), share * on_gpu, share * chunked)
+    return RunForecast(needed, share * sum(seconds), share * on_gpu, share * chunked, choices)
 
 
 def _has_new_patterns(facts: Facts, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:

@@ -41,3 +41,29 @@ class Rejected:
     strategy: Strategy
     reason: str
     seconds: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class NotChosen:
+    """The same for people and files; seconds: None where nobody asked for its price."""
+
+    strategy: str
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was chosen for some rows and why, for people and files.
+
+    price: seconds of all rows to come that the choice went by, None where nothing was compared.
+    forecast: seconds of these rows, None where nobody made one.
+    others: what was not chosen.
+    """
+
+    rows: int
+    strategy: str
+    reason: str
+    price: float | None
+    forecast: float | None
+    others: tuple[NotChosen, ...]

@@ -108,7 +108,7 @@ class PlannedRun:
         """Return the estimate of all partitions; asks_gpu: what a GPU of this machine takes as well."""
         gpu = engine.facts.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
         found = survey(engine, self._batches(READ_AHEAD), len(self.pending), gpu)
-        return RunEstimate(found.needed, found.seconds, found.gpu_seconds, found.chunked_seconds)
+        return RunEstimate(found.needed, found.seconds, found.gpu_seconds, found.chunked_seconds, choices=found.choices)
 
     def _in_chunks(self, engine: Engine) -> list[tuple[Route, ChunkRoute]]:
         """Return the routes of the first batch whose rows go in chunks, with their seconds."""

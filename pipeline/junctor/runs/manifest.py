@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from junctor.model.errors import RunError
+from junctor.model.strategies import Chosen
 from junctor.runs.increments import EvidenceColumns, Increment
 from junctor.runs.inputs import Input
 from junctor.runs.partition import Part, StageTimings
@@ -41,6 +42,7 @@ class Manifest:
     root: folder in which the paths of inputs begin, or its URL; earlier versions told none.
     observed_targets: variables that the query names -> valid rows that observe them, without those of no rows.
     placement: where the last call answered rows, and why.
+    choices: how it answered those of its first partition, and what else there was.
     """
 
     # Of either kind; what it is of, its directory knows.
@@ -61,13 +63,14 @@ class Manifest:
     root: str | None = None
     observed_targets: dict[str, int] = field(default_factory=dict)
     placement: str = ""
+    choices: tuple[Chosen, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
         parts = [part.to_record() for part in self.parts]
         record = {**asdict(replace(self, parts=())), "spec": spec_record(self.spec), "parts": parts}
         left_out: tuple[str, ...] = () if self.increments else _OF_INCREMENTS
-        left_out += tuple(name for name in ("observed_targets", "placement") if not record[name])
+        left_out += tuple(name for name in ("observed_targets", "placement", "choices") if not record[name])
         return {name: record[name] for name in record if name not in left_out}
 
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from junctor.cost import policy
 from junctor.cost.figures import shipped_figures
 from junctor.model.options import DeviceChoice
+from junctor.model.strategies import Chosen
 from junctor.planning.budget import format_bytes
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import count_gpus, has_gpu
@@ -33,6 +34,7 @@ class RunEstimate:
     in_chunks: part of `seconds` for out-of-core rows.
     by_parts, by_rows: seconds of those rows where each process answers those of its partitions, and where workers
         answer each of them, one or all together; equal where nobody asked.
+    choices: how rows of the first partition are answered.
     """
 
     least: int = 0
@@ -41,6 +43,7 @@ class RunEstimate:
     in_chunks: float = 0.0
     by_parts: float = 0.0
     by_rows: float = 0.0
+    choices: tuple[Chosen, ...] = ()
 
     @property
     def is_mostly_in_chunks(self) -> bool:

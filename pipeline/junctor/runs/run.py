@@ -17,6 +17,7 @@ from typing import Any
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
 from junctor.model.query import named_variables
+from junctor.model.strategies import Chosen
 from junctor.runs.increments import (
     IncrementDirectory,
     broken_inputs,
@@ -81,6 +82,7 @@ class RunStats:
     made: the parts of the others.
     worker_bytes: the most memory of a worker process of this machine, 0 without any.
     placement: where the others were answered, and why.
+    choices: how, of the first of them.
     """
 
     reused: int
@@ -88,6 +90,7 @@ class RunStats:
     made: tuple[Part, ...] = ()
     worker_bytes: int = 0
     placement: str = ""
+    choices: tuple[Chosen, ...] = ()
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -339,7 +342,8 @@ def propagate(
             total += stages
             made.append(part)
     of_worker = largest_worker() if placed.workers > 1 else 0
-    return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker, placed.reason if made else "")
+    why = (placed.reason, estimate.choices) if made else ("", ())
+    return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker, *why)
 
 
 def _answered(
@@ -489,6 +493,7 @@ def _written_increment(
         root=pending.root,
         observed_targets=observed_targets(directory, spec, parts),
         placement=work.placement,
+        choices=work.choices,
     )
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
@@ -510,7 +515,7 @@ def write_manifest(
     peaks = peak_memory(), work.worker_bytes
     manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
     observed = observed_targets(directory, spec, parts)
-    manifest = replace(manifest, observed_targets=observed, placement=work.placement)
+    manifest = replace(manifest, observed_targets=observed, placement=work.placement, choices=work.choices)
     check(manifest)
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
