@@ -12,7 +12,7 @@ from junctor.engine.choose import Choice, by_plan, choose, refusal, route_of
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.patterns import PatternGroup, patterns_of
-from junctor.generate import layered, random_network, sample
+from junctor.generate import grid, layered, random_network, sample
 from junctor.model.errors import BudgetError, InputError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -111,6 +111,13 @@ def test_what_does_not_fit_goes_to_the_next() -> None:
     assert blocks is Strategy.CPU_BLOCKS
     assert plain == [Strategy.ENTRIES, Strategy.ENTRIES]
     assert chunks is Strategy.CHUNKS or (isinstance(chunks, BudgetError) and "in chunks" in str(chunks))
+
+
+def test_patterns_that_do_not_fit_in_one_piece_go_in_chunks() -> None:
+    states = {0: np.array([0, -1, -1], np.int32), 5: np.array([0, -1, 0], np.int32)}
+    engine = Engine(grid(10, 10, seed=1), Query(), on_cpu(4 << 30, device_memory=1 << 13), expected_rows=3)
+    routes = engine.routes(EvidenceBatch(3, states))
+    assert [(route.strategy, len(route.group.rows)) for route in routes] == 3 * [(Strategy.CHUNKS, 1)]
 
 
 def test_ways_that_cannot_be_are_refused_in_words() -> None:

@@ -327,7 +327,8 @@ class _OnGpu:
         facts = self._facts
         if facts.planning < facts.figures.loading.trees and not _is_heavy(facts, facts.to_come(self._batch, valid)):
             choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
-            if choice.seconds * facts.to_come(self._batch, valid) <= facts.figures.loading.compiled * valid:
+            # Not a number where nothing fits in one piece: each pattern gets a plan of its own, in chunks.
+            if not choice.seconds * facts.to_come(self._batch, valid) > facts.figures.loading.compiled * valid:
                 return choice
         # All cores answer those with trees, of which plans on a GPU need one.
         per_row = row_tree_seconds(facts, patterns, self._batch) / facts.gpu_host.cores
@@ -493,7 +494,8 @@ def _plan_choice(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> Patt
     is_light = not _is_heavy(facts, rows) or (explains and len(patterns.counts) == 1)
     if is_light and (facts.planning < facts.figures.loading.trees or not explains):
         choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
-        if choice.seconds * rows <= (loading.trees if explains else loading.compiled) * valid:
+        # Not a number where nothing fits in one piece: each pattern gets a plan of its own, in chunks.
+        if not choice.seconds * rows > (loading.trees if explains else loading.compiled) * valid:
             return choice
     # Enough work for better prices, and trees, to pay for being loaded.
     per_row = row_tree_seconds(facts, patterns, batch)
