@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from junctor.calibration import blocks as tuning
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration import cliques as stored_tuning
+from junctor.calibration import figures as figure_tuning
 from junctor.calibration import harness
 from junctor.cost import dataset
 from junctor.cost import fit as fit_module
@@ -53,7 +54,7 @@ from junctor.cost.model import CostModel, CostModels, cost_models_from_record, f
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, gpu_seconds
 from junctor.evidence.batch import EvidenceBatch
-from junctor.generate import layered
+from junctor.generate import layered, random_network
 from junctor.model.errors import RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
@@ -364,7 +365,64 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted_cost_model(MeasuredDevice("x"), rows).coefficients["cpu"].of_work(rows[0].work) > 0
 
 
+@pytest.fixture
+def figures_of_two(monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
+    """What is measured of two small networks for the figures that choices weigh; processes are not started."""
+    once = harness.Repeats(1, 1, 0.0)
+    settings = {"ROWS": (1, 128), "OBSERVED": ((0.3, 1),), "REPEATS": once, "FEW": once}
+    for name, value in settings.items():
+        monkeypatch.setattr(figure_tuning, name, value)
+    networks = [("zeros", random_network(20, zeros=0.3, seed=1)), ("states", random_network(9, states=5, seed=2))]
+    monkeypatch.setattr(figure_tuning, "built_in", lambda: iter(networks))
+    monkeypatch.setattr(figure_tuning, "_process", lambda *_: "0.25")
+    return [row for _, rows in figure_tuning.calibrate_figures(math.inf) for row in rows]
+
+
+def test_figures_of_a_cpu_are_measured(figures_of_two: list[Measured]) -> None:
+    features = {name: np.array([row.work for row in figures_of_two if row.backend == name]) for name in RECORDS}
+    measured = {
+        f"{name}.{feature}"
+        for name, work in features.items()
+        for feature, counts in zip(RECORDS[name]._fields, work.T, strict=bool(work.size))
+        if counts.any()
+    }
+    left = {"trees.far_entry", "trees.word", "planning.mark", "loading.compiled"}
+    backends = ("numpy", "trees", "shared trees", "planning", "loading")
+    assert measured == {f"{name}.{feature}" for name in backends for feature in RECORDS[name]._fields} - left
+    # Trees of explanations have maxima in place of sums.
+    for label, feature, other in (("answered", "operation", "maximum"), ("explained", "maximum", "operation")):
+        works = [RECORDS["trees"](*row.work) for row in figures_of_two if row.backend == "trees" and label in row.label]
+        assert len(works) == 2
+        assert all(getattr(work, feature) > 0 == getattr(work, other) for work in works)
+
+
+def test_a_fit_finds_the_figures_that_seconds_were_made_of(figures_of_two: list[Measured]) -> None:
+    (base,) = (model.coefficients for model in local_cost_models(own=False).devices if not model.device.is_gpu)
+    assert isinstance(base, FittedCoefficients)
+    for backend in ("planning", "loading"):
+        # Half as fast as the package says, also at what was not measured.
+        prices = 2 * np.array(base[backend].work)
+        rows = [
+            replace(row, seconds=float(np.dot(row.work, prices))) for row in figures_of_two if row.backend == backend
+        ]
+        np.testing.assert_allclose(FittedCoefficients(rows, base)[backend].work, prices, rtol=0.02)
+
+
+@pytest.mark.parametrize(("work", "seconds"), [((1.0, 1.0), 1.0), ((1.0, 1.0, math.inf), 1.0), ((1.0, 1.0, 1.0), 0.0)])
+def test_figures_that_cannot_have_been_measured_are_refused(
+    work: tuple[float, ...], seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_measurements().mkdir(parents=True)
+    path = own_measurements() / "a.parquet"
+    write(MeasuredDevice("mine"), "2026-11-29", [replace(measured("numpy", seconds, 1.0), work=work)], path)
+    assert list(own_files()) == []
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}: damaged")
+    assert line.endswith("run junctor tune again")
+
+
 def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure_tuning, "calibrate_figures", lambda seconds: iter([]))
     rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
     monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: iter([("all", rows)]))
     monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))

@@ -15,6 +15,8 @@ from junctor.cost.figures import Figures
 if TYPE_CHECKING:
     from junctor.cost.model import CostModel
 
+Floats = npt.NDArray[np.float64]
+
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
 
@@ -35,8 +37,7 @@ class RowWork(NamedTuple):
 def alone_seconds(work: RowWork, figures: Figures, explains: bool = False) -> float:
     """Return the seconds of a row with a tree of its own, to explain it or not; infinite where it is too large."""
     trees = figures.trees
-    operations = work.operations * figures.ratios.tree_maximum if explains else work.operations
-    numbers = operations * trees.operation + work.entries * trees.entry
+    numbers = work.operations * (trees.maximum if explains else trees.operation) + work.entries * trees.entry
     seconds = numbers + work.tables * (trees.table + trees.plan)
     return seconds if math.isfinite(seconds) else math.inf
 
@@ -51,9 +52,7 @@ def run_seconds(work: RowWork, costs: CostModel, has_zeros: bool) -> float:
     return alone_seconds(work, costs.figures) + has_zeros * work.tables * trees.start + far * trees.far_entry
 
 
-def shared_seconds(
-    work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float, figures: Figures
-) -> npt.NDArray[np.float64]:
+def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool, above_zero: float, figures: Figures) -> Floats:
     """Return the seconds of groups of so many rows on one tree each.
 
     work: of a row of such a group.
@@ -61,14 +60,20 @@ def shared_seconds(
     above_zero: share of the entries of the network's factors.
     figures: of the CPU.
     """
+    lanes, blocks = lanes_and_blocks(work, rows, mixed)
+    operations, shared = work.operations * above_zero, figures.shared_trees
+    operation, entry = shared.operation, shared.entry
+    if mixed:
+        operation, entry = shared.mixed_operation, shared.mixed_entry
+    row = operations * operation + work.entries * entry
+    start = operations * shared.start + work.tables * shared.table
+    return np.where(np.isfinite(blocks), lanes * row + blocks * start, np.inf)
+
+
+def lanes_and_blocks(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> tuple[Floats, Floats]:
+    """Return the lanes that groups of so many rows take and the blocks that they are computed in, infinite for none."""
     counts = np.asarray(rows, dtype=np.float64)
     # Tables that are too large go nowhere, and fewer rows than a vector has lanes not together.
     block = block_rows(work.entries, work.tables, mixed) if math.isfinite(work.entries) else 0
-    if block < LANES:
-        return np.full(counts.shape, np.inf)
-    lanes = np.ceil(counts / LANES) * LANES
-    operations = work.operations * above_zero
-    shared = figures.shared_trees
-    row = operations * shared.operation + work.entries * shared.entry
-    start = operations * shared.start + work.tables * (shared.table + figures.trees.plan)
-    return lanes * row * (figures.ratios.mixed if mixed else 1) + np.ceil(counts / block) * start
+    blocks = np.ceil(counts / block) if block >= LANES else np.full(counts.shape, np.inf)
+    return np.ceil(counts / LANES) * LANES, blocks

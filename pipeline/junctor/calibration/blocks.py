@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,7 +156,7 @@ def _measure_blocks(case: CalibrationCase) -> list[Measured]:
             compiled = prepared.compiled()
             if compiled is None:
                 continue
-            seconds = _fewest_seconds(prepared, case, rows)
+            seconds = answering_seconds(prepared, case, rows)
             plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
             label = f"{case.label}, {precision}"
             measured.append(_measured("cpu", case, label, rows, seconds, compiled.work(rows), plan))
@@ -172,17 +173,25 @@ def _measure_without_blocks(case: CalibrationCase) -> list[Measured]:
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
             sizes = prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
             prepared.use(replace(sizes, lanes=0, entry_threads=int(kind == "entries")))
-            seconds = _fewest_seconds(prepared, case, rows)
+            seconds = answering_seconds(prepared, case, rows)
             plan = plan_work(case.plan, len(case.plan.steps), rows, rows)
             measured.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, plan, plan))
     return measured
 
 
-def _fewest_seconds(prepared: ProgramCache, case: CalibrationCase, rows: int) -> float:
+def answering_seconds(
+    prepared: ProgramCache,
+    case: CalibrationCase,
+    rows: int,
+    repeats: harness.Repeats = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the fewest seconds of answering so many rows of a case."""
     algebra = prepared.ladder[0]
     answers, numbers = unwritten(case.network, rows, algebra, None), np.arange(rows)
     runs = partial(on_cores, prepared)
-    return harness.fewest_seconds(lambda: answer_in(prepared, algebra, case.batch, numbers, answers, runs), REPEATS)
+    work = case.batch, numbers, answers, runs
+    return harness.fewest_seconds(lambda: answer_in(prepared, algebra, *work), repeats, clock)
 
 
 def unwritten(network: Network, rows: int, algebra: Algebra, device: BlockDevice | None) -> Answers:

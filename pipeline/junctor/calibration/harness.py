@@ -18,6 +18,7 @@ from junctor.cost.model import cpu_name
 from junctor.generate import States, grid, layered
 from junctor.model.network import Network
 from junctor.runtime.devices import gpu_at_hand
+from junctor.runtime.machine import last_cache_bytes
 
 Case = TypeVar("Case")
 Named = tuple[str, Network]
@@ -112,8 +113,11 @@ def fewest(rows: Iterable[Measured]) -> list[Measured]:
 
 def local_device(kind: Literal["cpu", "gpu"]) -> MeasuredDevice:
     """Return the device of this machine."""
-    # Figures of a GPU: machines with another kind use those of the nearest one.
-    return MeasuredDevice(*gpu_at_hand()) if kind == "gpu" else MeasuredDevice(cpu_name())
+    # Figures of the device: machines with another kind use those of the nearest one.
+    if kind == "gpu":
+        return MeasuredDevice(*gpu_at_hand())
+    size = last_cache_bytes()
+    return MeasuredDevice(cpu_name(), {} if size is None else {"cache": float(size)})
 
 
 def save(device: MeasuredDevice, rows: Sequence[Measured], path: Path) -> None:

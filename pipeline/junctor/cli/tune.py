@@ -13,8 +13,9 @@ from junctor.cli.options import refuse_nan
 
 # Fewer networks are no sample of what plans are like.
 LEAST_NETWORKS = 5
-# Shares of the time that are for plans in chunks, and for stored tables.
-CHUNKS_SHARE, STORED_SHARE = 0.3, 0.1
+# Shares of the time that are for plans in chunks, for stored tables, and for figures that choices weigh; these take a
+# minute at the most.
+CHUNKS_SHARE, STORED_SHARE, FIGURES_SHARE, FIGURES_SECONDS = 0.3, 0.1, 0.2, 60.0
 
 
 def tune(
@@ -24,7 +25,7 @@ def tune(
     ] = 5.0,
     forget: Annotated[bool, typer.Option("--forget", help="Remove what was measured here before.")] = False,
 ) -> None:
-    """Measure plans of built-in networks, so that forecasts and choices fit this machine.
+    """Measure plans of built-in networks, and what choices weigh, so that forecasts and choices fit this machine.
 
     The measurements lie in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and go before those that come
     with the package. Runs that began earlier are not changed by them.
@@ -32,8 +33,10 @@ def tune(
     from junctor.calibration.blocks import calibrate_blocks
     from junctor.calibration.chunked import calibrate_chunks
     from junctor.calibration.cliques import built_in, calibrate_cliques
+    from junctor.calibration.figures import calibrate_figures
     from junctor.calibration.harness import fewest, local_device, save
     from junctor.cost.dataset import file_name
+    from junctor.cost.figures import RECORDS
     from junctor.runtime.devices import check_device, open_gpu
     from junctor.runtime.machine import own_measurements
 
@@ -50,13 +53,14 @@ def tune(
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
     in_chunks = calibrate_chunks(opened, CHUNKS_SHARE * seconds)
     stored = calibrate_cliques(built_in() if opened is None else (), STORED_SHARE * seconds)
-    in_one_piece = calibrate_blocks(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
-    for name, measured in chain(in_one_piece, in_chunks, stored):
+    figures = calibrate_figures(min(FIGURES_SECONDS, FIGURES_SHARE * seconds)) if opened is None else ()
+    in_one_piece = calibrate_blocks(opened, (1 - CHUNKS_SHARE - STORED_SHARE - FIGURES_SHARE) * seconds)
+    for name, measured in chain(in_one_piece, in_chunks, stored, figures):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
     # Repeats of a measurement differ by what else the machine did: the fewest seconds are the least disturbed.
     rows = fewest(rows)
-    networks = len({row.network for row in rows})
+    networks = len({row.network for row in rows if row.backend not in RECORDS})
     if networks < LEAST_NETWORKS:
         typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
         raise typer.Exit(5)

@@ -15,10 +15,15 @@ from typing import Any, NamedTuple, get_type_hints
 
 
 class NumpyFigures(NamedTuple):
-    """Plans in NumPy: seconds an entry operation, and an entry of a case's tables (maximum, minimum, scale)."""
+    """Plans in NumPy.
+
+    operation, entry: seconds of an entry operation, and of an entry of a case's tables (maximum, minimum, scale).
+    step: seconds a step of a block of cases.
+    """
 
     operation: float
     entry: float
+    step: float
 
 
 class BlockFigures(NamedTuple):
@@ -40,7 +45,9 @@ class TreeFigures(NamedTuple):
     """Rows with a tree of their own.
 
     operation, entry, table: seconds of an entry operation, an entry of messages and a table with its messages.
+    maximum: seconds of an operation of an explanation.
     plan: seconds a table, to plan it and to find possible states.
+    asked: seconds to ask for the work of a tree, beside its tables.
     start: the same beside that where a network has zeros; runs are forecast by it, no tree is chosen by it.
     far_entry: seconds an entry beyond the last cache, for the same.
     word: seconds an operation on a word of 64 cases, to find the impossible ones.
@@ -49,7 +56,9 @@ class TreeFigures(NamedTuple):
     operation: float
     entry: float
     table: float
+    maximum: float
     plan: float
+    asked: float
     start: float
     far_entry: float
     word: float
@@ -59,12 +68,15 @@ class SharedTreeFigures(NamedTuple):
     """Rows that share a tree.
 
     operation, entry: seconds of a row for an entry operation that is not zero, and an entry of messages.
-    start, table: seconds of a block of rows for such an operation and a table.
+    mixed_operation, mixed_entry: the same where rows differ in what they observe: they are sorted, messages copied.
+    start, table: seconds of a block of rows for such an operation, and for a table with its plan.
     row: seconds a table of each row where rows differ in what they observe; runs are forecast by it.
     """
 
     operation: float
     entry: float
+    mixed_operation: float
+    mixed_entry: float
     start: float
     table: float
     row: float
@@ -77,7 +89,6 @@ class PlanningFigures(NamedTuple):
     table, entry: seconds a table of a plan and an entry of these, to plan, bind and lower it.
     lowering_step: seconds a step, to lower a plan that is bound.
     cutting_step: seconds a step, to cut a plan for a memory split and to count its work.
-    tree: seconds to ask for the work of a tree, beside its tables.
     mark: seconds a column of a pattern, to sort patterns by what they observe.
     """
 
@@ -86,7 +97,6 @@ class PlanningFigures(NamedTuple):
     entry: float
     lowering_step: float
     cutting_step: float
-    tree: float
     mark: float
 
 
@@ -108,15 +118,12 @@ class Ratios(NamedTuple):
     """Times as long as sums of numbers in double precision.
 
     numpy_log, blocks_log: logarithms, in NumPy and in compiled blocks.
-    blocks_maximum, tree_maximum: maxima with their traceback, in compiled blocks and in trees.
-    mixed: rows on one tree that differ in what they observe: they are sorted, and messages copied.
+    blocks_maximum: maxima with their traceback, in compiled blocks.
     """
 
     numpy_log: float
     blocks_log: float
     blocks_maximum: float
-    tree_maximum: float
-    mixed: float
 
 
 class FileFigures(NamedTuple):

@@ -151,7 +151,7 @@ def may_take_long(route: Route, facts: Facts) -> bool:
     if route.plan is None:
         # Messages of trees fit the memory, so that none takes a day.
         return facts.options.time_limit is not None
-    seconds = plain_seconds(route.plan, facts.figures) + once_seconds(route.plan, facts.figures)
+    seconds = plain_seconds(route.plan, facts.figures, 1) + once_seconds(route.plan, facts.figures)
     return facts.figures.ratios.numpy_log * seconds > SURE_SHARE * row_seconds(facts.options.time_limit)
 
 

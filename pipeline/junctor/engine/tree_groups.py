@@ -81,7 +81,7 @@ class TreeChoice:
         self._soft = frozenset(patterns.variables[i] for i in np.flatnonzero(~hard))
         alone, tables = self._alone(np.ones(len(patterns.counts), dtype=np.bool_), SAMPLED)
         # By counts and not by time: equal batches get equal groups.
-        trees = PLANNING_SHARE * rows * min(alone, 1e3) / (tables * figures.trees.plan + figures.planning.tree)
+        trees = PLANNING_SHARE * rows * min(alone, 1e3) / (tables * figures.trees.plan + figures.trees.asked)
         trial = len(PLACES) * (1 + SAMPLED_OF_GROUP)
         self._order = self._by_gain(share) if trees > 2 * trial else self._sometimes
         tried = dict.fromkeys(min(count, len(self._order)) for count in TRIED[: max(2, int(trees / trial))])

@@ -31,6 +31,8 @@ DISK_SHARE = 0.5
 
 # Limits of containers; version 2 of the kernel's interface.
 _CONTROL_GROUP = "/sys/fs/cgroup"
+# Caches of the first core, the nearest first, as Linux numbers them.
+_CACHES, _MOST_CACHES = "/sys/devices/system/cpu/cpu0/cache", 8
 # What Linux says of its memory.
 _MEMORY = "/proc/meminfo"
 # Bytes of such files that are read, more than any has.
@@ -171,6 +173,13 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = (_control("cpu.max") or "max").partition(" ")
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def last_cache_bytes() -> int | None:
+    """Return the bytes of the last cache of a core, None where the system does not tell."""
+    sizes = [_text(f"{_CACHES}/index{number}/size") for number in range(_MOST_CACHES)]
+    known = [size.strip() for size in sizes if size]
+    return int(known[-1].removesuffix("K")) << 10 if known and known[-1].endswith("K") else None
 
 
 def _control(name: str) -> str | None:

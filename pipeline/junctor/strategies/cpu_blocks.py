@@ -90,8 +90,8 @@ class BlocksRows:
     def _seconds(self, route: Route, plan: Plan, facts: Facts, bind: bool) -> float:
         sizes, rows = route.sizes, len(route.group.rows)
         assert sizes is not None
-        if not bind and rows * plain_seconds(plan, facts.figures) < policy.FITTED_FORECAST:
-            return rows * plain_seconds(plan, facts.figures)
+        if not bind and rows * plain_seconds(plan, facts.figures, rows) < policy.FITTED_FORECAST:
+            return rows * plain_seconds(plan, facts.figures, rows)
         # Blocks of explanations have other loops, which were not measured.
         if facts.explains:
             return min(rows * plan.case_operations, MOST_OPERATIONS) * facts.figures.blocks.operation

@@ -54,7 +54,7 @@ class EntriesRows:
         ):
             return "a plan and NumPy take longer than compiled code takes to load"
         plan = facts.plan(group.pattern, rows)
-        return Offer(group, Price(once=once_seconds(plan, facts.figures), row=plain_seconds(plan, facts.figures)))
+        return Offer(group, Price(once=once_seconds(plan, facts.figures), row=plain_seconds(plan, facts.figures, rows)))
 
     def with_plan(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Price:
         """Return the price by the plan: in NumPy, or over entries in compiled code."""
@@ -82,7 +82,7 @@ class EntriesRows:
         plan, sizes, rows, first = route.plan, route.sizes, len(route.group.rows), facts.ladder[0]
         assert plan is not None
         assert sizes is not None
-        seconds = rows * plain_seconds(plan, facts.figures)
+        seconds = rows * plain_seconds(plan, facts.figures, rows)
         if plan.case_operations <= bound or seconds >= policy.FITTED_FORECAST:
             backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
             work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)

@@ -61,7 +61,7 @@ class GpuRows:
         plan, sizes, first, rows = route.plan, route.sizes, facts.ladder[0], len(route.group.rows)
         assert plan is not None
         assert sizes is not None
-        seconds = rows * plain_seconds(plan, facts.figures)
+        seconds = rows * plain_seconds(plan, facts.figures, rows)
         if plan.case_operations <= bound:
             # Imported where a plan is bound for a forecast.
             from junctor.backends.gpu_plan import GpuBlocks

@@ -83,7 +83,7 @@ def once_seconds(plan: Plan, figures: Figures) -> float:
 
 def numpy_seconds(plan: Plan, rows: int, algebra: Algebra, figures: Figures) -> float:
     """Return the seconds of so many rows of a plan in NumPy."""
-    return (once_seconds(plan, figures) + rows * plain_seconds(plan, figures)) * (
+    return (once_seconds(plan, figures) + rows * plain_seconds(plan, figures, rows)) * (
         figures.ratios.numpy_log if algebra is LOG else 1
     )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from junctor.cost.figures import Figures
 from junctor.planning.plan import Plan
 
+# Most cases of a block in NumPy.
+MOST_CASES = 2048
+
 PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
 # Of a row: multiply-adds of its tree, and tables.
 TREE_WORK = ("operations", "tables")
@@ -32,9 +35,13 @@ def plan_work(plan: Plan, steps: int, lanes: int, rows: int) -> dict[str, float]
     return plan_counts(*(min(count, 10**300) for count in counts))
 
 
-def plain_seconds(plan: Plan, figures: Figures) -> float:
-    """Return the seconds that a case takes in NumPy: its operations, and what scales and bounds take of its tables."""
+def plain_seconds(plan: Plan, figures: Figures, rows: int = MOST_CASES) -> float:
+    """Return the seconds that a case takes in NumPy: its operations, and what scales and bounds take of its tables.
+
+    rows: of the plan; those of a block share its steps.
+    """
     entries = sum(table.entries for table in plan.tables if table.per_case)
-    # Capped, because integers of any size do not fit a float.
     numpy = figures.numpy
-    return min(plan.case_operations, 10**30) * numpy.operation + min(entries, 10**30) * numpy.entry
+    # Capped, because integers of any size do not fit a float.
+    numbers = min(plan.case_operations, 10**30) * numpy.operation + min(entries, 10**30) * numpy.entry
+    return numbers + len(plan.steps) * numpy.step / max(1, min(rows, MOST_CASES))
