@@ -17,6 +17,8 @@ from junctor.model.strategies import Strategy
 
 NETWORK = random_network(40, states=3, seed=4, zeros=0.3)
 ROWS = 600
+# To come: too much for NumPy, which would answer rows before anybody looked at them.
+EXPECTED = 10**5
 OBSERVED = range(0, 40, 3)
 
 
@@ -34,7 +36,9 @@ def answer(batch: EvidenceBatch, query: Query, threads: int, least: float, patch
         context.setattr(choose, "LEAST_DECIDED", least)
         # One task for a row.
         context.setattr(impossible_answers, "TASK_BYTES", 1)
-        return Engine(NETWORK, query, ComputeOptions(threads=threads, device="cpu")).answer(batch)
+        return Engine(NETWORK, query, ComputeOptions(threads=threads, device="cpu"), expected_rows=EXPECTED).answer(
+            batch
+        )
 
 
 @pytest.mark.parametrize("precision", ["double", "single"])
@@ -82,7 +86,7 @@ def test_scores_do_not_depend_on_what_is_decided_first(monkeypatch: pytest.Monke
 
 
 def test_memory_of_earlier_answers_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(NETWORK, Query(), ComputeOptions(threads=2, device="cpu"))
+    engine = Engine(NETWORK, Query(), ComputeOptions(threads=2, device="cpu"), expected_rows=EXPECTED)
     # Of the rows alone, and one by one: by trees.
     for least in (0, np.inf):
         monkeypatch.setattr(choose, "LEAST_DECIDED", least)
@@ -93,7 +97,7 @@ def test_memory_of_earlier_answers_does_not_show(monkeypatch: pytest.MonkeyPatch
 
 
 def test_routes_say_so() -> None:
-    engine = Engine(NETWORK, Query(), ComputeOptions(device="cpu"))
+    engine = Engine(NETWORK, Query(), ComputeOptions(device="cpu"), expected_rows=EXPECTED)
     batch = noisy_rows(0.5)
     impossible = np.flatnonzero(engine.answer(batch).status == IMPOSSIBLE)
     routes = forecast(engine, batch)
@@ -119,6 +123,6 @@ def test_all_rows_may_be_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows", [200, ROWS])
 def test_few_rows_and_possible_ones_are_not_looked_at(rows: int) -> None:
     batch = noisy_rows(1.0 if rows < choose.LEAST_DECIDED else 0.0, rows)
-    answers = Engine(NETWORK, Query(), ComputeOptions(device="cpu")).answer(batch)
+    answers = Engine(NETWORK, Query(), ComputeOptions(device="cpu"), expected_rows=EXPECTED).answer(batch)
     # Light ones go before anybody would look.
     assert answers.ways.keys() <= {"row-trees", "cpu-blocks"}
