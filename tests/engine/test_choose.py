@@ -12,8 +12,8 @@ from junctor.engine.choose import Choice, by_plan, choose, refusal, route_of
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.patterns import PatternGroup, patterns_of
-from junctor.generate import grid, layered, random_network, sample
-from junctor.model.errors import BudgetError, InputError
+from junctor.generate import grid, layered, sample
+from junctor.model.errors import InputError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
@@ -45,9 +45,8 @@ def test_a_batch_gets_the_same_groups_whatever_was_chosen_before(
     batch = batch_of(100, gaps)
     facts, other = (Facts(NETWORK, query, on_cpu(1 << 28, strategy=strategy), expected_rows=5000) for _ in range(2))
     first = told(choose(batch, facts))
-    choose(batch_of(300, 0.4), facts)
+    told(choose(batch_of(300, 0.4), facts))
     assert told(choose(batch, facts)) == told(choose(batch, other)) == first
-    assert sorted(row for group in first for row in group[3]) == choose(batch, facts).batch.answered.tolist()
 
 
 def test_nothing_is_opened_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +87,12 @@ def test_the_cheapest_offer_wins(trees: float | str, blocks: float | str, monkey
 
 
 def test_few_light_rows_load_no_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    offering(monkeypatch, Strategy.ENTRIES, 1e-6)
-    (group,) = choose(batch_of(100), Facts(NETWORK, Query(), on_cpu(1 << 32))).groups
-    assert (group.strategy, group.price) == (Strategy.ENTRIES, pytest.approx(1e-4))
-    assert [each.strategy for each in group.rejected] == [Strategy.ROW_TREES]
-    offering(monkeypatch, Strategy.ENTRIES, 1.0)
-    (group,) = choose(batch_of(100), Facts(NETWORK, Query(), on_cpu(1 << 32))).groups
-    assert group.strategy is not Strategy.ENTRIES
+    facts = Facts(NETWORK, Query(), on_cpu(1 << 32))
+    for row, light in ((1e-6, True), (1.0, False)):
+        offering(monkeypatch, Strategy.ENTRIES, row)
+        (group,) = choose(batch_of(100), facts).groups
+        assert (group.strategy is Strategy.ENTRIES) == light
+        assert not light or group.rejected[0].strategy is Strategy.ROW_TREES
 
 
 def test_what_does_not_fit_goes_to_the_next() -> None:
@@ -103,14 +101,11 @@ def test_what_does_not_fit_goes_to_the_next() -> None:
     (rows,) = patterns_of(batch).exact(np.arange(batch.rows))
     group = replace(by_plan(rows, batch, facts), strategy=Strategy.CPU_BLOCKS)
     memory = facts.plan_memory(group.pattern, 10**6)
-    taken = []
-    for free in (memory.least_in_blocks, memory.least_in_blocks - 1, memory.least, memory.least - 1):
-        route = route_of(group, batch, facts, Room(Budget(free, 0), None, {}), uses=10**6)
-        taken.append(route.strategy if route.refused is None else route.refused)
-    blocks, *plain, chunks = taken
-    assert blocks is Strategy.CPU_BLOCKS
-    assert plain == [Strategy.ENTRIES, Strategy.ENTRIES]
-    assert chunks is Strategy.CHUNKS or (isinstance(chunks, BudgetError) and "in chunks" in str(chunks))
+    room = [memory.least_in_blocks, memory.least_in_blocks - 1, memory.least, memory.least - 1]
+    routes = [route_of(group, batch, facts, Room(Budget(free, 0), None, {}), uses=10**6) for free in room]
+    names = [route.strategy for route in routes[:3] if route.refused is None]
+    assert names == [Strategy.CPU_BLOCKS, Strategy.ENTRIES, Strategy.ENTRIES]
+    assert routes[3].strategy is Strategy.CHUNKS or "in chunks" in str(routes[3].refused)
 
 
 def test_patterns_that_do_not_fit_in_one_piece_go_in_chunks() -> None:
@@ -121,9 +116,7 @@ def test_patterns_that_do_not_fit_in_one_piece_go_in_chunks() -> None:
 
 
 def test_ways_that_cannot_be_are_refused_in_words() -> None:
-    small, facts = random_network(6, seed=2), Facts(NETWORK, Query(), on_cpu(strategy=Strategy.JOINT_TABLE))
+    facts = Facts(NETWORK, Query(), on_cpu(strategy=Strategy.JOINT_TABLE))
     with pytest.raises(InputError, match=r"strategy joint-table: .*too many joint states; leave the choice to junctor"):
         choose(EvidenceBatch(1), facts)
-    assert refusal(Strategy.JOINT_TABLE, Facts(small, Query(), on_cpu())) is None
-    assert "allowed are 10" in str(refusal(Strategy.JOINT_TABLE, Facts(small, Query(), on_cpu(10))))
     assert "no GPU" in str(refusal(Strategy.GPU_BLOCKS, facts))
