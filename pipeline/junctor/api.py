@@ -331,7 +331,8 @@ class _Answerer:
         few = self._encoder.encode(evidence, reading["case_id"]) if is_plain else None
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
-            self._warn([self._observed(batch)])
+            if self._named:
+                self._warn([self._observed(batch)])
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
         from junctor.evidence.encode import TableEncoder, as_arrow
         from junctor.evidence.mapping import hiding, read_mapping
