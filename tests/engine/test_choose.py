@@ -14,6 +14,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.generate import grid, layered, sample
 from junctor.model.errors import InputError
+from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
@@ -120,3 +121,15 @@ def test_ways_that_cannot_be_are_refused_in_words() -> None:
     with pytest.raises(InputError, match=r"strategy joint-table: .*too many joint states; leave the choice to junctor"):
         choose(EvidenceBatch(1), facts)
     assert "no GPU" in str(refusal(Strategy.GPU_BLOCKS, facts))
+
+
+@pytest.mark.parametrize("network", [NETWORK, grid(2, 2, seed=1)], ids=["trees", "joint table"])
+def test_groups_of_few_rows_do_not_depend_on_equal_rows_or_invalid_ones_before(network: Network) -> None:
+    alike, differ = np.zeros(64, np.int32), np.arange(64, dtype=np.int32) % 2
+    batches = [EvidenceBatch(64, {0: alike}), EvidenceBatch(64, {0: differ, 1: alike}), EvidenceBatch(64)]
+    batches.append(EvidenceBatch(64, {0: differ}, invalid={3: "broken"}))
+    facts = Facts(network, Query(), on_cpu(1 << 32), expected_rows=64)
+    for batch in [*batches, *reversed(batches)]:
+        choice = choose(batch, facts)
+        assert [group.rows.tolist() for group in choice.groups] == [choice.batch.answered.tolist()]
+        assert sum(group.served for group in choice.groups) == 64 - len(batch.invalid)

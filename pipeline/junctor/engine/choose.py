@@ -209,7 +209,7 @@ def refusal(strategy: Strategy, facts: Facts) -> str | None:
 
 def _as_a_whole(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
     """Return all rows as one group where nobody has to look at their patterns; None where that may pay."""
-    if batch.invalid or batch.rows > FEW_ROWS:
+    if batch.invalid or batch.equal is not None or batch.rows > FEW_ROWS:
         return _whole(batch, facts)[0]
     # Kept, because calls of a few rows take no longer than their choice.
     key = batch.rows, facts.expected_rows
