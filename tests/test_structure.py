@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import ROOT
-from junctor.strategies.registry import _WAYS
+from junctor.model.strategies import Strategy
 
 SOURCES = {
     "junctor": ROOT / "pipeline" / "junctor",
@@ -108,10 +108,13 @@ def test_ways_are_taken_where_they_are_chosen_and_run() -> None:
     assert users == {f"engine/{name}.py" for name in ("choose", "engine", "forecast", "run")}
 
 
+WAYS = [strategy.value.replace("-", "_") for strategy in Strategy]
+
+
 def faults_of_way(source: str, name: str) -> set[str]:
     """Return what the module of a strategy must not know: other ones, the engine and, where it answers, prices."""
     tree = ast.parse(source)
-    others = {f"junctor.strategies.{module}" for module, _ in _WAYS.values() if module != name}
+    others = {f"junctor.strategies.{module}" for module in WAYS if module != name}
     found = {each for each in imported(tree) if each in others or f"{each}.".startswith("junctor.engine.")}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "answer":
@@ -124,7 +127,7 @@ def test_no_strategy_knows_another_one_or_chooses() -> None:
     bad = "class A:\n    def answer(self):\n        from junctor.engine import choose\n        return x.offer(1), Price"
     assert faults_of_way(bad, "a") == {"junctor.engine", "junctor.engine.choose", "offer", "price"}
     assert faults_of_way("from junctor.strategies import entries", "a") == {"junctor.strategies.entries"}
-    for module, _ in _WAYS.values():
+    for module in WAYS:
         source = (SOURCES["junctor"] / "strategies" / f"{module}.py").read_text()
         assert "def answer" in source
         assert not faults_of_way(source, module), module

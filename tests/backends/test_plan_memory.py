@@ -22,6 +22,7 @@ from junctor.model.network import DraftTable, DraftVariable, Network, build_netw
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import entries as entries_rows
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Route
 from junctor_kernels.cpu import entries
@@ -76,8 +77,8 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     # In chunks from there on.
     whole = Engine(network, query, on_cpu(enough))
     for group in tight.choice(first).groups:
-        assert tight.facts.cuts.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
-        assert not whole.facts.cuts.in_chunks(group.pattern, 1, enough - answers.nbytes)
+        assert ChunkCuts(tight.facts).in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
+        assert not ChunkCuts(whole.facts).in_chunks(group.pattern, 1, enough - answers.nbytes)
     try:
         chunked = tight.answer(first)
     except BudgetError as error:

@@ -28,7 +28,7 @@ from junctor.strategies import facts as planner
 from junctor.strategies.cpu_blocks import BlocksRows
 from junctor.strategies.facts import Facts
 from junctor.strategies.gpu_blocks import GpuRows
-from junctor.strategies.row_trees import TreeRows
+from junctor.strategies.row_trees import RowTrees
 
 ROWS, COLUMNS = 3000, 12
 # Of all rows to come: work for trees, and too little for compiled plans.
@@ -119,7 +119,7 @@ def test_rows_that_only_trees_answer_need_no_gpu(network: Network, monkeypatch: 
     monkeypatch.setattr(PatternChoice, "groups", lambda _: groups)
     assert choose(batch, facts).facts.takes_gpu
     # Where the cores have none, a plan is all there is, however large.
-    monkeypatch.setattr(TreeRows, "offer", lambda *_: "its tables are too large")
+    monkeypatch.setattr(RowTrees, "offer", lambda *_: "its tables are too large")
     monkeypatch.setattr(BlocksRows, "offer", lambda *_: "its tables are too large")
     facts.expected_rows = ROWS
     assert choose(batch, facts).facts.takes_gpu

@@ -21,7 +21,7 @@ from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.strategies.facts import Facts
 from junctor.strategies.registry import way
-from junctor.strategies.strategy import Offer, Price, Room
+from junctor.strategies.strategy import Allowance, Offer, Price
 
 NETWORK = layered(layers=5, width=5, states=3, parents=2, seed=1)
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_goes_to_the_next() -> None:
     group = replace(by_plan(rows, batch, facts), strategy=Strategy.CPU_BLOCKS)
     memory = facts.plan_memory(group.pattern, 10**6)
     room = [memory.least_in_blocks, memory.least_in_blocks - 1, memory.least, memory.least - 1]
-    routes = [route_of(group, batch, facts, Room(Budget(free, 0), None, {}), uses=10**6) for free in room]
+    routes = [route_of(group, batch, facts, Allowance(Budget(free, 0), None, {}), uses=10**6) for free in room]
     names = [route.strategy for route in routes[:3] if route.refused is None]
     assert names == [Strategy.CPU_BLOCKS, Strategy.ENTRIES, Strategy.ENTRIES]
     assert routes[3].strategy is Strategy.CHUNKS or "in chunks" in str(routes[3].refused)

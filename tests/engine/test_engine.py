@@ -78,7 +78,7 @@ def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Facts, "has_joint_table", False)
         patch.setattr(choose, "_has_room_for_shared", lambda *_: False)
-        patch.setattr(choose, "_is_heavy", lambda *_: True)
+        patch.setattr(Facts, "is_heavy", lambda *_: True)
         # A table of its own takes so long: from everything row by row to plans for all.
         planning = {"table": 1e-11, "entry": 0.0}
         set_figures(patch, trees={"table": alone}, planning=planning)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import assert_same, check_posteriors
+from helpers.figures import set_figures
 from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +115,7 @@ def test_rows_with_large_trees_go_another_way(monkeypatch: pytest.MonkeyPatch) -
     assert light < heavy
     # At the limit, and one operation below it.
     for limit, expected in ((heavy, True), (heavy - 1, False)):
-        monkeypatch.setattr("junctor.engine.choose.FEW_OPERATIONS", limit)
+        set_figures(monkeypatch, loading={"trees": float(limit)}, trees={"operation": 1.0})
         assert (taken(network, nothing, 2) is Strategy.ROW_TREES) == expected
         assert taken(network, most, 2) is Strategy.ROW_TREES
 

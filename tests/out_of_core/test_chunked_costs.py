@@ -45,9 +45,9 @@ from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import chunk_cuts as chunk_routes
-from junctor.strategies.chunk_cuts import one_piece_seconds
+from junctor.strategies.chunk_cuts import ChunkCuts, one_piece_seconds
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import GpuRoom
+from junctor.strategies.gpu_room import GpuRoom
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
 from junctor_kernels.tables import reference
@@ -315,7 +315,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
 def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
     def chosen(made: Engine, gpu: bool = True) -> bool:
         room = GpuRoom(1 << 27, True) if gpu else None
-        return made.facts.cuts.chosen_chunks(NOTHING, 1, reference.DOUBLE, 1 << 28, room).limits.on_gpu
+        return ChunkCuts(made.facts).chosen_chunks(NOTHING, 1, reference.DOUBLE, 1 << 28, room).limits.on_gpu
 
     assert chosen(engine_of(1e-6, 1e-3))
     assert not chosen(engine_of(1e-2, 1e-6))
@@ -325,7 +325,7 @@ def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
 
 def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[..., Engine]) -> None:
     def beats(made: Engine, free: int) -> bool:
-        return made.facts.cuts.beats_one_piece(NOTHING, 1, free, GpuRoom(1 << 27, True))
+        return ChunkCuts(made.facts).beats_one_piece(NOTHING, 1, free, GpuRoom(1 << 27, True))
 
     assert beats(engine_of(1e-6, 1e-3), 1 << 28)
     assert not beats(engine_of(1e-2, 1e-6), 1 << 28)
@@ -337,7 +337,7 @@ def test_what_has_too_many_offsets_for_a_gpu_may_go_in_chunks_there(
     engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def goes(made: Engine) -> bool:
-        return made.facts.cuts.in_chunks(NOTHING, 1, 1 << 28, GpuRoom(1 << 27, True))
+        return ChunkCuts(made.facts).in_chunks(NOTHING, 1, 1 << 28, GpuRoom(1 << 27, True))
 
     assert not goes(engine_of(1e-6, 1e-3))
     monkeypatch.setattr(chunk_routes, "MOST_OFFSETS", 100)

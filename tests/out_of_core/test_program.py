@@ -41,6 +41,7 @@ from junctor.planning import compile as compile_module
 from junctor.planning.chunks import chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor_kernels.tables import reference
 
 NOTHING = Pattern(frozenset(), frozenset())
@@ -348,7 +349,9 @@ def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.Monkey
     states = sample(network, 1, seed=1)
     batch = EvidenceBatch(1, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 20)})
     engine = Engine(network, Query(), on_cpu(device_memory=size))
-    if not any(engine.facts.cuts.in_chunks(group.pattern, 1, engine.allowed) for group in engine.choice(batch).groups):
+    if not any(
+        ChunkCuts(engine.facts).in_chunks(group.pattern, 1, engine.allowed) for group in engine.choice(batch).groups
+    ):
         return None
     answers, peak, held = measured(engine, batch, monkeypatch)
     expected = Engine(network, Query()).answer(batch)

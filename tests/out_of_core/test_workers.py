@@ -30,6 +30,7 @@ from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.local_cluster import silent_dask
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from pyarrow import parquet
 
@@ -129,7 +130,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 
     def route_over(*workers: int) -> ChunkRoute:
         engine = Engine(NETWORK, Query(), options, workers=WorkerPool(*workers))
-        return engine.facts.cuts.chunk_route(NOTHING, 1, DOUBLE, 1 << 30)
+        return ChunkCuts(engine.facts).chunk_route(NOTHING, 1, DOUBLE, 1 << 30)
 
     sizes = {workers: route_over(workers, 1 << 30) for workers in (1, 2, 8)}
     assert sizes[2].chunks.passes == sizes[8].chunks.passes
@@ -154,7 +155,8 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
     options = on_cpu(1 << 34)
     workers = WorkerPool(4, 1 << 34, room=1 << 27)
-    cuts = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).facts.cuts
+    facts = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).facts
+    cuts = ChunkCuts(facts)
     found = cuts.chosen_chunks(NOTHING, 1, SINGLE, 1 << 34, None)
     assert found.limits.on_gpu
     assert found.workers == 4

@@ -11,7 +11,8 @@ from helpers.options import on_cpu
 from junctor.backends.row_trees import room_bytes
 from junctor.cost.figures import shipped_figures
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import estimate, forecast
+from junctor.engine.forecast import forecast
+from junctor.engine.run import estimate
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.encode import EncodedPartition

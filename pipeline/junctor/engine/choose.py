@@ -25,14 +25,13 @@ from junctor.evidence.patterns import (
 from junctor.model.errors import BudgetError, InputError
 from junctor.model.strategies import Chosen, NotChosen, Rejected, Strategy
 from junctor.planning.shape import Pattern
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import FEW_ROWS, Facts
 from junctor.strategies.registry import way
-from junctor.strategies.strategy import Offer, Room, Route
+from junctor.strategies.strategy import Allowance, Offer, Route
 
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
 LEAST_DECIDED = 256
-# Multiply-adds of a few rows together, up to which each has a tree of its own: what chooses better ones takes longer.
-FEW_OPERATIONS = 5e8
 # What stands for the pattern of rows that go one by one without one.
 NOBODY_LOOKED = Pattern(frozenset(), frozenset())
 # Strategies of plans in one piece.
@@ -76,7 +75,9 @@ def choose(batch: EvidenceBatch, facts: Facts) -> Choice:
     return _with_copies(_on_cores(found, facts), found, facts, False)
 
 
-def route_of(group: PatternGroup, batch: EvidenceBatch, facts: Facts, room: Room, uses: int | None = None) -> Route:
+def route_of(
+    group: PatternGroup, batch: EvidenceBatch, facts: Facts, room: Allowance, uses: int | None = None
+) -> Route:
     """Return how a group of rows of a batch is answered within some room: as chosen, or by the next that fits.
 
     uses: rows that the plan is made for, if not those of the run that are like these.
@@ -122,12 +123,12 @@ def by_plan(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> PatternG
     return replace(group, strategy=best, shared=False, price=seconds[best], rejected=(*group.rejected, told))
 
 
-def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts, room: Room) -> Iterator[Strategy]:
+def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts, room: Allowance) -> Iterator[Strategy]:
     """Yield strategies for a plan, the one to try first first: chunks where rows have to or pay."""
     forced = facts.forced
     if forced is not None and has_plan(forced):
         yield strategy
-    elif facts.cuts.in_chunks(pattern, uses, room.budget.free, room.gpu):
+    elif ChunkCuts(facts).in_chunks(pattern, uses, room.budget.free, room.gpu):
         yield Strategy.CHUNKS
     else:
         yield strategy
@@ -258,14 +259,16 @@ def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternG
     most = (allowed - fixed) // 8
     # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
     whole = facts.whole
-    is_light = rows * whole.operations <= FEW_OPERATIONS and whole.entries <= most
+    # What chooses better trees takes about as long as these take to load.
+    light = facts.figures.loading.trees / facts.figures.trees.operation
+    is_light = rows * whole.operations <= light and whole.entries <= most
     if not is_light:
         patterns = patterns_of(batch, facts.threads)
         works = [facts.work(Pattern(patterns.observed(p), patterns.soft(p))) for p in range(len(patterns.counts))]
         counts = patterns.counts.tolist()
         operations = sum(count * work.operations for count, work in zip(counts, works, strict=True))
         share = patterns.rows.size / rows
-        if operations > share * FEW_OPERATIONS or any(work.entries > most for work in works):
+        if operations > share * light or any(work.entries > most for work in works):
             return None, False
     told = (Rejected(Strategy.ENTRIES, "calls of few rows come again, and a plan takes longer", facts.planning),)
     return [PatternGroup(NOBODY_LOOKED, batch.answered, 0, Strategy.ROW_TREES, rejected=told)], is_light
@@ -325,7 +328,7 @@ class _OnGpu:
     def _choice(self, patterns: Patterns, valid: int) -> PatternChoice:
         """Return the cheapest plans by patterns; valid: rows of the batch that are not invalid."""
         facts = self._facts
-        if facts.planning < facts.figures.loading.trees and not _is_heavy(facts, facts.to_come(self._batch, valid)):
+        if facts.planning < facts.figures.loading.trees and not facts.is_heavy(facts.to_come(self._batch, valid)):
             choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
             # Not a number where nothing fits in one piece: each pattern gets a plan of its own, in chunks.
             if not choice.seconds * facts.to_come(self._batch, valid) > facts.figures.loading.compiled * valid:
@@ -491,7 +494,7 @@ def _plan_choice(patterns: Patterns, batch: EvidenceBatch, facts: Facts) -> Patt
     loading = figures.loading
     rows = facts.to_come(batch, valid)
     # To plan may take longer than trees; the plan of a single pattern answers its equal rows once, in NumPy.
-    is_light = not _is_heavy(facts, rows) or (explains and len(patterns.counts) == 1)
+    is_light = not facts.is_heavy(rows) or (explains and len(patterns.counts) == 1)
     if is_light and (facts.planning < facts.figures.loading.trees or not explains):
         choice = PatternChoice(patterns, plain_prices(facts), rows=valid)
         # Not a number where nothing fits in one piece: each pattern gets a plan of its own, in chunks.
@@ -518,14 +521,6 @@ def _that_fit(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts
         else:
             result.append(replace(group, strategy=Strategy.ROW_TREES, shared=False))
     return result
-
-
-def _is_heavy(facts: Facts, rows: int) -> bool:
-    """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
-    from junctor.strategies.entries import HEAVY_SECONDS
-
-    # Each entry of a factor counts once.
-    return rows * facts.entries * facts.figures.numpy.entry > HEAVY_SECONDS
 
 
 def _has_room_for_shared(batch: EvidenceBatch, facts: Facts) -> bool:

@@ -38,9 +38,9 @@ from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.progress import counts_rows
 from junctor.runtime.threads import short_gil_switches
-from junctor.strategies.facts import FEW_ROWS, Facts, PlanKey, Store
+from junctor.strategies.facts import FEW_ROWS, Facts, PlanKey, PlanStore
 from junctor.strategies.registry import way
-from junctor.strategies.strategy import Room, Route
+from junctor.strategies.strategy import Allowance, Route
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -98,7 +98,7 @@ class Engine:
         expected_rows: int = 0,
         workers: WorkerPool | None = None,
         gpu: BlockDevice | None = None,
-        store: Store | None = None,
+        store: PlanStore | None = None,
         batch_rows: int = 0,
     ) -> None:
         # An explanation maximises over the variables of the file alone: auxiliary ones have to be summed out before.
@@ -199,7 +199,7 @@ class Engine:
         # Not opened: a GPU may only be asked about.
         gpu = facts.gpu_room() if choice.on_gpu else None
         budget = Budget(self.allowed, facts.answer_bytes(batch.rows) + reserved, reserved)
-        room = Room(budget, gpu, {key: program.memory.fixed for key, program in self._programs.items()})
+        room = Allowance(budget, gpu, {key: program.memory.fixed for key, program in self._programs.items()})
         return tuple(route_of(group, batch, facts, room) for group in choice.groups)
 
     def uses_gpu(self, batch: EvidenceBatch) -> bool:

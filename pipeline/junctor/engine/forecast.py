@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from junctor.cost import policy
 from junctor.engine.choose import told_of
+from junctor.engine.run import estimate
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.patterns import patterns_of
 from junctor.model.strategies import Chosen, Strategy
-from junctor.planning.budget import row_seconds, too_long
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.shape import Pattern, Shape
 from junctor.strategies.facts import Facts
-from junctor.strategies.plan_rows import MOST_OPERATIONS, once_seconds
-from junctor.strategies.registry import way
 from junctor.strategies.strategy import Route
 
 if TYPE_CHECKING:
-    from junctor.cost.figures import Figures
     from junctor.cost.model import CostModel
     from junctor.engine.choose import Choice
     from junctor.engine.engine import Engine
@@ -130,29 +127,6 @@ def forecast_of(engine: Engine, choice: Choice, bound: int = 0) -> list[Route]:
     """Return the same for a choice."""
     routes = [estimate(choice.facts, route, choice.batch, bound) for route in engine.routes_of(choice)]
     return sorted(routes, key=lambda route: -route.operations)
-
-
-def estimate(facts: Facts, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
-    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work.
-
-    It is refused where a row takes longer than allowed.
-    """
-    if route.refused is not None:
-        # Refused rows get the seconds of NumPy: they show how far out of reach they are.
-        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * facts.figures.numpy.operation)
-    priced, allowed = way(route.strategy).forecast(route, batch, facts, bound), row_seconds(facts.options.time_limit)
-    # Rows whose tree is too large get a plan, which is asked for then.
-    if not math.isfinite(priced.seconds) or (seconds := _row_seconds(priced, facts.figures)) <= allowed:
-        return priced
-    return replace(priced, refused=too_long(seconds, allowed, "a row", facts.advice))
-
-
-def _row_seconds(route: Route, figures: Figures) -> float:
-    """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
-    seconds, plan = route.seconds, route.plan
-    once = 0.0 if plan is None or route.chunks is not None else once_seconds(plan, figures)
-    together = route.threads if route.shares_row else 1
-    return (once + (seconds - once) / max(1, len(route.group.rows))) / together
 
 
 def gpu_seconds(facts: Facts, route: Route, gpu: CostModel) -> float:

@@ -5,8 +5,9 @@ Main class: BatchRun, made by the engine for a batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -17,18 +18,21 @@ from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.strategies import Strategy
-from junctor.planning.budget import Budget, row_seconds
+from junctor.planning.budget import Budget, row_seconds, too_long
 from junctor.runtime.buffer_pool import fresh
 from junctor.strategies.facts import Facts, PlanKey
-from junctor.strategies.plan_rows import once_seconds
+from junctor.strategies.gpu_room import GpuRoom
+from junctor.strategies.plan_rows import MOST_OPERATIONS, once_seconds
 from junctor.strategies.registry import way
-from junctor.strategies.strategy import GpuRoom, Room, Route
+from junctor.strategies.strategy import Allowance, Route
 
 # Share of the time allowed up to which the coarsest forecast of a row will do.
 SURE_SHARE = 0.1
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
+
+    from junctor.cost.figures import Figures
 
 
 @dataclass
@@ -86,16 +90,15 @@ class BatchRun:
     def route(self, group: PatternGroup, batch: EvidenceBatch, uses: int | None = None) -> Route:
         """Return how a group is answered; raises BudgetError where it is refused."""
         if group.strategy is not None and not has_plan(group.strategy) and self.facts.options.time_limit is None:
-            return way(group.strategy).prepare(group, 1, batch, self.facts, Room(self.budget, self.gpu, self._fixed()))
+            return way(group.strategy).prepare(
+                group, 1, batch, self.facts, Allowance(self.budget, self.gpu, self._fixed())
+            )
         kept = self._fixed()
         with self.facts.store.lock:
             if group.strategy is None:
                 group = by_plan(group, batch, self.facts)
-            route = route_of(group, batch, self.facts, Room(self.budget, self.gpu, kept), uses)
+            route = route_of(group, batch, self.facts, Allowance(self.budget, self.gpu, kept), uses)
         if route.refused is None and may_take_long(route, self.facts):
-            # Imported where a row may take long: cost models come with it.
-            from junctor.engine.forecast import estimate
-
             route = estimate(self.facts, route, batch)
         if route.refused is not None:
             raise route.refused
@@ -142,6 +145,29 @@ class BatchRun:
 
     def _fixed(self) -> dict[PlanKey, int]:
         return {key: program.memory.fixed for key, program in self.programs.items()}
+
+
+def estimate(facts: Facts, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
+    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work.
+
+    It is refused where a row takes longer than allowed.
+    """
+    if route.refused is not None:
+        # Refused rows get the seconds of NumPy: they show how far out of reach they are.
+        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * facts.figures.numpy.operation)
+    priced, allowed = way(route.strategy).forecast(route, batch, facts, bound), row_seconds(facts.options.time_limit)
+    # Rows whose tree is too large get a plan, which is asked for then.
+    if not math.isfinite(priced.seconds) or (seconds := _row_seconds(priced, facts.figures)) <= allowed:
+        return priced
+    return replace(priced, refused=too_long(seconds, allowed, "a row", facts.advice))
+
+
+def _row_seconds(route: Route, figures: Figures) -> float:
+    """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
+    seconds, plan = route.seconds, route.plan
+    once = 0.0 if plan is None or route.chunks is not None else once_seconds(plan, figures)
+    together = route.threads if route.shares_row else 1
+    return (once + (seconds - once) / max(1, len(route.group.rows))) / together
 
 
 def may_take_long(route: Route, facts: Facts) -> bool:

@@ -22,7 +22,7 @@ from junctor.planning.shape import Pattern
 from junctor.runtime.devices import count_gpus
 from junctor.runtime.machine import allowed_disk
 from junctor.strategies.facts import Facts, cached, rounded
-from junctor.strategies.strategy import GpuRoom
+from junctor.strategies.gpu_room import GpuRoom
 
 if TYPE_CHECKING:
     from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits

@@ -29,9 +29,11 @@ from junctor.out_of_core.programs import (
 )
 from junctor.planning.plan import Plan
 from junctor.runtime.devices import open_other_gpus
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.chunk_explanations import ChunkExplainer
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import GpuRoom, Route, Run
+from junctor.strategies.gpu_room import GpuRoom
+from junctor.strategies.strategy import Route, Run
 
 logger = logging.getLogger("junctor")
 
@@ -116,7 +118,7 @@ class ChunkedRows:
     def _chunks_in(self, algebra: Algebra, route: Route) -> ChunkRoute:
         """Return how rows of a route go through in an algebra."""
         with self.facts.store.lock:
-            return self.facts.cuts.chosen_chunks(route.group.pattern, route.uses, algebra, self.free, self.gpu)
+            return ChunkCuts(self.facts).chosen_chunks(route.group.pattern, route.uses, algebra, self.free, self.gpu)
 
     def _in_rounds(
         self, chunks: ChunkRoute, algebra: Algebra, rows: Rows

@@ -11,8 +11,9 @@ from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
+from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import MemoryUse, Offer, Room, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run
 
 
 class ChunkRows:
@@ -29,7 +30,7 @@ class ChunkRows:
         """Not asked: a cut takes seconds, and what fits in one piece goes in one piece."""
         return "chunks are for rows that fit in no other way"
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """The cut that takes least, with all memory to itself; raises BudgetError."""
         budget = room.budget
         if budget.passing:
@@ -38,7 +39,7 @@ class ChunkRows:
             raise budget.refuse(budget.free + 1, where, "wait until they are written")
         # Chunks get all memory: the plan exceeds it already.
         room.kept.clear()
-        chunks = facts.cuts.chosen_chunks(group.pattern, uses, facts.chunk_ladder[0], budget.free, room.gpu)
+        chunks = ChunkCuts(facts).chosen_chunks(group.pattern, uses, facts.chunk_ladder[0], budget.free, room.gpu)
         plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
         way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
         reason = facts.reason(self.name, f"in chunks, {way}: the plan exceeds the memory")

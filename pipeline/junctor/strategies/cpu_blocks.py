@@ -21,7 +21,7 @@ from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
 from junctor.strategies.number_ladder import answer_rows
 from junctor.strategies.plan_rows import MOST_OPERATIONS, on_cores, once_seconds, prepared, with_seconds
-from junctor.strategies.strategy import Offer, Price, Room, Route, Run
+from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run
 
 # Tables of a tree from which on rows never get a plan: those are made in Python, and lowered in more than linear time.
 MOST_PLANNED_TABLES = 50_000
@@ -70,7 +70,7 @@ class BlocksRows:
         operations = min(facts.plan(group.pattern, uses).case_operations, MOST_OPERATIONS)
         return operations * facts.row_engine.above_zero * facts.figures.blocks.uncached_operation
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Blocks as large as memory and caches allow."""
         route = prepared(self.name, group, uses, facts, room, blocks=True)
         assert route.sizes is not None

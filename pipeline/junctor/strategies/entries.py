@@ -28,10 +28,7 @@ from junctor.strategies.plan_rows import (
     prepared,
     with_seconds,
 )
-from junctor.strategies.strategy import Offer, Price, Room, Route, Run
-
-# Seconds that NumPy takes at least, from which rows are not planned to see what it takes.
-HEAVY_SECONDS = 0.01
+from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run
 
 
 class EntriesRows:
@@ -47,11 +44,7 @@ class EntriesRows:
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """By the plan, where that is made before compiled code would be loaded."""
         rows = facts.uses(group, batch)
-        # Each entry of a factor counts once.
-        if (
-            rows * facts.entries * facts.figures.numpy.entry > HEAVY_SECONDS
-            or facts.planning >= facts.figures.loading.trees
-        ):
+        if facts.is_heavy(rows) or facts.planning >= facts.figures.loading.trees:
             return "a plan and NumPy take longer than compiled code takes to load"
         plan = facts.plan(group.pattern, rows)
         return Offer(group, Price(once=once_seconds(plan, facts.figures), row=plain_seconds(plan, facts.figures, rows)))
@@ -65,7 +58,7 @@ class EntriesRows:
         # Blocks take more rows at once.
         return Price(once=min(seconds, _compiled_seconds(*what)) if few else seconds)
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """By what is faster of the two."""
         plan = facts.plan(group.pattern, uses)
         what = plan, uses, facts.ladder[0], facts.figures

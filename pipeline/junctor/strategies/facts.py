@@ -35,7 +35,7 @@ from junctor.planning.shape import Pattern, Shape, shape_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
-from junctor.strategies.strategy import GpuRoom
+from junctor.strategies.gpu_room import GpuRoom
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from junctor.backends.row_work import RowWork
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.out_of_core.memory_splits import ChunkRoute
-    from junctor.strategies.chunk_cuts import ChunkCuts
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -62,12 +61,14 @@ MOST_THREADS = 32
 
 # Strategies that are of no use to a GPU.
 ON_CPUS = (Strategy.JOINT_TABLE, Strategy.ROW_TREES, Strategy.ENTRIES, Strategy.CPU_BLOCKS)
+# Entries of messages for each entry of a factor, about: a plan, which takes time, would tell.
+MESSAGES_OF_FACTORS = 15
 # Rows in all that are few: calls of so few come again and again, and what is loaded once serves all of them.
 FEW_ROWS = 64
 
 
 @dataclass(eq=False, slots=True)
-class Store:
+class PlanStore:
     """What facts of one network and query share: plans, their memory, and what is known of patterns.
 
     lock: of whoever plans or looks something up; a thread may choose groups while another one answers.
@@ -117,7 +118,7 @@ class Facts:
         expected_rows: int = 0,
         workers: WorkerPool | None = None,
         gpu: BlockDevice | None = None,
-        store: Store | None = None,
+        store: PlanStore | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -127,7 +128,7 @@ class Facts:
         self.is_lasting = False
         self.workers = workers
         self.gpu = gpu
-        self.store = store or Store()
+        self.store = store or PlanStore()
         self._costs = costs
         # Groups of a few rows, by their number and that of all rows to come.
         self.few: dict[tuple[int, int], Sequence[PatternGroup] | None] = {}
@@ -310,14 +311,6 @@ class Facts:
 
         return room_bytes(self.network, 0)
 
-    @cached_property
-    def cuts(self) -> ChunkCuts:
-        """How plans are cut into chunks."""
-        # Imported where rows may go in chunks.
-        from junctor.strategies.chunk_cuts import ChunkCuts
-
-        return ChunkCuts(self)
-
     def beside_answers(self, batch: EvidenceBatch) -> int:
         """Return the bytes beside the answers to a batch."""
         return self.allowed - self.answer_bytes(batch.rows)
@@ -341,6 +334,11 @@ class Facts:
     def entries(self) -> int:
         """Entries of all factors."""
         return sum(factor.table.size for factor in self.network.factors)
+
+    def is_heavy(self, rows: int) -> bool:
+        """Return True if so many rows take NumPy longer than compiled code takes to load; told without a plan."""
+        figures = self.figures
+        return rows * MESSAGES_OF_FACTORS * self.entries * figures.numpy.entry > figures.loading.trees
 
     def are_few(self, batch: EvidenceBatch) -> bool:
         """Return True if all rows to come are known to be few."""

@@ -23,7 +23,7 @@ from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
 from junctor.strategies.number_ladder import BlockExecutor, answer_rows
 from junctor.strategies.plan_rows import MOST_OPERATIONS, on_cores, prepared, with_seconds
-from junctor.strategies.strategy import Offer, Price, Room, Route, Run
+from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run
 
 
 class GpuRows:
@@ -46,7 +46,7 @@ class GpuRows:
         row = work.operations * operation + work.tables * table + len(group.pattern.weighted) * host.likelihood
         return Offer(replace(group, strategy=self.name), Price(once=host.group + once, row=row))
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Blocks of the host besides, for rows that the device does not take."""
         plan = facts.plan(group.pattern, uses)
         work = min(uses * plan.case_operations, MOST_OPERATIONS) * facts.figures.numpy.operation

@@ -12,7 +12,7 @@ from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import MemoryUse, Offer, Room, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run
 
 
 class ImpossibleRows:
@@ -29,7 +29,7 @@ class ImpossibleRows:
         """Not asked."""
         return "which rows are impossible is found before"
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Nothing is needed."""
         reserved = room.budget.reserved
         memory = MemoryUse(facts.allowed, reserved, reserved, reserved)

@@ -12,7 +12,7 @@ from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import MemoryUse, Offer, Price, Room, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run
 
 
 class JointTableRows:
@@ -40,7 +40,7 @@ class JointTableRows:
             return "the joint table does not fit beside the answers"
         return Offer(group, Price(row=facts.joint_seconds))
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Nothing beside the table."""
         assert facts.joint_table is not None
         reserved = room.budget.reserved

@@ -16,12 +16,11 @@ from junctor.cost.figures import Figures
 from junctor.evidence.batch import Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.errors import BudgetError
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts, PlanKey
 from junctor.strategies.number_ladder import BlockExecutor
-from junctor.strategies.strategy import MemoryUse, Room, Route
+from junctor.strategies.strategy import Allowance, MemoryUse, Route
 
 if TYPE_CHECKING:
     from junctor.backends.cpu import CompiledProgram
@@ -32,7 +31,7 @@ KEPT_PROGRAMS = 256
 MOST_OPERATIONS = 10**30
 
 
-def unprepared(strategy: Strategy, group: PatternGroup, uses: int, facts: Facts, room: Room) -> Route:
+def unprepared(strategy: Strategy, group: PatternGroup, uses: int, facts: Facts, room: Allowance) -> Route:
     """Return the route of a plan before its sizes are known, which shows what it needs at the least."""
     plan, memory = facts.plan(group.pattern, uses), facts.plan_memory(group.pattern, uses)
     needed = memory.least + room.budget.reserved
@@ -42,7 +41,13 @@ def unprepared(strategy: Strategy, group: PatternGroup, uses: int, facts: Facts,
 
 
 def prepared(
-    strategy: Strategy, group: PatternGroup, uses: int, facts: Facts, room: Room, blocks: bool, compiled: bool = True
+    strategy: Strategy,
+    group: PatternGroup,
+    uses: int,
+    facts: Facts,
+    room: Allowance,
+    blocks: bool,
+    compiled: bool = True,
 ) -> Route:
     """Return the route of a plan in one piece; raises BudgetError where not one case fits.
 
@@ -69,11 +74,6 @@ def give_way(kept: MutableMapping[PlanKey, int], key: PlanKey, memory: PlanMemor
         others -= kept.pop(next(iter(kept)))
     kept[key] = memory.fixed
     return others
-
-
-def refused(strategy: Strategy, group: PatternGroup, uses: int, facts: Facts, room: Room, why: BudgetError) -> Route:
-    """Return the route of rows that do not fit."""
-    return replace(unprepared(strategy, group, uses, facts, room), refused=why)
 
 
 def once_seconds(plan: Plan, figures: Figures) -> float:

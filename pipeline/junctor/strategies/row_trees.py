@@ -17,7 +17,7 @@ from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import MemoryUse, Offer, Price, Room, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run
 
 if TYPE_CHECKING:
     from junctor.evidence.compiled_cells import EvidenceCells
@@ -28,7 +28,7 @@ SAMPLED_ROWS, MOST_SAMPLED_ROWS = 16, 1024
 SAMPLED_SHARE, SAMPLED_ERROR = 0.03, 0.05
 
 
-class TreeRows:
+class RowTrees:
     """Trees that are planned where rows are answered."""
 
     name = Strategy.ROW_TREES
@@ -60,7 +60,7 @@ class TreeRows:
             / rows
         )
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Trees are planned where rows are answered, in all memory that programs leave."""
         memory = MemoryUse(
             facts.allowed, room.budget.reserved, room.budget.reserved, facts.allowed - sum(room.kept.values())
@@ -166,4 +166,4 @@ def load_trees() -> None:
     RowEngine(network, (0,), room_bytes(network, 1 << 16)).answer(batch, np.arange(1), answers)
 
 
-WAY = TreeRows()
+WAY = RowTrees()

@@ -11,8 +11,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from junctor_kernels.gpu.blocks import CudaBlockDevice
-
 from junctor.backends.plan_memory import BlockSizes
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
@@ -20,6 +18,7 @@ from junctor.model.errors import BudgetError
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
+from junctor.strategies.gpu_room import GpuRoom
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -57,7 +56,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Allowance:
     """What rows may take.
 
     budget: in addition to all answers to the batch.
@@ -118,7 +117,7 @@ class Way(Protocol):
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """Return what rows of a group would take, or why they are not answered so; nothing is planned for it."""
 
-    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Room) -> Route:
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Return how rows are answered, by sizes alone; raises BudgetError where they do not fit."""
 
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
@@ -216,17 +215,3 @@ class Route:
         if self.sizes is None:
             return 1 if self.chunks is None else max(1, self.chunks.entry_threads)
         return self.sizes.threads if self.strategy is Strategy.CPU_BLOCKS else max(1, self.sizes.entry_threads)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRoom:
-    """A GPU that answers rows: bytes that blocks may take, and whether it can do chunks."""
-
-    bytes: int
-    chunks: bool
-
-    @classmethod
-    def of(cls, device: BlockDevice) -> GpuRoom:
-        """Return the room of an opened GPU."""
-        # Chunks need CUDA streams; stand-ins for a GPU answer blocks only.
-        return cls(int(device.room), isinstance(device, CudaBlockDevice))
