@@ -105,7 +105,7 @@ def test_ways_are_taken_where_they_are_chosen_and_run() -> None:
     root = SOURCES["junctor"]
     trees = {path.relative_to(root).as_posix(): ast.parse(path.read_text()) for path in root.rglob("*.py")}
     users = {name for name, tree in trees.items() if "junctor.strategies.registry.way" in imported(tree)}
-    assert users == {f"engine/{name}.py" for name in ("choose", "engine", "forecast", "run")}
+    assert users == {f"engine/{name}.py" for name in ("choose", "engine", "run")}
 
 
 WAYS = [strategy.value.replace("-", "_") for strategy in Strategy]
