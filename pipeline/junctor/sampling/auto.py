@@ -81,8 +81,8 @@ class AutoEngine:
         budget = _budget(self._exact, options.time_limit, budget_file)
         memory, disk, seconds = int(budget["memory"]), int(budget["disk"]), budget["seconds"]
         judged = ComputeOptions(memory, threads=1, device="cpu", spill_bytes=disk, time_limit=seconds)
-        # An engine for forecasts only: one thread of a CPU, so that choices do not depend on the machine.
-        self._judge = Engine(network, query, judged, costs, expected_rows)
+        # For forecasts only: one thread of a CPU, so that choices do not depend on the machine. Plans serve both.
+        self._judge = self._exact.with_options(judged)
 
     def with_options(self, options: ComputeOptions) -> AutoEngine:
         """Return an engine with other options that shares what was planned, and the budget."""
