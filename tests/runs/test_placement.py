@@ -128,6 +128,20 @@ def test_what_more_processes_lack_is_told() -> None:
     assert not place(LONG, CPUS, 99).warnings
 
 
+def test_machines_are_planned_for_what_is_asked_for() -> None:
+    one, remote = replace(GPUS, gpus=1), replace(GPUS, gpus=1, is_remote=True)
+    machines = (GPUS, one, replace(GPUS, workers=1), replace(GPUS, workers=2), AUTO, remote, CPUS)
+    assert [each.is_one_gpu for each in machines] == [False, True, True, False, False, False, False]
+    assert [each.has_choice for each in (*machines, replace(AUTO, gpus=0))] == 4 * [False] + [True] + 3 * [False]
+    assert [each.takes_all_gpus(3) for each in (*machines, replace(GPUS, gpus=3))] == [
+        *(True, False, True, True),
+        *(False, False, False, False),
+    ]
+    # No worker can answer a row alone: all together may, and each with a GPU has files.
+    pools = (replace(REMOTE, workers=4), replace(REMOTE, workers=1), replace(REMOTE, workers=4, gpus=4))
+    assert [each.may_spread(None, 9) for each in pools] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("machine", "partitions", "expected"),
     [

@@ -469,35 +469,17 @@ def _leftovers_told() -> Iterator[None]:
 def _written_increment(
     directory: IncrementDirectory, before: Manifest | None, work: RunStats, seconds: float
 ) -> Manifest:
-    pending, spec, now = directory.pending, directory.read_spec(), _now()
+    pending, spec = directory.pending, directory.read_spec()
     fresh, known = _parts_of(directory, spec, work), before.inputs if before else ()
     inputs = merge(pending, known, fresh)
     its_parts = {part.file: part for part in (*(before.parts if before else ()), *fresh)}
     parts = tuple(its_parts[file] for each in inputs for file in each.parts)
-    increment = increment_of(pending, fresh, spec.junctor_version, round(seconds, 3), now)
-    manifest = Manifest(
-        spec=spec,
-        rows=sum(part.rows for part in parts),
-        statuses=total_of(part.statuses for part in parts),
-        parts=parts,
-        reused_parts=len(parts) - len(fresh) + work.reused,
-        seconds=round(seconds, 3),
-        stages=work.stages,
-        finished_at=now,
-        peak_bytes=(peak_memory(), work.worker_bytes),
-        files=_small_files(directory),
-        increment=pending.number,
-        inputs=inputs,
-        increments=(*(before.increments if before else ()), increment),
-        columns=pending.columns,
-        root=pending.root,
-        observed_targets=observed_targets(directory, spec, parts),
-        placement=work.placement,
-        choices=work.choices,
-    )
-    check_lock(directory.path)
-    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
-    return manifest
+    work = replace(work, reused=len(parts) - len(fresh) + work.reused)
+    manifest = _manifest(directory, spec, parts, work, seconds)
+    increment = increment_of(pending, fresh, spec.junctor_version, manifest.seconds, manifest.finished_at)
+    increments = (*(before.increments if before else ()), increment)
+    manifest = replace(manifest, increment=pending.number, inputs=inputs, increments=increments)
+    return _kept(directory, replace(manifest, columns=pending.columns, root=pending.root))
 
 
 def write_manifest(
@@ -509,14 +491,22 @@ def write_manifest(
     Other arguments and errors as of `finalise`.
     """
     spec = directory.read_spec()
-    parts = _parts_of(directory, spec, work)
-    rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
-    done = work.reused, round(seconds, 3), work.stages, _now()
-    peaks = peak_memory(), work.worker_bytes
-    manifest = Manifest(spec, rows, statuses, parts, *done, peaks, _small_files(directory))
-    observed = observed_targets(directory, spec, parts)
-    manifest = replace(manifest, observed_targets=observed, placement=work.placement, choices=work.choices)
+    manifest = _manifest(directory, spec, _parts_of(directory, spec, work), work, seconds)
     check(manifest)
+    return _kept(directory, manifest)
+
+
+def _manifest(
+    directory: Directory[Any], spec: AnySpec, parts: tuple[Part, ...], work: RunStats, seconds: float
+) -> Manifest:
+    rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
+    done = work.reused, round(seconds, 3), work.stages, _now(), (peak_memory(), work.worker_bytes)
+    manifest = Manifest(spec, rows, statuses, parts, *done, _small_files(directory))
+    observed = observed_targets(directory, spec, parts)
+    return replace(manifest, observed_targets=observed, placement=work.placement, choices=work.choices)
+
+
+def _kept(directory: Directory[Any], manifest: Manifest) -> Manifest:
     check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
