@@ -14,9 +14,9 @@ from junctor.runs.report.pictures import (
     GREY,
     ORANGE,
     Group,
-    beside,
     drawing,
     in_lines,
+    marked,
     pages,
     percent,
     svg,
@@ -101,12 +101,7 @@ def changes(groups: Sequence[Group]) -> list[str]:
             axes.errorbar(
                 group.values, lines, xerr=[low, high], linestyle="none", color=DARK, linewidth=1.0, capsize=2.0
             )
-        if group.marks is not None:
-            axes.plot(
-                group.marks, lines, linestyle="none", marker="|", markersize=11, markeredgewidth=2.2, color=ORANGE
-            )
-        for line, value in zip(lines, group.values, strict=True):
-            beside(axes, line, value)
+        marked(axes, group, lines)
 
     return [in_lines(part, draw, "probability", "Parameters before and after") for part in pages(groups)]
 

@@ -138,12 +138,7 @@ def columns(groups: Sequence[Group]) -> list[str]:
 
     def draw(axes: Axes, group: Group, lines: npt.NDArray[np.float64]) -> None:
         axes.barh(lines, group.values, height=0.62, color=BLUE)
-        if group.marks is not None:
-            axes.plot(
-                group.marks, lines, linestyle="none", marker="|", markersize=11, markeredgewidth=2.2, color=ORANGE
-            )
-        for line, value in zip(lines, group.values, strict=True):
-            beside(axes, line, value)
+        marked(axes, group, lines)
 
     return [in_lines(part, draw, "share of the observed cells", "States seen and expected") for part in pages(groups)]
 
@@ -223,6 +218,14 @@ def in_lines(groups: Sequence[Group], draw: Any, label: str, title: str) -> str:
         axes.grid(axis="x", color="#e3e3e3", linewidth=0.5)
         axes.set_axisbelow(True)
         return svg(figure, title)
+
+
+def marked(axes: Axes, group: Group, lines: npt.NDArray[np.float64]) -> None:
+    """Draw the marks of a group on its bars, and write the values beside these."""
+    if group.marks is not None:
+        axes.plot(group.marks, lines, linestyle="none", marker="|", markersize=11, markeredgewidth=2.2, color=ORANGE)
+    for line, value in zip(lines, group.values, strict=True):
+        beside(axes, line, value)
 
 
 def beside(axes: Axes, line: float, value: float) -> None:
