@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.formats.text import (
+    VALUES_IN_BRACES,
     SourceText,
     TextBlock,
     Token,
@@ -38,14 +39,6 @@ attribute: KEY _EQUALS VALUE? (_LBRACE (attribute | block _END?)* _RBRACE)? _END
 
 HEAD: /[^\s={}();"][^={}();"]*+(?=\{)/
 KEY: /[^\s={}();"]++(?=\s*+=)/
-VALUE: /(?:[^\s;{}"]|"(?:[^"\\]++|\\.)*+")(?:[^;{}"]++|"(?:[^"\\]++|\\.)*+")*+/s
-
-_LBRACE: "{"
-_RBRACE: "}"
-_EQUALS: "="
-_END: ";"
-
-%ignore /\s+/
 """
 
 # Names of the terminals in errors, in the order in which alternatives are listed.
@@ -212,7 +205,7 @@ def parse_blocks(text: str, file: str, kind: str, reading: Reading | None = None
     reading: takes up notes of numbers.
     """
     source = without_comments(text, file, _COMMENT, _STRING, {'"': "quote", "/*": "comment"}, reading)
-    parsed = parse(_GRAMMAR, source, _WORDS)
+    parsed = parse(_GRAMMAR + VALUES_IN_BRACES, source, _WORDS)
     blocks = [Block(source, block) for block in parsed.all("block")]
     for block in blocks:
         if block.kind == kind:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from junctor.formats.decisions import DecisionNode, leave_out
 from junctor.formats.text import (
+    VALUES_IN_BRACES,
     Shapes,
     SourceText,
     TextBlock,
@@ -56,14 +57,6 @@ _POTENTIAL.1: /potential\b(?!\s*=)/
 NAME: /"[^"]*+"|[^\s{}"][^\n{}"]*+/
 SCOPE: /\((?:[^(){}"]++|"[^"]*+"|\([^(){}"]*+\))*+\)/
 KEY: /[^\s={}();"]++/
-VALUE: /(?:[^\s;{}"]|"(?:[^"\\]++|\\.)*+")(?:[^;{}"]++|"(?:[^"\\]++|\\.)*+")*+/s
-
-_LBRACE: "{"
-_RBRACE: "}"
-_EQUALS: "="
-_END: ";"
-
-%ignore /\s+/
 """
 
 # Names of the terminals in errors, in the order in which alternatives are listed.
@@ -92,7 +85,7 @@ _STRING = r'"(?:[^"\\]++|\\.)*+"'
 def read(text: str, file: str, reading: Reading | None = None) -> Network:
     """Read a Bayesian network from the text of a NET file; raises ModelError with line and column."""
     source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"}, reading)
-    blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
+    blocks = list(_flat(source, parse(_GRAMMAR + VALUES_IN_BRACES, source, _WORDS)))
     # Files have the title in `net`, or none at all.
     titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]
     nodes = [block for block in blocks if block.kind == "node"]

@@ -28,6 +28,17 @@ if TYPE_CHECKING:
 
 # Most entries (128 MiB) of tables that a file asks for without writing them out: a short file can name huge ones.
 MAX_FILLED = 2**24
+# Terminals of grammars with attributes `KEY = VALUE;` in braces.
+VALUES_IN_BRACES = r"""
+VALUE: /(?:[^\s;{}"]|"(?:[^"\\]++|\\.)*+")(?:[^;{}"]++|"(?:[^"\\]++|\\.)*+")*+/s
+
+_LBRACE: "{"
+_RBRACE: "}"
+_EQUALS: "="
+_END: ";"
+
+%ignore /\s+/
+"""
 
 
 class Token(str):
