@@ -1,6 +1,6 @@
 """What stays of plans from process to process: the plan, the numbers that it is bound to, how it is lowered.
 
-Main functions: `kept_plan`, called by the planner, `kept_numbers`, which programs are handed, and `lowered`, called by
+Main functions: `kept_plan`, called by facts, `kept_numbers`, which programs are handed, and `lowered`, called by
 the compiled backends; main class: Section, the one reader of all of them, and of plans in chunks.
 """
 

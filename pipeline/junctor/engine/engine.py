@@ -109,7 +109,7 @@ class Engine:
         self.options = options
         self.batch_rows = batch_rows
         self.allowed = self.facts.allowed
-        # The oldest first, as the router drops them.
+        # The oldest first, as routes drop them.
         self._programs: dict[PlanKey, ProgramCache] = {}
         # Of all engines that share what was planned, once there are several: one that refers to itself goes late.
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {}

@@ -2,7 +2,7 @@
 
 Rows on one tree are computed together in vectors; what only some of them observe stays in the tree, and is cut out
 table by table. Rows that agree in more columns have a smaller tree, but are fewer. Main class: TreeChoice, called by
-the router for batches on CPUs.
+the choice for batches on CPUs.
 """
 
 from __future__ import annotations
