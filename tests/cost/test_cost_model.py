@@ -396,6 +396,13 @@ def test_figures_of_a_cpu_are_measured(figures_of_two: list[Measured]) -> None:
         assert all(getattr(work, feature) > 0 == getattr(work, other) for work in works)
 
 
+def test_figures_of_few_networks_are_left_out() -> None:
+    always = [measured("cpu", 1.0, 1.0), measured("loading", 1.0, 1.0)]
+    for networks in (4, 5):
+        rows = [measured("trees", 1.0, 1.0, str(n % networks)) for n in range(10)]
+        assert figure_tuning.with_enough([*always, *rows]) == [*always, *(rows if networks == 5 else ())]
+
+
 def test_a_fit_finds_the_figures_that_seconds_were_made_of(figures_of_two: list[Measured]) -> None:
     (base,) = (model.coefficients for model in local_cost_models(own=False).devices if not model.device.is_gpu)
     assert isinstance(base, FittedCoefficients)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from junctor.calibration import harness
 from junctor.calibration.blocks import MEMORY, CalibrationCase, answering_seconds, case_of
 from junctor.cost.dataset import Measured
 from junctor.cost.features.registry import BACKENDS
+from junctor.cost.figures import RECORDS
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.formats import write_network
@@ -50,6 +51,8 @@ ROWS, MOST_OPERATIONS = (1, 32, 1024), 5e7
 REPEATS, FEW = harness.Repeats(3, 30, 0.05), harness.Repeats(2, 3, 0.1)
 # Rows with a tree each.
 MOST_ROWS = 256
+# Networks of which a backend has measurements, at the least.
+LEAST_NETWORKS = 5
 # Plans with more steps take long to make.
 MOST_STEPS = 3000
 # Entries of a task that plans are cut for.
@@ -93,6 +96,14 @@ def calibrate_figures(seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """
     for name, measure in harness.within(seconds, _steps()):
         yield name, measure()
+
+
+def with_enough(rows: Sequence[Measured]) -> list[Measured]:
+    """Return measurements without those of figures for which the time was over early: few networks fix no features."""
+    networks = {backend: {row.network for row in rows if row.backend == backend} for backend in RECORDS}
+    # Processes are of no network.
+    few = {name for name, found in networks.items() if name != "loading" and len(found) < LEAST_NETWORKS}
+    return [row for row in rows if row.backend not in few]
 
 
 def _steps() -> Iterator[tuple[str, Callable[[], list[Measured]]]]:

@@ -33,7 +33,7 @@ def tune(
     from junctor.calibration.blocks import calibrate_blocks
     from junctor.calibration.chunked import calibrate_chunks
     from junctor.calibration.cliques import built_in, calibrate_cliques
-    from junctor.calibration.figures import calibrate_figures
+    from junctor.calibration.figures import calibrate_figures, with_enough
     from junctor.calibration.harness import fewest, local_device, save
     from junctor.cost.dataset import file_name
     from junctor.cost.figures import RECORDS
@@ -59,7 +59,7 @@ def tune(
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
     # Repeats of a measurement differ by what else the machine did: the fewest seconds are the least disturbed.
-    rows = fewest(rows)
+    rows = with_enough(fewest(rows))
     networks = len({row.network for row in rows if row.backend not in RECORDS})
     if networks < LEAST_NETWORKS:
         typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
