@@ -23,9 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Workers that are there for all tests can ask the stores of tests.
 os.environ.update(ENVIRONMENT)
 
-settings.register_profile(
-    "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=15
-)
+# Fixtures of a function may be shared by its examples, which all write the same files.
+LEFT = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("default", derandomize=True, deadline=None, suppress_health_check=LEFT, max_examples=15)
 settings.register_profile("long", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

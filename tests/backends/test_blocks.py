@@ -9,7 +9,7 @@ import pytest
 from helpers.blocks import blocks_of, questions
 from helpers.engine_cases import TOLERANCE, assert_same, check_posteriors, in_log_space
 from helpers.options import on_cpu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import numpy as plain
 from junctor.backends import plan_memory as memory
@@ -38,7 +38,6 @@ def in_blocks(memory: int | None = None, threads: int = 1) -> ComputeOptions:
 
 @pytest.mark.parametrize("precision", ["single", "double"])
 @given(question=questions())
-@settings(max_examples=30)
 def test_answers_of_all_formats_equal_enumeration(
     precision: Precision, question: tuple[Network, EvidenceBatch, bool]
 ) -> None:
@@ -67,7 +66,6 @@ def test_no_format_is_left_to_numpy(precision: Precision, monkeypatch: pytest.Mo
 
 
 @given(question=questions(), formats=st.permutations([SINGLE, DOUBLE, LOG]))
-@settings(max_examples=30)
 def test_formats_of_a_plan_differ_in_their_numbers_only(
     question: tuple[Network, EvidenceBatch, bool], formats: list[Algebra]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.blocks import TOLERANCE, blocks_of, compare, questions
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.backends import cpu, lowering
 from junctor.backends import register_tiles as tiles
@@ -68,7 +68,6 @@ def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zer
 
 @pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda algebra: algebra.name)
 @given(question=questions(), rows=st.integers(1, 5))
-@settings(max_examples=40)
 def test_several_blocks_at_once_are_those_one_by_one(
     algebra: Algebra, question: tuple[Network, EvidenceBatch, bool], rows: int
 ) -> None:
@@ -189,7 +188,6 @@ def test_no_zeros_no_operations_saved() -> None:
 
 
 @given(question=questions())
-@settings(max_examples=50)
 def test_support_covers_everything_that_evidence_can_make_positive(
     question: tuple[Network, EvidenceBatch, bool],
 ) -> None:

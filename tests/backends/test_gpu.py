@@ -13,7 +13,7 @@ from emulation.blocks import EmulatedDevice
 from helpers.blocks import blocks_of, compare, questions
 from helpers.engine_cases import in_log_space
 from helpers.gpu_blocks import DEVICES, ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
-from hypothesis import given, settings
+from hypothesis import given
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
@@ -76,7 +76,6 @@ def unwritten(network: Network, rows: int, algebra: Algebra, device: gpu.BlockDe
 @ON
 @FORMATS
 @pytest.mark.parametrize("many", [True, False])
-@settings(max_examples=20)
 @given(question=questions())
 def test_any_network_and_evidence(
     device: Callable[[], gpu.BlockDevice], algebra: Algebra, many: bool, question: tuple[Network, EvidenceBatch, bool]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from helpers.blocks import blocks_of, questions
 from helpers.gpu_blocks import ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
-from hypothesis import given, settings
+from hypothesis import given
 from junctor.backends import gpu_plan
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
@@ -76,7 +76,6 @@ def log_values(
 
 @ON
 @pytest.mark.parametrize("many", [True, False])
-@settings(max_examples=20)
 @given(question=questions())
 def test_any_network_and_evidence(
     device: Callable[[], gpu.BlockDevice], many: bool, question: tuple[Network, EvidenceBatch, bool]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import oracle, strategies
 from helpers.options import on_cpu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import numpy as plain
 from junctor.backends import plan_memory as memory
@@ -60,7 +60,6 @@ def no_joint_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_joint_table")
-@settings(max_examples=25)
 @given(data=st.data(), kind=st.sampled_from(["posteriors", "mpe"]))
 def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     network = data.draw(strategies.networks(max_variables=5, max_joint=128))

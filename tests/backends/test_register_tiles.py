@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import register_tiles as tiles
 from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
@@ -41,7 +41,6 @@ def terms_of(what: Contraction, masks: list[np.ndarray], entries: list[int]) -> 
     ]
 
 
-@settings(max_examples=30)
 @given(drawn=products(), factor=st.booleans(), shapes=st.sampled_from([TILE_SHAPES, SMALL_SHAPES, tiles.CPU_SHAPES]))
 def test_the_cheapest_walk_lists_the_terms_of_its_tiles(
     drawn: tuple[Contraction, list[np.ndarray]], factor: bool, shapes: tiles.Shapes
@@ -60,7 +59,6 @@ def test_the_cheapest_walk_lists_the_terms_of_its_tiles(
     assert costs[walks.index(walk)] == min(costs)
 
 
-@settings(max_examples=30)
 @given(drawn=products())
 def test_walks_cover_every_entry_and_share_what_tiles_read(drawn: tuple[Contraction, list[np.ndarray]]) -> None:
     what, _ = drawn

@@ -16,7 +16,7 @@ from baselines.index_mapping import Setting, all_settings, index_mapping
 from emulation.build import built
 from emulation.nvrtc import compiles
 from helpers.oracle import joint_table
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.cliques.host import kernels_for, natural_table
 from junctor.generate import grid, hmm, layered
@@ -71,7 +71,6 @@ def test_a_mapping_is_where_summing_over_axes_looks(drawn: tuple[list[int], list
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(max_examples=20)
 @given(drawn=messages(), number=st.integers(0, 10**6))
 def test_kernels_agree_with_numpy(dtype: Any, drawn: tuple[list[int], list[int], list[int]], number: int) -> None:
     sizes, scope, separator = drawn

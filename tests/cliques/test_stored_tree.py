@@ -55,7 +55,7 @@ def evidence_of(network: Network, hard: Any, soft: Any) -> dict[str, Any]:
     return {network.variables[v].name: said for v, said in (*hard.items(), *soft.items())}
 
 
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(st.data())
 def test_trees_agree_with_enumeration(data: st.DataObject) -> None:
     network = data.draw(networks())

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.encoding import encode_table
 from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from junctor.evidence import dialect
 from junctor.evidence.batch import UNOBSERVED
@@ -262,7 +262,6 @@ def written(table: DrawnTable, separator: str, encoding: str) -> bytes:
     return text.getvalue().encode(encoding)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25)
 @given(
     drawn_tables(lists=False, min_rows=1),
     st.sampled_from([";", "\t", "|", " "]),
@@ -284,7 +283,6 @@ def test_every_dialect_equals_the_table(
             patch.setattr(DelimitedTable, "_bytes_at_once", lambda self: size)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(
     text=st.lists(st.sampled_from([*'"\n\r \t', "  ", "yes", "no", '"a b"', '""', "\r\n", "1 yes\n"]), max_size=40).map(
         "".join

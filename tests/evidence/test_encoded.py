@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.encoding import encode_table
 from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition, as_arrow
 from junctor.evidence.encoded import read_partition, write_partition
 from junctor.model.errors import RunError
 
 NETWORK = small_network()
-HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 
 
 def round_trip(path: Path, partition: EncodedPartition) -> EncodedPartition:
@@ -31,7 +30,6 @@ def round_trip(path: Path, partition: EncodedPartition) -> EncodedPartition:
     return read_partition(path)
 
 
-@HERE
 @given(drawn_tables())
 def test_any_partition_comes_back(tmp_path: Path, table: DrawnTable) -> None:
     partition = encode_table(table.arrow(), NETWORK, first_row=12_345_678_901)

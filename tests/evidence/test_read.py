@@ -24,7 +24,7 @@ import pytest
 from helpers.encoding import encode_table
 from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
 from helpers.files import ASIA
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from junctor.evidence import columnar
 from junctor.evidence import read as reading
@@ -37,7 +37,6 @@ from junctor.evidence.read import digest_of, open_evidence, rows_of_part, sample
 from junctor.model.errors import EvidenceError
 
 NETWORK = small_network()
-HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
 
 
 def read(path: Path, rows: int = 1000, **options: Any) -> list[EncodedPartition]:
@@ -85,7 +84,6 @@ WRITERS: dict[str, Callable[[Path, pa.Table], None]] = {
 }
 
 
-@HERE
 @given(drawn_tables(min_rows=1), st.integers(1, 9))
 def test_every_columnar_format_equals_the_table(tmp_path: Path, table: DrawnTable, rows: int) -> None:
     assume(table.columns)
@@ -99,7 +97,6 @@ def test_every_columnar_format_equals_the_table(tmp_path: Path, table: DrawnTabl
         assert set(source.columns) >= {*expected.batch.states, *expected.batch.likelihoods}
 
 
-@HERE
 @given(drawn_tables(lists=False, min_rows=1), st.integers(1, 9))
 def test_delimited_text_equals_the_table(tmp_path: Path, table: DrawnTable, rows: int) -> None:
     assume(table.columns)
@@ -492,7 +489,7 @@ def test_rows_that_straddle_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [case for part in parts for case in part.case_ids.to_pylist()] == ids
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(max_examples=75)
 @given(
     text=st.lists(st.sampled_from([*'",\n\r5 ', "yes", "no", '"yes"', '""', "\r\n", "a,yes\n"]), max_size=60).map(
         "".join
@@ -689,14 +686,14 @@ CHANGES = st.lists(
 )
 
 
-@settings(HERE, max_examples=300)
+@settings(max_examples=75)
 @given(CHANGES)
 @example([(0, 40, b'"')])
 def test_damaged_csv(tmp_path: Path, changes: list[tuple[int, int, bytes]]) -> None:
     _assert_partitions_or_error(tmp_path / "t.csv", _mutated(GOOD_CSV, changes))
 
 
-@settings(HERE, max_examples=100)
+@settings(max_examples=25)
 @given(st.data())
 def test_damaged_columnar_files(tmp_path: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["t.parquet", "t.arrow", "t.arrows", "t.csv.gz"]))

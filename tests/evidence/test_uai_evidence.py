@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.evidence_reference import assert_same, small_network
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.encode import EncodedPartition, concatenate
@@ -18,7 +18,6 @@ from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 
 NETWORK = small_network({f"v{i}": ["a", "b", "c"][: 2 + i % 2] for i in range(6)})
-HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 
 
 def read(path: Path, text: str | bytes, network: Network = NETWORK, **options: Any) -> EncodedPartition:
@@ -65,7 +64,6 @@ def test_both_forms(tmp_path: Path, text: str, expected: list[dict[int, int]]) -
     assert open_evidence(tmp_path / "t.evid", NETWORK).columns == sorted({v for case in expected for v in case})
 
 
-@HERE
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 1)), max_size=6), st.integers(1, 7), st.booleans())
 def test_several_cases_in_partitions_of_any_size(
     tmp_path: Path, drawn: list[dict[int, int]], rows: int, gzipped: bool
@@ -130,7 +128,6 @@ def test_it_has_no_case_ids(tmp_path: Path) -> None:
         open_evidence(tmp_path, NETWORK, evidence_format="evid")
 
 
-@HERE
 @given(st.text("0123456789 \n-x\x00é", max_size=30) | st.lists(st.integers(0, 4)).map(lambda n: " ".join(map(str, n))))
 def test_any_text_is_cases_or_an_error(tmp_path: Path, text: str) -> None:
     for strict in (False, True):

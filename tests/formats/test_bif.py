@@ -298,9 +298,8 @@ def test_what_bif_cannot_hold_is_not_written() -> None:
     assert read(bif.write(replace(network, name='"\n'))).name == "__"
 
 
-@pytest.mark.parametrize("seed", range(600))
-def test_damaged_files_give_a_network_or_our_error(seed: int) -> None:
-    check_damaged(read, list(SAME.values()), "n.bif", seed)
+def test_damaged_files_give_a_network_or_our_error() -> None:
+    check_damaged(read, list(SAME.values()), "n.bif")
 
 
 def tree(block: TextBlock) -> tuple[str, list[object]]:

@@ -132,9 +132,9 @@ def test_factors_are_read_as_written(network: Network) -> None:
 
 def test_mutated_files_give_a_network_or_our_error() -> None:
     seeds = [TWO.encode(), f"1\n\n{BLOCK}".encode(), b"1\n\n1\n0\n2\n2\n0 1\n1 2\n"]
-    read_well, refused = fuzz(lambda data: fg.read(decode(data, "f"), "f"), seeds, 1500)
-    assert read_well > 50
-    assert refused > 500
+    read_well, refused = fuzz(lambda data: fg.read(decode(data, "f"), "f"), seeds, 300)
+    assert read_well > 10
+    assert refused > 100
 
 
 @pytest.mark.parametrize(

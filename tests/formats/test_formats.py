@@ -331,6 +331,6 @@ def test_mutated_files_of_no_known_format_give_a_network_or_our_error(tmp_path: 
         path.write_bytes(data)
         return read_network(path)
 
-    read_well, refused = fuzz(read, [*CONTENT.values(), gzip.compress(XMLBIF.encode())], 1500)
-    assert read_well > 20
-    assert refused > 500
+    read_well, refused = fuzz(read, [*CONTENT.values(), gzip.compress(XMLBIF.encode())], 500)
+    assert read_well > 6
+    assert refused > 160

@@ -276,6 +276,6 @@ def test_a_short_file_cannot_ask_for_much() -> None:
 
 def test_mutated_files_give_a_network_or_our_error() -> None:
     seeds = [NET.encode(), NOISY.encode(), DNE.encode()]
-    read_well, refused = fuzz(lambda data: netica.read(data, "f"), seeds, 1200)
-    assert read_well > 50
-    assert refused > 300
+    read_well, refused = fuzz(lambda data: netica.read(data, "f"), seeds, 300)
+    assert read_well > 12
+    assert refused > 75

@@ -201,9 +201,9 @@ def test_damage_is_never_read_as_another_network() -> None:
         assert again.digest == NETWORK.digest
         return again
 
-    read_well, refused = fuzz(read, [store.to_bytes(NETWORK)], 3000)
-    assert refused > 2000
-    assert read_well > 10
+    read_well, refused = fuzz(read, [store.to_bytes(NETWORK)], 600)
+    assert refused > 400
+    assert read_well > 2
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.format_helpers import assert_same, error_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import noisy, read_network, store, write_network
 from junctor.formats.noisy import NoisyMax, tables_of
@@ -90,7 +90,6 @@ def test_the_table_is_the_strongest_of_independent_contributions(
         np.testing.assert_allclose(table[at], expected, rtol=1e-12, atol=0)
 
 
-@settings(max_examples=15)
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=5), st.integers(2, 3), st.integers(0, 2**32), st.booleans())
 def test_answers_are_those_of_the_table(sizes: list[int], states: int, seed: int, strongest_last: bool) -> None:
     factored, whole = both(sizes, states, seed, strongest_last)

@@ -130,6 +130,6 @@ def test_decisions_are_left_out() -> None:
 
 def test_mutated_files_give_a_network_or_our_error() -> None:
     seeds = [TABLE.encode(), ICI.encode(), PGMX.encode()]
-    read_well, refused = fuzz(lambda data: pgmx.read(data, "f"), seeds, 1200)
-    assert read_well > 30
-    assert refused > 300
+    read_well, refused = fuzz(lambda data: pgmx.read(data, "f"), seeds, 300)
+    assert read_well > 7
+    assert refused > 75

@@ -146,9 +146,9 @@ def test_what_is_written_is_plain() -> None:
 
 def test_mutated_files_give_a_network_or_our_error() -> None:
     seeds = [MARKOV.encode(), BAYES.encode(), b"# c\n" + MARKOV.encode() * 2]
-    read_well, refused = fuzz(lambda data: uai.read(decode(data, "f"), "f"), seeds, 1500)
-    assert read_well > 50
-    assert refused > 500
+    read_well, refused = fuzz(lambda data: uai.read(decode(data, "f"), "f"), seeds, 300)
+    assert read_well > 10
+    assert refused > 100
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])

@@ -207,9 +207,9 @@ def test_a_short_file_cannot_ask_for_much() -> None:
 
 def test_mutated_files_give_a_network_or_our_error() -> None:
     seeds = [XDSL.encode(), NOISY_MAX.encode()]
-    read_well, refused = fuzz(lambda data: xdsl.read(data, "f"), seeds, 1500)
-    assert read_well > 50
-    assert refused > 500
+    read_well, refused = fuzz(lambda data: xdsl.read(data, "f"), seeds, 300)
+    assert read_well > 10
+    assert refused > 100
 
 
 # Judged by hand: the files ab_* are broken on purpose, all others here are continuous networks.

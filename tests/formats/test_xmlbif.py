@@ -292,9 +292,9 @@ def test_an_external_dtd_is_not_fetched() -> None:
 
 def test_mutated_files_give_a_network_or_our_error() -> None:
     seeds = [XMLBIF.encode(), _unbbayes("0").encode(), _unbbayes("0.6").encode()]
-    read_well, refused = fuzz(lambda data: xmlbif.read(data, "f"), seeds, 1500)
-    assert read_well > 50
-    assert refused > 500
+    read_well, refused = fuzz(lambda data: xmlbif.read(data, "f"), seeds, 300)
+    assert read_well > 10
+    assert refused > 100
 
 
 # Judged by hand. The first has rows that do not sum to 1 on purpose; the others hold what Junctor cannot answer.

@@ -10,7 +10,7 @@ import pytest
 from helpers.browser import check_page, chromium
 from helpers.hmm_models import random_model, sparse_of
 from helpers.pages import EVIL, Tags, check_names_are_text, check_nothing_is_loaded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.hmm import LearnedModel, build_model, learn, write_model
 from junctor.hmm.report import pictures
@@ -112,7 +112,6 @@ def test_a_large_model_has_a_small_page(tmp_path: Path) -> None:
     assert f"{512 + 512**2 + 512 * 300 - 1000:,} parameters with smaller changes" in text
 
 
-@settings(max_examples=20)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
 def test_a_cell_has_the_largest_of_a_block(rows: int, columns: int, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.hmm_models import as_table, batch_of, enumerated, paths, random_batch, random_model, small_cases, sparse_of
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.hmm import build_model, counts
 from junctor.hmm.counts import SequenceCounter, SequenceCounts
@@ -42,7 +42,6 @@ def only_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "SumNumbers", Numbers)
 
 
-@settings(max_examples=40)
 # Products with weights below the normal numbers are rounded to nothing in any order but one.
 @given(small_cases(), st.lists(st.floats(0, 5, allow_subnormal=False), min_size=5, max_size=5))
 def test_counts_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]], weights: list[float]) -> None:
@@ -177,7 +176,6 @@ def test_log_likelihoods_of_the_states() -> None:
     np.testing.assert_allclose(found.log_value, wanted.log_value, rtol=1e-12)
 
 
-@settings(max_examples=15)
 @given(small_cases())
 @example((random_model(1, 1, 0), [[0], [-1, 0]]))
 def test_sums_of_counts(case: tuple[HiddenMarkovModel, list[list[int]]]) -> None:

@@ -18,7 +18,7 @@ from helpers.hmm_models import (
     small_cases,
     sparse_of,
 )
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor import hmm
 from junctor.hmm import LearnedModel, build_model, learn
@@ -66,7 +66,6 @@ def same(one: LearnedModel, other: LearnedModel) -> None:
     assert trace == [each.log_posterior for each in other.fit.trace]
 
 
-@settings(max_examples=25)
 @given(small_cases(), st.sampled_from([0.0, 0.5]))
 def test_an_iteration_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]], pseudo: float) -> None:
     model, sequences = case
@@ -86,7 +85,6 @@ def test_an_iteration_of_enumeration(case: tuple[HiddenMarkovModel, list[list[in
     assert found.fit.trace[0].log_likelihood == pytest.approx(likelihood, abs=1e-11)
 
 
-@settings(max_examples=25)
 @given(
     small_cases(),
     st.sampled_from(["model", "random", "uniform"]),
@@ -258,7 +256,6 @@ def test_smoothing_leaves_what_is_fixed_and_sparse() -> None:
     np.testing.assert_allclose(np.add.reduceat(dense.values, dense.distributions), 1)
 
 
-@settings(max_examples=15)
 @given(small_cases(), st.integers(0, 2**64 - 1), st.floats(0.1, 0.9))
 def test_sequences_that_are_held_out_take_no_part(
     case: tuple[HiddenMarkovModel, list[list[int]]], seed: int, share: float
@@ -313,7 +310,6 @@ def test_weights_of_what_is_held_out() -> None:
     assert nothing.check is None
 
 
-@settings(max_examples=15)
 @given(small_cases(), st.sampled_from([0.0, 0.5]))
 def test_an_iteration_of_tied_states(case: tuple[HiddenMarkovModel, list[list[int]]], pseudo: float) -> None:
     model, sequences = case

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.hmm_models import random_model, seen_in_part, sparse_of
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.hmm import build_model, learn, read_model, write_model
 from junctor.hmm.counts import SequenceCounter
@@ -71,7 +71,6 @@ def labelled_cases(draw: st.DrawFn) -> tuple[HiddenMarkovModel, Case]:
     return model, draw(st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=4))
 
 
-@settings(max_examples=40)
 @given(labelled_cases())
 @example((random_model(3, 2, 0), [[(0, None), (None, 1), (1, None)], [(1, 2), (0, 0)], [(None, None)]]))
 def test_counts_of_enumeration(case: tuple[HiddenMarkovModel, Case]) -> None:

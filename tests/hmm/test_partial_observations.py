@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.hmm_models import seen_in_part, sensor_model
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor import hmm
 from junctor.hmm import build_model, learn, posteriors, viterbi
@@ -58,7 +58,6 @@ def agreeing(step: Step, sizes: tuple[int, int]) -> list[int] | None:
     return [u * sizes[1] + v for u, v in product(*places)]
 
 
-@settings(max_examples=25)
 @given(
     st.integers(0, 999),
     st.lists(st.lists(steps_of((2, 3)), min_size=1, max_size=3), min_size=1, max_size=3),
@@ -86,7 +85,6 @@ def test_answers_of_enumeration(seed: int, sequences: list[list[Step]], zeros: f
         np.testing.assert_allclose(found["posterior"], wanted, atol=1e-12)
 
 
-@settings(max_examples=25)
 @given(
     st.integers(0, 999),
     st.lists(st.lists(steps_of((2, 2)), min_size=1, max_size=3), min_size=1, max_size=3),

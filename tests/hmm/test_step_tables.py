@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.hmm_models import random_model, sensor_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.hmm import build_model, learn, posteriors, read_model, viterbi, write_model
 from junctor.hmm import step_tables as module
@@ -46,7 +46,6 @@ def found(table: Any, **names: Any) -> dict[Any, Any]:
     return {key: reasons.get(n, lists[n]) for n, key in enumerate(encoded.case_ids.to_pylist())}
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.integers(-1, 2), min_size=1, max_size=5), min_size=1, max_size=5),
     st.randoms(use_true_random=False),

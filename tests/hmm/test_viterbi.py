@@ -71,7 +71,6 @@ def test_single_precision_is_that_of_the_reference() -> None:
     np.testing.assert_array_equal(found, reference_path(model, batch, lockstep(batch), np.float32))
 
 
-@settings(max_examples=40)
 @given(small_cases())
 def test_paths_and_posteriors_are_those_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]]) -> None:
     model, sequences = case
@@ -138,7 +137,7 @@ def test_threads_that_share_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(SequenceEngine(model, options=on_cpu(threads=3)).answer(batch).states, wanted)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @example([1, 1], 1, 0, 0)
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(1, 400), st.integers(0, 99), st.integers(0, 99)

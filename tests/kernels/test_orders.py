@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.formats import read_network
 from junctor.planning import elimination
@@ -183,7 +183,6 @@ def test_sets_are_packed_lowest_word_first() -> None:
 
 
 @given(problem=problems(), steps=st.integers(0, 200_000), seed=st.integers(0, 9))
-@settings(max_examples=50)
 def test_search_is_repeatable_and_never_worse_than_its_start(problem: Problem, steps: int, seed: int) -> None:
     start = greedily(problem, orders.MIN_NEIGHBOURS)
     order, total = searched(problem, start, steps, seed)
@@ -194,7 +193,6 @@ def test_search_is_repeatable_and_never_worse_than_its_start(problem: Problem, s
 
 # Variables with one state are left out: there, joining two cliques for nothing beats eliminating what is simplicial.
 @given(problem=problems(most=7, fewest_states=2))
-@settings(max_examples=40)
 def test_search_finds_the_optimum_of_small_graphs(problem: Problem) -> None:
     start = greedily(problem, orders.MIN_NEIGHBOURS)
     least = min(evaluated(problem, order) for order in permutations(bits(problem[1])))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from emulation.nvrtc import compiles
 from emulation.stored import EmulatedStored
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor_kernels.cpu import stored as stored_cpu
 from junctor_kernels.cpu.stored import permute_parallel
@@ -171,7 +171,6 @@ def test_a_product_that_lost_digits_is_told(dtype: Any) -> None:
         assert scatter(np.array([1, tiny, tiny, 0], dtype=dtype), along, values)
 
 
-@settings(max_examples=60)
 @given(tables(), st.booleans(), st.integers(0, 99))
 def test_compiled_kernels_do_the_same(drawn: tuple[list[int], list[int], list[int]], single: bool, seed: int) -> None:
     sizes, layout, separator = drawn
@@ -318,7 +317,6 @@ def test_a_gpu_tells_of_lost_digits_and_divides_nothing_by_nothing(device: Calla
 
 
 @ON
-@settings(max_examples=20)
 @given(tables())
 def test_a_gpu_permutes(device: Callable[[], Any], drawn: tuple[list[int], list[int], list[int]]) -> None:
     sizes, layout, front = drawn

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.expected_counts import enumerate_counts
 from helpers.strategies import evidence_batches, networks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor import generate
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -52,7 +52,6 @@ def log_of(network: Network, batch: EvidenceBatch, row: int, changed: dict[int, 
 
 
 @given(st.data())
-@settings(max_examples=15)
 def test_cells_are_those_of_enumeration(data: Any) -> None:
     network = data.draw(networks(kind="bayes"))
     batch = data.draw(evidence_batches(network, max_rows=4))

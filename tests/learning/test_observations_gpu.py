@@ -17,7 +17,7 @@ from emulation.components import EmulatedCounts
 from emulation.nvrtc import compiles
 from helpers.expected_counts import sampled
 from helpers.strategies import evidence_batches, networks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor import generate
 from junctor.evidence.batch import EvidenceBatch
@@ -91,7 +91,6 @@ def rows_of_classes(network: Network, rows: int, missing: float = 0.0) -> Eviden
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=25)
 @given(st.data())
 def test_any_network_and_evidence(device: Devices, data: st.DataObject) -> None:
     network = data.draw(networks(kind="bayes"))

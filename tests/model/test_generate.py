@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import oracle, strategies
-from hypothesis import given, settings
+from hypothesis import given
 from junctor import generate
 from junctor.model.errors import EvidenceError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
@@ -179,7 +179,6 @@ def test_settings_that_make_no_sense_are_refused(call, message: str) -> None:
 
 
 @given(strategies.networks(max_variables=5, max_joint=200, kind="bayes"))
-@settings(max_examples=40)
 def test_samples_follow_the_exact_marginals(network: Network) -> None:
     rows = 4000
     samples = generate.sample(network, rows, seed=3)

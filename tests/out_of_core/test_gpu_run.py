@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.chunk_plans import ENDLESS, least_working
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends.evidence_blocks import block_of
 from junctor.backends.numpy import EvidenceBlock
@@ -148,7 +148,7 @@ def test_entries_of_a_thread_that_lie_apart(
 
 
 @ALL
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(data=st.data(), working=st.sampled_from([0, 3, 50]), lean=st.booleans())
 def test_networks_with_anything_in_them(
     devices: Devices, algebra: Algebra, data: st.DataObject, working: int, lean: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from helpers.chunk_plans import cut_grid
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.placement.pass_order import PassOrder
 from junctor.planning.chunks import ChunkPlan
@@ -36,7 +36,6 @@ def follow(chunks: ChunkPlan, most_open: int, seed: int) -> tuple[list[int], int
     return begun, together, most
 
 
-@settings(max_examples=20)
 @given(st.integers(3, 6), st.integers(3, 6), st.integers(40, 400), st.integers(1, 3), st.integers(0, 9))
 def test_every_pass_once_and_no_more_than_in_the_plan(
     rows: int, columns: int, working: int, most_open: int, seed: int

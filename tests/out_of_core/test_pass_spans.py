@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from helpers.chunk_plans import cut_grid
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.placement.pass_spans import ABREAST, side_by_side
 from junctor.planning.chunks import ChunkPlan
@@ -17,7 +17,6 @@ def needs(chunks: ChunkPlan) -> list[set[int]]:
     return [{made[table] for table in each.loads if table in made} for each in chunks.passes]
 
 
-@settings(max_examples=30)
 @given(st.integers(3, 6), st.integers(3, 6), st.integers(40, 400), st.data())
 def test_every_pass_once_after_those_that_it_needs(rows: int, columns: int, working: int, data: st.DataObject) -> None:
     chunks = cut_grid(rows, columns, working)
@@ -35,7 +34,6 @@ def test_every_pass_once_after_those_that_it_needs(rows: int, columns: int, work
     assert max(end for _, end in found.spans) <= sum(seconds) * (1 + 1e-9)
 
 
-@settings(max_examples=30)
 @given(st.integers(3, 6), st.integers(3, 6), st.integers(40, 400), st.data())
 def test_tables_last_until_all_that_read_them_have_ended(
     rows: int, columns: int, working: int, data: st.DataObject

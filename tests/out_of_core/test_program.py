@@ -20,7 +20,7 @@ from helpers.blocks import blocks_of, compare
 from helpers.chunk_plans import ENDLESS, cut_for, least_working
 from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from helpers.options import on_cpu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import PlanMemory
@@ -55,7 +55,6 @@ def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
-@settings(max_examples=60)
 @given(
     question=questions(),
     working=st.sampled_from([0, 1, 3, 10, 100]),
@@ -72,7 +71,6 @@ def test_rows_in_chunks_equal_enumeration(
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
 
-@settings(max_examples=40)
 @given(question=questions(), size=st.integers(40, 4000))
 def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatch], size: int) -> None:
     network, batch = question

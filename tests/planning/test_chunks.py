@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers import strategies
 from helpers.chunk_plans import ENDLESS, least_working, spilling
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.generate import grid
 from junctor.model.network import Network
@@ -93,7 +93,6 @@ def held(plan: Plan, each: ChunkPass) -> int:
     return most + (entries(each.out) if each.summed else 0)
 
 
-@settings(max_examples=60)
 @given(network=strategies.networks(), data=st.data())
 def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject) -> None:
     variables = st.sets(st.integers(0, len(network.variables) - 1))
@@ -113,7 +112,6 @@ def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject)
             chunk_plan(plan, working, spilling(chunks), peak - 1)
 
 
-@settings(max_examples=60)
 @given(network=strategies.networks(), data=st.data())
 def test_passes_are_made_again_of_their_records_and_others_are_refused(network: Network, data: st.DataObject) -> None:
     nothing = Pattern(frozenset(), frozenset())

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.files import ROOT
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.evidence.encoded import read_partition
 from junctor.model.errors import EvidenceError, Place, RunError
@@ -102,7 +102,6 @@ def write_evidence(table: pa.Table, path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_kept_columns_come_out_as_they_went_in(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     rows = data.draw(st.integers(0, 7))
     kept = data.draw(kept_columns(rows))
@@ -161,7 +160,6 @@ def test_files_hold_what_the_table_has(files: AnswerFiles, precision: Any, tmp_p
     assert pa.concat_tables(pieces).to_pydict() == expected.to_pydict()
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     values=st.lists(st.sampled_from(["yes", "no", None, "bad"]), max_size=24),
     top=st.sampled_from([None, 2]),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.model.errors import EvidenceError, JunctorError, RunError
 from junctor.runs.answers import read_answers
@@ -236,7 +236,6 @@ def test_lost_evidence_is_encoded_again_where_it_is_needed(folder: Path) -> None
     assert contents(folder / "out") == before
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_any_damage_is_named_and_undone(
     finished: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import oracle
 from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of, rows
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
@@ -148,7 +148,6 @@ def contradictory() -> tuple[Network, Hard, Soft]:
 @example(impossible())
 @example(contradictory())
 @given(rows())
-@settings(max_examples=60)
 def test_messages_are_those_over_whole_tables(row: tuple[Network, Hard, Soft]) -> None:
     network, hard, soft = row
     sampled, layout, case = case_of(network, hard, soft, True)
@@ -160,7 +159,6 @@ def test_messages_are_those_over_whole_tables(row: tuple[Network, Hard, Soft]) -
 
 
 @given(rows())
-@settings(max_examples=60)
 def test_every_possible_state_can_be_drawn(row: tuple[Network, Hard, Soft]) -> None:
     network, hard, soft = row
     sampled, layout, case = case_of(network, hard, soft, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of, rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.model.network import Network
 from junctor.sampling.engine import PLAIN_LIMIT
@@ -41,7 +41,6 @@ from junctor_kernels.sampling.thresholds import build_thresholds
 
 
 @given(rows(), st.booleans(), st.booleans(), st.integers(0, 2**64 - 1))
-@settings(max_examples=60)
 def test_compiled_samples_are_those_of_numpy(
     row: tuple[Network, Hard, Soft], learns: bool, logs: bool, seed: int
 ) -> None:
@@ -70,7 +69,6 @@ def test_compiled_samples_are_those_of_numpy(
 
 
 @given(rows())
-@settings(max_examples=60)
 def test_every_layout_keeps_its_promises(row: tuple[Network, Hard, Soft]) -> None:
     network, hard, soft = row
     sampled, layout, case = case_of(network, hard, soft, True)
