@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"PREPARED": 0, "PANEL": 64, "LEAST_PANEL": 32, "LEAST_KEPT": 64, "THREADED": 1}
     for name, value in settings.items():
         monkeypatch.setattr(entries, name, value)
-    monkeypatch.setattr(entries_rows, "_compiled_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(entries_rows, "_compiled_seconds", lambda *_: -1.0)
     entries.forget()
 
 

@@ -23,7 +23,7 @@ def choices(*args: str, of: str = "no_evidence") -> dict[str, str]:
 
 
 def test_small_work_goes_to_numpy() -> None:
-    found = choices(ASIA, "--device", "cpu")
+    found = choices(ASIA, "--device", "cpu", "--query", "mpe")
     assert found["device"] == "CPU: asked for"
     assert found["patterns"] == "one"
     assert found["loops"].startswith("NumPy")

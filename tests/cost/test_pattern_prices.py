@@ -37,6 +37,10 @@ def network() -> Network:
     return layered(layers=5, width=5, states=3, parents=2, seed=1, zeros=0.3)
 
 
+# Seconds of a cell that enters as a likelihood.
+LIKELIHOOD = 1e-7
+
+
 def holes(rows: int, variables: int) -> EvidenceBatch:
     """Some variables of three states, each missing in a tenth of the rows."""
     rng = np.random.default_rng(1)
@@ -47,8 +51,8 @@ def holes(rows: int, variables: int) -> EvidenceBatch:
 
 def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
     engine, batch = Engine(network, Query()), holes(40, 6)
-    alone = pricing.row_tree_seconds(engine.facts.row_engine, patterns_of(batch), batch)
-    prices = pricing.compiled_prices(engine.facts, alone)
+    alone = pricing.row_tree_seconds(engine.facts, patterns_of(batch), batch)
+    prices = pricing.compiled_prices(engine.facts, alone, LIKELIHOOD)
     cut, entering, none = (
         Pattern(frozenset(range(8)), NOTHING),
         Pattern(NOTHING, frozenset(range(8))),
@@ -69,7 +73,7 @@ def test_what_does_not_fit(network: Network) -> None:
     entries = engine.facts.row_engine.work(pattern.sliced)[1]
     for allowed, fits in ((int(8 * entries), False), (int(8 * entries) + 1, True)):
         engine.facts.allowed = allowed
-        assert pricing.compiled_prices(engine.facts, math.inf).fits(pattern) == fits
+        assert pricing.compiled_prices(engine.facts, math.inf, LIKELIHOOD).fits(pattern) == fits
 
 
 def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_are_here(network: Network) -> None:
@@ -94,7 +98,7 @@ def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network, mo
         for _ in range(2)
     ]
     monkeypatch.setattr(Facts, "row_price", (2e-10, 1.8e-8))
-    prices = pricing.compiled_prices(Facts(network, Query(), on_cpu(1 << 30)), math.inf)
+    prices = pricing.compiled_prices(Facts(network, Query(), on_cpu(1 << 30)), math.inf, LIKELIHOOD)
     one, other = (PatternChoice(patterns_of(batch), prices, search=True).groups() for batch in found)
     assert one[0].pattern == other[0].pattern
     assert one[0].pattern.weighted

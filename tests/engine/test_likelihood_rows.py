@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from helpers.figures import set_figures
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
@@ -39,7 +38,8 @@ def test_rows_whose_messages_leave_the_cache_may_have_trees_of_their_own(monkeyp
     large = grid(14, 14, seed=1)
     assert route(large, 1000, soft=True).strategy is Strategy.CPU_BLOCKS
     # As of messages that leave it.
-    monkeypatch.setattr(cpu_blocks, "CPU", replace(cpu_blocks.CPU, cached_bytes=2.0**10, uncached_operation=1e-6))
+    set_figures(monkeypatch, blocks={"uncached_operation": 1e-6})
+    monkeypatch.setattr(cpu_blocks, "CACHE_SHARE", 2.0**-15)
     with_likelihoods = route(large, 1000, soft=True)
     assert with_likelihoods.strategy is Strategy.ROW_TREES
     assert with_likelihoods.group.alone

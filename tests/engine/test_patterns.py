@@ -25,7 +25,6 @@ from junctor.evidence.patterns import (
     rows_that_observe,
     sampled_patterns,
     serving_all,
-    serving_few,
 )
 from junctor.generate import random_network
 from junctor.model.options import ComputeOptions
@@ -182,9 +181,6 @@ def test_one_pattern_for_all_rows(data: st.DataObject, threads: int) -> None:
         some = patterns_of(EvidenceBatch(1, {v: states[found.rows[:1]] for v, states in hard.states.items()}))
         for part in (some, found):
             assert serving_all(hard, part, threads) == found.serving(found.marks)
-    found = patterns_of(batch)
-    if found.rows.size:
-        assert serving_few(batch, len(network.variables)) == (found.serving(found.marks), len(found.counts))
 
 
 def test_some_rows_tell_of_all_where_hardly_two_observe_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

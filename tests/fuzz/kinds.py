@@ -193,7 +193,6 @@ def _forget() -> None:
     # What a process keeps from partition to partition would hide what is damaged.
     for kept in (
         partition.tables_of,
-        partition.writer_of,
         partition.engine_of,
         hmm_run.model_for,
         hmm_run.engine_for,

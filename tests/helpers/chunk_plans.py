@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 from junctor.generate import grid
+from junctor.model.strategies import Strategy
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies.chunk_cuts import ChunkCuts
+from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 
 ENDLESS = 1 << 60
@@ -67,6 +69,6 @@ def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12, lean: bool
         return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
+        patch.setattr(Facts, "forced", Strategy.CHUNKS)
         patch.setattr(ChunkCuts, "chunk_route", chunk_route)
         yield

@@ -33,6 +33,7 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import chunk_explanations
 from junctor.strategies.chunk_cuts import ChunkCuts
+from junctor.strategies.facts import Facts
 
 MPE = Query("mpe")
 # What the log probability of an explanation may be below the largest: rounding decides between those.
@@ -59,6 +60,8 @@ def in_chunks(working: int, free: int = 0, disk: bool = False, lean: bool = Fals
         patch.setattr(ChunkedProgram, "run", run)
         many = lambda cuts, pattern, *_: len(cuts.facts.shape.cardinalities) - len(pattern.sliced) > free  # noqa: E731
         patch.setattr(ChunkCuts, "in_chunks", many)
+        # What is left of a row may fit in one piece.
+        patch.setattr(Facts, "forced", None)
         yield algebras
 
 

@@ -11,7 +11,6 @@ import pytest
 from junctor import generate
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import local_cost_models
-from junctor.engine.router import Router
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core import memory_splits
@@ -24,6 +23,8 @@ from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.cache import Cache, user_cache
+from junctor.strategies.chunk_cuts import ChunkCuts
+from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 
 GRID = generate.grid(12, 12, 2, seed=4)
@@ -52,9 +53,9 @@ def _cut(workers: WorkerPool | None = None, device: Any = "cpu") -> ChunkRoute:
     options = ComputeOptions(
         memory=1 << 28, threads=1, device=device, device_memory=1 << (27 if device == "gpu" else 15)
     )
-    router = Router(GRID, Query(), options, lambda: COSTS, workers=workers)
-    gpu = router.gpu_room() if device == "gpu" else None
-    return router.chunk_route(PATTERN, 1, reference.DOUBLE, 1 << 27, gpu)
+    facts = Facts(GRID, Query(), options, lambda: COSTS, workers=workers)
+    gpu = facts.gpu_room() if device == "gpu" else None
+    return ChunkCuts(facts).chunk_route(PATTERN, 1, reference.DOUBLE, 1 << 27, gpu)
 
 
 def _parts(route: ChunkRoute) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ from junctor.out_of_core.programs import cut, cut_for_gpus
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import chunked_rows
-from junctor.strategies import strategy as routes
+from junctor.strategies import gpu_room as routes
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra

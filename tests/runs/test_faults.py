@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import junctor
@@ -99,7 +98,7 @@ def test_a_mark_comes_after_all_that_it_lists(
     monkeypatch.setattr(os, "replace", watched_replace)
     out = tmp_path / "out"
     job = Job(str(inputs / "net.bif"), str(inputs / "evidence.parquet"), str(out), case_id="case_id")
-    run(replace_fields(job, partition_rows=4000, incremental=incremental), Resources(workers=0))
+    run(job.but(partition_rows=4000, incremental=incremental), Resources(workers=0))
     assert [path.name for path in marks] == ["done.json", "manifest.json"]
     assert len([path for path in synced if path.endswith(".tmp")]) > 6
 

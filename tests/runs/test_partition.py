@@ -225,7 +225,8 @@ def test_what_does_not_fit_is_refused_when_it_is_answered(job: Job, monkeypatch:
 
     monkeypatch.setattr(Engine, "prepare", prepare)
     assert len(list(propagate_here(tasks_of(job), MEMORY))) == PARTS
-    assert len(refused) == PARTS
+    # The first two are chosen by who answers them.
+    assert len(refused) == PARTS - 2
 
 
 def test_stages_add_up() -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import junctor
 import pytest
+from helpers.figures import figures, set_figures
 from helpers.gpu_workers import ROOM
 from helpers.hmm_models import random_model
-from junctor.cost.constants import CPU, GPU
-from junctor.engine import chunk_routes, grouping, part_sizes
+from junctor.cost.figures import shipped_figures
 from junctor.generate import evidence_table, grid, random_network, sample
+from junctor.hmm import run as hmm_run
 from junctor.hmm import write_model
 from junctor.hmm.run import SequenceJob
 from junctor.model.errors import BudgetError
@@ -25,13 +26,15 @@ from junctor.out_of_core import programs
 from junctor.out_of_core.cluster import workers as cluster_workers
 from junctor.out_of_core.cluster.workers import WorkerPool, pool_here
 from junctor.runs import estimate as estimates
-from junctor.runs import placement
+from junctor.runs import part_sizes, placement
 from junctor.runs import run as steps
 from junctor.runs.partition import engine_of
 from junctor.runs.placement import Machine, RunEstimate, place
 from junctor.runs.workload import Job, Workload
 from junctor.runtime.dask_cluster import Resources
+from junctor.strategies import chunk_cuts
 from junctor.strategies.chunk_cuts import ChunkCuts
+from junctor.strategies.facts import Facts
 from pyarrow import parquet, table
 
 CPUS, AUTO = Machine("cpu", cores=64, memory=10**9), Machine("auto", cores=16, gpus=1, memory=10**9)
@@ -256,7 +259,7 @@ def job_of(asked: Asked, folder: Path) -> Workload:
         evidence = evidence_table(network, sample(network, 95, seed=1), observed=0.4, pattern="random")
     junctor.write_network(network, net)
     parquet.write_table(evidence, rows)
-    return Job(net, rows, out, query, asked.parts)
+    return Job(net, rows, out, query, partition_rows=asked.parts)
 
 
 class HandedIn(Exception):
@@ -288,23 +291,23 @@ def test_jobs_go_where_they_are_placed(
     patch(steps, "open_gpu_ahead", lambda _: None)
     patch(estimates, "survey", longer)
     patch(estimates, "cluster_client", lambda _: nullcontext())
-    patch(estimates, "CPU", replace(CPU, task=0.0))
-    patch("junctor.hmm.run.CPU", replace(CPU, transition_rate=CPU.transition_rate / asked.longer))
+    walk = shipped_figures().walks.transition * asked.longer
+    changed = {"workers": {"task": asked.task}, "walks": {"transition": walk}, "gpu_host": {"held": asked.held}}
+    set_figures(monkeypatch, hmm_run, cluster_workers, programs, **changed)
+    patch(estimates, "shipped_figures", lambda: figures(workers={"task": 0.0}))
     patch(part_sizes, "MOST_SHARED", math.inf)
     patch(programs, "SEARCHED_CUTS", asked.searched)
-    patch(programs, "GPU", replace(GPU, host_held=asked.held))
-    patch(cluster_workers, "TASK_SECONDS", asked.task)
     patch(cluster_workers, "pool_of", lambda *_: asked.pool)
-    patch(placement, "GPU", replace(GPU, start=asked.start))
+    patch(placement, "shipped_figures", lambda: figures(gpu_host={"start": asked.start}))
     patch(placement, "usable_cores", lambda: asked.cores)
     patch(placement, "has_gpu", lambda: asked.gpus > 0)
     patch(placement, "has_extra", lambda _: asked.extras)
     patch(placement, "find_spec", lambda _: asked.extras or None)
-    for module in (placement, chunk_routes):
+    for module in (placement, chunk_cuts):
         patch(module, "count_gpus", lambda: asked.gpus)
     if asked.kind == "gpus":
         patch(ChunkCuts, "in_chunks", lambda *_: True)
-        patch(grouping, "are_few", lambda *_: False)
+        patch(Facts, "are_few", lambda *_: False)
     room = {"chunks": 1 << 13, "gpus": ROOM}.get(asked.kind)
     compute = ComputeOptions(1 << (30 if asked.kind == "chunks" else 32), device=asked.device, device_memory=room)
     scheduler = None if asked.pool is None else "tcp://127.0.0.1:1"

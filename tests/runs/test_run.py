@@ -20,8 +20,9 @@ import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
 from junctor.backends import cpu, row_trees
+from junctor.engine.choose import Choice
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import forecast, survey
+from junctor.engine.forecast import forecast, forecast_of, survey
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.files import lists
 from junctor.evidence.patterns import patterns_of
@@ -583,11 +584,11 @@ def test_a_last_row_that_is_too_large_is_refused_before_anything_runs(tmp_path: 
 def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
 
-    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Route]:
-        planned.append(len(patterns_of(batch).counts))
-        return forecast(engine, batch)
+    def counting(engine: Engine, choice: Choice) -> list[Route]:
+        planned.append(len(patterns_of(choice.batch).counts))
+        return forecast_of(engine, choice)
 
-    monkeypatch.setattr("junctor.engine.forecast.forecast", counting)
+    monkeypatch.setattr("junctor.engine.forecast.forecast_of", counting)
     _, job = grid_job(tmp_path, [130, 130, 140, 135, 130, 130, 100, 100, 130, 100], Query())
     run(job, HERE)
     assert planned == [1, 1]  # the first partition, and the one that observes less

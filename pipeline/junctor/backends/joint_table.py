@@ -108,6 +108,9 @@ class JointTable:
             at = int(np.searchsorted(likelihood.rows, row))
             if at < len(likelihood.rows) and likelihood.rows[at] == row:
                 values = likelihood.values[at]
+                if not values.any():
+                    # No state is possible, which no scale tells.
+                    return _summed(0.0 * terms, 0)
                 _, power = math.frexp(float(values.max()))
                 bits += power - math.log2(float(values[values > 0].min()))
                 # Before it is divided by a power of two, which must not make zeros.

@@ -378,7 +378,10 @@ def _on_cores(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
     patterns = patterns_of(batch, facts.threads)
     if not patterns.rows.size:
         return []
-    if facts.explains or not _has_room_for_shared(batch, facts):
+    rows = facts.to_come(batch, patterns.rows.size)
+    # Few rows whose trees are too large, or their number would be known to be few.
+    are_few = len(patterns.counts) > 1 and rows <= FEW_ROWS and not facts.is_heavy(rows)
+    if facts.explains or are_few or not _has_room_for_shared(batch, facts):
         return _planned_groups(patterns, batch, facts)
     if len(patterns.counts) > 1:
         _load_trees(facts)

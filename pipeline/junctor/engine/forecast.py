@@ -87,7 +87,7 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
                 raise route.refused
         needed = max((needed, *(route.memory.needed for route in routes)))
         # Those with the fewest observed variables first: they cover most others.
-        seen = sorted([*seen, *(route.group.pattern for route in routes)], key=lambda pattern: len(pattern.sliced))
+        seen = sorted([*seen, *_patterns(routes, choice)], key=lambda pattern: len(pattern.sliced))
         seconds.append(sum(route.seconds for route in routes))
         if gpu is not None:
             on_gpu += sum(gpu_seconds(facts, route, gpu) for route in routes)
@@ -98,6 +98,15 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
     share = count / max(1, len(seconds))
     return RunForecast(needed, share * sum(seconds), share * on_gpu, share * chunked, choices)
+
+
+def _patterns(routes: Sequence[Route], choice: Choice) -> list[Pattern]:
+    """Return the patterns that were forecast, also those of rows with trees that nobody has looked at."""
+    found = [route.group.pattern for route in routes if route.group.patterns or not route.group.by_trees]
+    if len(found) < len(routes):
+        patterns = patterns_of(choice.batch)
+        found += [Pattern(patterns.observed(p), patterns.soft(p)) for p in range(len(patterns.counts))]
+    return found
 
 
 def _has_new_patterns(facts: Facts, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:

@@ -47,17 +47,13 @@ class JointTableRows:
         size = reserved + facts.joint_table.nbytes
         few = "few rows that differ" if group.copies else "few rows"
         reason = f"row by row: {few}, and few states of all variables together"
-        return Route(group, self.name, facts.reason(self.name, reason), MemoryUse(facts.allowed, reserved, size, size))
+        use, operations = MemoryUse(facts.allowed, reserved, size, size), len(group.rows) * facts.joint_table.operations
+        return Route(group, self.name, facts.reason(self.name, reason), use, operations=operations)
 
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the entries of the table."""
-        assert facts.joint_table is not None
-        operations = len(route.group.rows) * facts.joint_table.operations
-        return replace(
-            route,
-            operations=operations,
-            seconds=operations * facts.figures.numpy.operation + route.rows * facts.figures.files.row,
-        )
+        seconds = route.operations * facts.figures.numpy.operation + route.rows * facts.figures.files.row
+        return replace(route, seconds=seconds)
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """Row by row."""
