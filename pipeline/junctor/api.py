@@ -83,6 +83,7 @@ NOBODY = -1
 _Question = tuple[Query, ComputeOptions]
 # What explanations have no options for.
 _UNSAID: PosteriorOptions = defaults_of(PosteriorOptions)  # type: ignore[assignment]
+_READING = tuple(defaults_of(EvidenceOptions))
 _RESOURCES = tuple(defaults_of(RowResources).items())
 
 
@@ -253,14 +254,11 @@ def _checked(
 
 def _reading(options: EvidenceOptions) -> EvidenceOptions:
     """Return how a table of evidence is read; raises EvidenceError for what has another type."""
-    return {
-        "case_id": text("case_id", options["case_id"]),
-        "ignore_extra": options["ignore_extra"],
-        "strict": options["strict"],
-        "keep": texts("keep", options["keep"]),
-        "mapping": options["mapping"],
-        "missing": texts("missing", options["missing"], numbers=True),
-    }
+    reading: dict[str, Any] = {name: options[name] for name in _READING}  # type: ignore[literal-required]
+    reading["case_id"] = text("case_id", options["case_id"])
+    reading["keep"] = texts("keep", options["keep"])
+    reading["missing"] = texts("missing", options["missing"], numbers=True)
+    return reading  # type: ignore[return-value]
 
 
 class _Prepared:

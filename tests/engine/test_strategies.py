@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.gpu import GpuProgram
-from junctor.backends.joint_table import JointTable, has_joint_table
+from junctor.backends.joint_table import JointTable
 from junctor.backends.numpy import Program
 from junctor.backends.row_trees import RowEngine
+from junctor.engine.choose import refusal
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import grid, random_network, sample
@@ -28,6 +30,8 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import chunked_rows
+from junctor.strategies.facts import Facts
+from junctor.strategies.registry import way
 
 
 @st.composite
@@ -50,8 +54,9 @@ def test_posteriors_equal_enumeration(
     strategy: Strategy, precision: str, question: tuple[Network, EvidenceBatch]
 ) -> None:
     network, batch = question
-    assume(strategy is not Strategy.JOINT_TABLE or has_joint_table(network))
-    answers = engine_by(strategy, network, Query(precision=precision)).answer(batch)
+    engine = engine_by(strategy, network, Query(precision=precision))
+    assume(refusal(strategy, engine.facts) is None)
+    answers = engine.answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
 
@@ -62,7 +67,10 @@ def test_targets_equal_enumeration(
     strategy: Strategy, question: tuple[Network, EvidenceBatch], data: st.DataObject
 ) -> None:
     network, batch = question
-    assume(strategy is not Strategy.JOINT_TABLE or has_joint_table(network))
+    assume(
+        way(strategy).refuses(Facts(network, Query(), ComputeOptions(device="cpu"))) is None
+        or strategy is Strategy.GPU_BLOCKS
+    )
     names = [variable.name for variable in network.variables]
     targets = tuple(data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1)))
     check_posteriors(network, batch, engine_by(strategy, network, Query(targets=targets)).answer(batch), 1e-12)
@@ -86,11 +94,17 @@ def test_explanations_equal_enumeration(strategy: Strategy, question: tuple[Netw
     check_explanations(network, batch, answers, 1e-9)
 
 
-@pytest.mark.parametrize("strategy", [each for each in FORCED if each.values != (Strategy.JOINT_TABLE,)])
-def test_rows_go_the_way_that_is_asked_for(strategy: Strategy) -> None:
-    network = random_network(20, seed=1)
+@pytest.mark.parametrize("variables", [6, 20])
+@pytest.mark.parametrize("strategy", FORCED)
+def test_rows_go_the_way_that_is_asked_for(strategy: Strategy, variables: int) -> None:
+    network = random_network(variables, seed=1)
     batch = rows_of(network)
-    answers = engine_by(strategy, network, Query()).answer(batch)
+    engine = engine_by(strategy, network, Query())
+    if (why := refusal(strategy, engine.facts)) is not None:
+        with pytest.raises(InputError, match=re.escape(why)):
+            engine.answer(batch)
+        return
+    answers = engine.answer(batch)
     assert answers.ways == {strategy.value: batch.rows}
     expected = Engine(network, Query()).answer(batch)
     assert (answers.status == OK).all()
@@ -132,6 +146,10 @@ ENDS: dict[Strategy, tuple[Any, str, Any]] = {
     Strategy.GPU_BLOCKS: (GpuProgram, "prepare", lambda prepare: lambda *args: break_outcomes(prepare(*args))),
     Strategy.CHUNKS: (chunked_rows, "answer_case_by_case", break_answers),
 }
+
+
+def test_every_strategy_can_be_broken() -> None:
+    assert ENDS.keys() == {each.values[0] for each in FORCED}
 
 
 @pytest.mark.parametrize("broken", ENDS)

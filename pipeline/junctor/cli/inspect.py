@@ -397,6 +397,8 @@ def _plan_line(plan: dict[str, Any]) -> str:
             f"  {plan['rows']:>9,} rows of {plan['patterns']:,} patterns on one tree, {len(plan['observed'])} observed "
             f"in all of them and {len(plan['likelihoods'])} in some: about {operations} operations each"
         )
+    if "levels" not in plan:
+        return f"  {plan['rows']:>9,} rows, without a plan: {operations} operations each"
     return (
         f"  {plan['rows']:>9,} rows with {len(plan['observed'])} observed and {len(plan['likelihoods'])} as "
         f"likelihoods: {operations} operations each and "

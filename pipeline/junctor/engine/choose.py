@@ -26,7 +26,7 @@ from junctor.model.errors import BudgetError, InputError
 from junctor.model.strategies import Chosen, NotChosen, Rejected, Strategy
 from junctor.planning.shape import Pattern
 from junctor.strategies.chunk_cuts import ChunkCuts
-from junctor.strategies.facts import FEW_ROWS, Facts
+from junctor.strategies.facts import FEW_ROWS, ON_DEVICES, Facts
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Allowance, Offer, Route
 
@@ -144,6 +144,8 @@ def told_of(route: Route, batch: EvidenceBatch, facts: Facts) -> Chosen:
             offer = refusal(name, facts) or way(name).offer(group, batch, facts)
             if isinstance(offer, Offer) and not group.patterns:
                 told[name] = Rejected(name, "takes longer to prepare", facts.planning)
+            elif isinstance(offer, Offer) and facts.forced is not None:
+                told[name] = Rejected(name, "not asked for", offer.price.seconds(facts.uses(group, batch)))
             elif isinstance(offer, Offer):
                 told[name] = Rejected(name, "takes longer", offer.price.seconds(facts.uses(group, batch)))
             else:
@@ -202,8 +204,7 @@ def _forced(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
 
 def refusal(strategy: Strategy, facts: Facts) -> str | None:
     """Return why a strategy cannot be asked for, on this network and machine; None where it can."""
-    on_device = strategy in (Strategy.GPU_BLOCKS, Strategy.CHUNKS, Strategy.IMPOSSIBLE)
-    if not on_device and facts.asks_gpu:
+    if facts.asks_gpu and strategy not in (*ON_DEVICES, Strategy.IMPOSSIBLE):
         return "it runs on CPUs, and a GPU is asked for"
     return way(strategy).refuses(facts)
 

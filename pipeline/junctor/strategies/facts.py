@@ -59,8 +59,8 @@ SAMPLED = 8
 MOST_THREADS = 32
 
 
-# Strategies that are of no use to a GPU.
-ON_CPUS = (Strategy.JOINT_TABLE, Strategy.ROW_TREES, Strategy.ENTRIES, Strategy.CPU_BLOCKS)
+# Strategies that may use a GPU; all others are of no use to one.
+ON_DEVICES = (Strategy.GPU_BLOCKS, Strategy.CHUNKS)
 # Entries of messages for each entry of a factor, about: a plan, which takes time, would tell.
 MESSAGES_OF_FACTORS = 15
 # Rows in all that are few: calls of so few come again and again, and what is loaded once serves all of them.
@@ -230,7 +230,7 @@ class Facts:
     @cached_property
     def takes_gpu(self) -> bool:
         """True if there is a GPU that this process may use."""
-        if self.forced in ON_CPUS:
+        if self.forced is not None and self.forced not in ON_DEVICES:
             return self.asks_gpu
         return self.asks_gpu or (self.options.device == "auto" and has_gpu())
 
