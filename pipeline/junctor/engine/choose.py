@@ -406,7 +406,13 @@ def _cheapest(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Patter
         return group
     uses, told = facts.uses(group, batch), list[Rejected]()
     offers: dict[Strategy, tuple[float, PatternGroup]] = {}
-    for name in Strategy:
+    # Entries last: their offer alone makes a plan.
+    for name in sorted(Strategy, key=lambda name: name is Strategy.ENTRIES):
+        if name is Strategy.ENTRIES and offers:
+            planning = facts.work(group.pattern).tables * facts.figures.planning.table
+            if planning >= min(seconds for seconds, _ in offers.values()):
+                told.append(Rejected(name, "takes longer to plan", planning))
+                continue
         offer = way(name).offer(group, batch, facts)
         if isinstance(offer, Offer):
             # Code of trees, and what comes with it, is loaded: it told their prices.
