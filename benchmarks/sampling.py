@@ -440,15 +440,16 @@ def covered(
     network: Network, rows: list[Hard], truth: list[tuple[Tables, float]], sampler: Sampler, options: argparse.Namespace
 ) -> Counted:
     """Sample all rows with every seed."""
+    from junctor.engine.engine import Engine
     from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 
     columns = {v: np.array([row.get(v, UNOBSERVED) for row in rows], dtype=np.int32) for v in set().union(*rows)}
     batch, found = EvidenceBatch(len(rows), columns), []
     for seed in range(options.seeds):
         query = Query(method="sampling", sampling=Sampling(sampler, COVERED_SAMPLES, seed=seed))
-        engine = SamplingEngine(network, query, ComputeOptions(threads=options.threads, device=options.device))
+        engine = Engine(network, query, ComputeOptions(threads=options.threads, device=options.device))
         # Tables and compiled code are there when the clock starts.
-        engine.estimate(rows[0], {})
+        engine.facts.sampler().estimate(rows[0], {})
         start = time.perf_counter()
         answers = engine.answer(batch)
         seconds = (time.perf_counter() - start) / len(rows)

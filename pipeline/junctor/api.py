@@ -48,7 +48,6 @@ from junctor.model.query import (
     Query,
     QueryKind,
     Sampling,
-    as_posteriors,
     named_variables,
     observed_words,
 )
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.encode import EncodedPartition
     from junctor.model.answers import Answers
-    from junctor.sampling.auto import AutoEngine
-    from junctor.sampling.engine import SamplingEngine
 
 __all__ = ["Model", "most_probable", "posteriors"]
 
@@ -320,7 +317,6 @@ class _Answerer:
         self._tables = tables_for(network, self._query)
         self._named = {network.index[name]: name for name in named_variables(network, self._query)}
         self._engine: Engine | None = None
-        self._sampler: SamplingEngine | AutoEngine | None = None
 
     def answer(self, evidence: Any, reading: EvidenceOptions) -> pa.Table:
         """Return the answers to a table of evidence."""
@@ -401,25 +397,18 @@ class _Answerer:
 
     def rest(self) -> None:
         """Let go of what the next call can do without, or make as fast."""
-        self._sampler = None
+        if self._query.method != "exact":
+            # Rows take far longer than their preparation, and the memory that is free decides which are sampled.
+            self._engine = None
         self.held = 0 if self._engine is None else self._engine.keep(KEPT_BYTES)
 
     def _answer(self, batch: EvidenceBatch, first: int, rows: int) -> Answers:
         """Return the answers to a batch; first: number of its first row; rows: of all batches together."""
-        if self._query.method == "exact":
-            engine = self._engine_for(rows)
-            if not engine.facts.takes_gpu:
-                return engine.answer(batch)
-            with _turn(engine.uses_gpu(batch)):
-                return engine.answer(batch)
-        with _turn(_may_use_gpu(self._options)):
-            # Random numbers of a row go by its number in the table, not in its batch.
-            sampled = self._sampler_for(rows).answer(batch, first_row=first)
-            if not self._query.has_scores:
-                return sampled
-            from junctor.engine.scores import sampled_scores
-
-            return sampled_scores(self._network, self._query, sampled)
+        engine = self._engine_for(rows)
+        if not engine.facts.takes_gpu:
+            return engine.answer(batch, first_row=first)
+        with _turn(engine.uses_gpu(batch)):
+            return engine.answer(batch, first_row=first)
 
     def _uses_gpu(self, batch: EvidenceBatch, rows: int) -> bool:
         """Return True if a GPU answers a batch; rows: of all batches together."""
@@ -440,20 +429,6 @@ class _Answerer:
         # As a new engine would be told, so that answers do not depend on earlier calls.
         engine.facts.expected_rows = rows
         return engine
-
-    def _sampler_for(self, rows: int) -> SamplingEngine | AutoEngine:
-        # Scores are made of all posteriors and their errors.
-        query = as_posteriors(self._network, self._query)
-        # For one call: rows take far longer than its preparation.
-        if self._sampler is None and self._query.method == "sampling":
-            from junctor.sampling.engine import SamplingEngine
-
-            self._sampler = SamplingEngine(self._network, query, self._options)
-        if self._sampler is None:
-            from junctor.sampling.auto import AutoEngine
-
-            self._sampler = AutoEngine(self._network, query, self._options, expected_rows=rows)
-        return self._sampler
 
     @cached_property
     def _most_rows(self) -> int:

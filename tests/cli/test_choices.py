@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +73,36 @@ def test_the_device_asked_for_without_rows(tmp_path: Path) -> None:
     rows = tmp_path / "none.csv"
     rows.write_text("asia,smoke\n")
     assert choices(ASIA, str(rows), "--device", "gpu", of="evidence")["device"] == "GPU: asked for"
+
+
+def test_samples_are_told_as_other_strategies_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, rows = tmp_path / "layered.bif", tmp_path / "rows.csv"
+    network = layered(layers=6, width=6, states=3, parents=2, seed=2)
+    write_network(network, path)
+    # Of the first row all is known but one variable.
+    names = [variable.name for variable in network.variables]
+    cells = [network.variables[v].states[0] for v in range(len(names) - 1)]
+    rows.write_text(f"{','.join(names[:-1])}\n{','.join(cells)}\n{',' * len(cells[1:])}\n")
+    auto = ["--method", "auto", "--samples", "200", "--memory", "300KiB", "--disk", "1KiB", "--device", "cpu"]
+    shown = junctor_cli("inspect", str(path), str(rows), *auto)
+    assert shown.exit_code == 0, shown.output
+    assert "        1 rows by samples of each\n            by samples\n              not " in shown.stdout
+    assert "not samples: exact answers are within their budget" in shown.stdout
+    output = str(tmp_path / "out")
+    ran = junctor_cli("run", str(path), str(rows), "-o", output, *auto, "--explain", "--no-prefect", "-q")
+    assert "1 rows of the first part: samples: exact answers exceed their budget" in ran.stdout
+    kept = json.loads((tmp_path / "out" / "manifest.json").read_text())["choices"]
+    (chosen,) = (each for each in kept if each["strategy"] == "samples")
+    assert chosen["rows"] == 1
+    assert f"1 of 2 rows are sampled: {chosen['others'][0]['reason']}" in caplog.messages
+    idle = junctor_cli("inspect", str(path), "--samples", "200")
+    assert (idle.exit_code, "exact answers take no samples" in " ".join(idle.output.split())) == (2, True)
+
+
+def test_exact_answers_load_no_samplers() -> None:
+    code = (
+        "import sys, junctor\n"
+        f"junctor.posteriors({str(ASIA)!r}, {{'smoke': ['yes', None]}}, threads=1)\n"
+        "assert not [name for name in sys.modules if 'sampling' in name or name.endswith('samples')]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

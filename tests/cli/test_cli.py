@@ -71,6 +71,7 @@ def test_rows_go_the_way_that_is_asked_for(strategy: str) -> None:
 def test_a_way_that_cannot_be_is_refused() -> None:
     fails(run("--strategy", "gpu-blocks", "--device", "cpu"), 3, "gpu-blocks: there is no GPU that may be used")
     assert run("--strategy", "chunks", "--method", "auto").exit_code == 2
+    assert run("--strategy", "samples").exit_code == 2
 
 
 def test_run_says_what_it_did() -> None:

@@ -48,7 +48,6 @@ from junctor.runtime import devices
 from junctor.runtime.local_cluster import silent_dask
 from junctor.runtime.machine import compute_options
 from junctor.sampling import gpu as sampling_gpu
-from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.gpu import GpuSampling
 from junctor.strategies import entries
 from junctor.strategies import facts as planner
@@ -208,10 +207,11 @@ def samples_on_gpu(network: Network, table: pa.Table, sampler: Any) -> pa.Table:
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((sampling_gpu, "THREADS"), (sampling_gpu, "WAVE_THREADS"), (beliefs_gpu, "THREADS")):
             patch.setattr(module, name, 64)
-        found = SamplingEngine(network, query, ComputeOptions(threads=1, device="gpu"))
+        engine = Engine(network, query, ComputeOptions(threads=1, device="gpu"))
+        found = engine.facts.sampler()
         found.__dict__["gpu"] = GpuSampling(found.sampled, EmulatedSampling(), found.cpu)  # type: ignore[arg-type]
         encoded = encode_table(table, network)
-        return tables_for(network, query).table(found.answer(encoded.batch, first_row=0), encoded.case_ids)
+        return tables_for(network, query).table(engine.answer(encoded.batch), encoded.case_ids)
 
 
 def stored_on_gpu(

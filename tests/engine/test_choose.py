@@ -19,7 +19,8 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
-from junctor.strategies.facts import Facts
+from junctor.strategies.exact_budget import ExactBudget
+from junctor.strategies.facts import Facts, PlanStore
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Allowance, Offer, Price
 
@@ -48,6 +49,26 @@ def test_a_batch_gets_the_same_groups_whatever_was_chosen_before(
     first = told(choose(batch, facts))
     told(choose(batch_of(300, 0.4), facts))
     assert told(choose(batch, facts)) == told(choose(batch, other)) == first
+
+
+def test_the_method_says_which_rows_are_sampled() -> None:
+    """All, or those that a budget refuses, whatever the process has; how others go is chosen without these."""
+    wide = np.arange(100) % 4 > 0
+    columns = sample(NETWORK, 100, seed=1).T[:-1].astype(np.int32)
+    states = {v: np.where(wide & (v > 0), UNOBSERVED, column) for v, column in enumerate(columns)}
+    batch = EvidenceBatch(100, states, invalid={7: "bad"})
+    (group,) = choose(batch, Facts(NETWORK, Query(method="sampling"), on_cpu(1 << 28))).groups
+    assert (group.strategy, group.rows.tolist()) == (Strategy.SAMPLES, batch.valid.tolist())
+    assert {each.reason for each in group.rejected} == {"samples are asked for"}
+    store = PlanStore(budget=ExactBudget(1 << 28, 0, 3e-5))
+    machines = on_cpu(1 << 28, time_limit=1e-9), on_cpu(1 << 40)
+    one, other = (choose(batch, Facts(NETWORK, Query(method="auto"), each, store=store)) for each in machines)
+    assert told(replace(one, groups=one.groups[-1:])) == told(replace(other, groups=other.groups[-1:]))
+    *exact, sampled = one.groups
+    assert sampled.rows.tolist() == np.setdiff1d(np.flatnonzero(wide), [7]).tolist()
+    assert "allowed are 3e-05 s (--time-limit)" in sampled.rejected[0].reason
+    within = replace(batch, invalid=dict.fromkeys(np.flatnonzero(wide).tolist(), "bad"))
+    assert told(replace(one, groups=exact)) == told(choose(within, Facts(NETWORK, Query(), on_cpu(1 << 28))))
 
 
 def test_nothing_is_opened_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

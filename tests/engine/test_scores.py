@@ -14,17 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine import scores
 from junctor.engine.engine import Engine
-from junctor.engine.scores import rows_of, sampled_scores, slices_of
+from junctor.engine.scores import rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import random_network, sample
 from junctor.model import answers as records
-from junctor.model.answers import OK, Answers, Scores, answer_bytes, answer_width
+from junctor.model.answers import OK, Answers, SampledAnswers, Scores, answer_bytes, answer_width
 from junctor.model.errors import BudgetError
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query, Sampling, as_posteriors, chosen_states
 from junctor.model.strategies import Strategy
-from junctor.sampling.engine import SamplingEngine
 
 
 def check(network: Network, query: Query, found: Answers, posteriors: Answers, tolerance: float) -> None:
@@ -181,8 +180,9 @@ def test_sampled_scores_have_errors_of_what_they_state() -> None:
         probabilities=("x_2=1",),
     )
     batch = EvidenceBatch(4, {0: np.array([0, 1, -1, 0], np.int32)}, {}, {3: "bad"})
-    answers = SamplingEngine(network, as_posteriors(network, query)).answer(batch)
-    found = sampled_scores(network, query, answers)
+    answers, found = (Engine(network, each).answer(batch) for each in (as_posteriors(network, query), query))
+    assert isinstance(answers, SampledAnswers)
+    assert isinstance(found, Scores)
     check(network, query, found, answers, 1e-12)
     for n, v in enumerate(found.targets):
         for row in range(3):

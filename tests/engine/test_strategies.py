@@ -173,6 +173,7 @@ def test_a_broken_strategy_is_seen_and_no_other_one(
         (Strategy.JOINT_TABLE, Query(), {}, "joint-table: the network has too many joint states"),
         (Strategy.JOINT_TABLE, Query(kind="mpe"), {}, "joint-table: explanations have no joint table"),
         (Strategy.IMPOSSIBLE, Query(), {}, "impossible: it answers nothing but rows that are impossible"),
+        (Strategy.SAMPLES, Query(), {}, "samples: its answers are not exact"),
         (Strategy.GPU_BLOCKS, Query(), {}, "gpu-blocks: there is no GPU that may be used"),
         (Strategy.ROW_TREES, Query(), {"device": "gpu"}, "row-trees: it runs on CPUs, and a GPU is asked for"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from helpers import oracle
 from helpers.options import on_cpu
 from helpers.sampling_cases import Hard, Soft, mixed, network_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, INVALID, MISSED, OK, UNRELIABLE
@@ -19,7 +20,6 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import estimate as estimates
-from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.estimate import estimate_of, weighted, worth
 from junctor_kernels.sampling.layout import Sums
 
@@ -30,8 +30,8 @@ SEEDS = 100
 FAR_OUT = 6.5
 
 
-def engine_of(network: Network, **how: Any) -> SamplingEngine:
-    return SamplingEngine(network, Query(method="sampling", sampling=Sampling(**how)))
+def engine_of(network: Network, **how: Any) -> Any:
+    return Engine(network, Query(method="sampling", sampling=Sampling(**how)))
 
 
 def rows_of(hard: Hard, soft: Soft, rows: int) -> EvidenceBatch:
@@ -141,7 +141,7 @@ def test_all_stages_together_are_better_than_the_last() -> None:
 def test_ais_bn_beats_weighting_where_evidence_is_unlikely() -> None:
     network, hard, soft = unlikely()
     effective = {
-        sampler: engine_of(network, sampler=sampler, samples=40_000).estimate(hard, soft)[2]
+        sampler: engine_of(network, sampler=sampler, samples=40_000).facts.sampler().estimate(hard, soft)[2]
         for sampler in ("lw", "ais-bn", "epis-bn")
     }
     assert effective["ais-bn"] is not None
@@ -153,12 +153,12 @@ def test_an_answer_depends_on_its_row_and_on_nothing_else() -> None:
     engine = engine_of(mixed(), samples=2_000)
     whole = engine.answer(rows_of(HARD, SOFT, 6))
     part = engine_of(mixed(), samples=2_000).answer(rows_of(HARD, SOFT, 2), first_row=3)
-    parallel = SamplingEngine(mixed(), engine.query, options=on_cpu(threads=3)).answer(rows_of(HARD, SOFT, 6))
+    parallel = Engine(mixed(), engine.query, on_cpu(threads=3)).answer(rows_of(HARD, SOFT, 6))
     for v in whole.targets:
         assert (part.posteriors[v] == whole.posteriors[v][3:5]).all()
         assert (parallel.posteriors[v] == whole.posteriors[v]).all()
     assert len({float(x) for x in whole.log_value}) == 6
-    other = SamplingEngine(mixed(), Query(method="sampling", sampling=Sampling(samples=2_000, seed=1)))
+    other = Engine(mixed(), Query(method="sampling", sampling=Sampling(samples=2_000, seed=1)))
     assert other.answer(rows_of(HARD, SOFT, 1)).log_value[0] != whole.log_value[0]
 
 
@@ -223,7 +223,7 @@ def test_an_error_is_reached_or_the_row_says_so(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_error_is_that_of_targets_alone() -> None:
     query = Query(targets=("v7",), method="sampling", sampling=Sampling("lw", error=0.01))
-    answers = SamplingEngine(mixed(), query).answer(rows_of(HARD, SOFT, 1))
+    answers = Engine(mixed(), query).answer(rows_of(HARD, SOFT, 1))
     # v7 has one state: nothing is left to find out.
     assert answers.samples.tolist() == [estimates.FIRST_SAMPLES]
 
@@ -256,13 +256,13 @@ def test_scales_of_likelihoods_make_no_difference(scales: tuple[float, ...], sam
     network = network_of([((0,), [0.5, 0.5]), *(((0, v), link) for v in (1, 2, 3))], [2] * 4)
     soft = {v: scale * np.array([1.0, 2.0]) for v, scale in zip((1, 2, 3), scales, strict=True)}
     log, truth = oracle.enumerate_posteriors(network, {}, {v: values / scales[v - 1] for v, values in soft.items()})
-    found = engine_of(network, sampler=sampler, samples=20_000).estimate({}, soft)[2]
+    found = engine_of(network, sampler=sampler, samples=20_000).facts.sampler().estimate({}, soft)[2]
     assert found is not None
     assert abs(found.posteriors[0] - truth[0][0]) < FAR_OUT * found.errors[0]
     expected = log + sum(map(math.log, scales))
     assert abs(found.log_evidence - expected) < FAR_OUT * found.log_error
     plain = engine_of(network, sampler=sampler, samples=20_000)
-    one = plain.estimate({}, {v: np.array([1.0, 2.0]) for v in soft})[2]
+    one = plain.facts.sampler().estimate({}, {v: np.array([1.0, 2.0]) for v in soft})[2]
     assert one is not None
     np.testing.assert_allclose(found.posteriors, one.posteriors, rtol=1e-12)
 
@@ -296,7 +296,7 @@ def test_errors_of_the_evidence_are_what_estimates_are_off(sampler: str, stages:
     for seed in range(60):
         sampling = Sampling(sampler, samples=3_000, seed=seed, stages=stages)  # type: ignore[arg-type]
         query = Query(targets=("v0",), method="sampling", sampling=sampling)
-        found = SamplingEngine(network, query).answer(rows_of(hard, {}, 1))
+        found = Engine(network, query).answer(rows_of(hard, {}, 1))
         off.append((found.log_value[0] - exact) / found.log_error[0])
     # 95 % and 1 by the normal distribution.
     assert np.mean(np.abs(off) < 2) > 0.85
@@ -332,12 +332,12 @@ def test_stages_count_by_the_weights_of_the_stage_before() -> None:
 
 def test_what_cannot_be_sampled_is_refused() -> None:
     with pytest.raises(ModelError, match="Markov network"):
-        engine_of(grid(2, 2, states=2, seed=1))
+        engine_of(grid(2, 2, states=2, seed=1)).answer(rows_of({}, {}, 1))
     wide = network_of([((0,), np.full(300, 1 / 300))], [300])
     with pytest.raises(ModelError, match="300 states"):
-        engine_of(wide)
+        engine_of(wide).answer(rows_of({}, {}, 1))
     with pytest.raises(BudgetError, match=r"take .* bytes\) while .*, allowed are .* \(1,000 bytes\): .*--memory"):
-        SamplingEngine(mixed(), Query(method="sampling"), ComputeOptions(memory=1000))
+        Engine(mixed(), Query(method="sampling"), ComputeOptions(memory=1000)).answer(rows_of({}, {}, 1))
     with pytest.raises(EvidenceError, match="explanations"):
         Query("mpe", method="sampling")
     with pytest.raises(EvidenceError, match="both"):

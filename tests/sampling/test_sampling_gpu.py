@@ -11,7 +11,9 @@ import pytest
 from emulation.nvrtc import ARCHITECTURES, compiles
 from emulation.sampling import EmulatedSampling
 from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import SampledAnswers
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
@@ -163,7 +165,10 @@ def test_rows_of_a_batch_are_answered_as_on_the_cpu(device: Any, sampler: str) -
     columns = {v: rng.integers(-1, 2, rows).astype(np.int32) for v in (6, 3)}
     batch = EvidenceBatch(rows, columns, invalid={2: "wrong"})
     cpu, on_gpu = engine_on(None, sampler, 200), engine_on(device, sampler, 200)
-    expected, found = cpu.answer(batch, first_row=2), on_gpu.answer(batch, first_row=2)
+    expected, found = (Engine(mixed(), cpu.query).blank(batch) for _ in range(2))
+    for engine, answers in ((cpu, expected), (on_gpu, found)):
+        assert isinstance(answers, SampledAnswers)
+        engine.answer(batch, batch.valid, answers, 2)
     assert (found.status == expected.status).all()
     for v in range(8):
         np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)

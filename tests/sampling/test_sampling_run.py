@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,26 @@ from helpers.files import ASIA
 from helpers.options import on_cpu
 from helpers.sampling_cases import network_of
 from junctor.engine.engine import Engine
+from junctor.engine.forecast import survey, warn_of_samples
 from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.patterns import PatternGroup
 from junctor.formats import write_network
-from junctor.generate import grid
+from junctor.generate import grid, layered, sample
+from junctor.model.answers import SampledAnswers
 from junctor.model.errors import EvidenceError, ModelError, RunError
 from junctor.model.network import Network, Variable
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Query, Sampling
+from junctor.model.query import Method, Query, Sampling
+from junctor.model.strategies import Rejected, Strategy
 from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
-from junctor.sampling import auto
-from junctor.sampling.auto import AutoEngine, RowsBeyondBudget, explain
+from junctor.strategies import exact_budget
+from junctor.strategies.exact_budget import ExactBudget
+from junctor.strategies.facts import PlanStore
 from pyarrow import parquet
 
+METHODS: tuple[Method, ...] = ("auto", "sampling", "exact")
 ROWS = "case_id,smoke,xray\na,yes,no\nb,,yes\nc,no,\nd,maybe,no\n"
 
 
@@ -154,14 +161,20 @@ def lattice(side: int) -> Network:
     return network_of(tables, [2] * (side * side))
 
 
-def test_of_many_reasons_a_few_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def sampled_groups(engine: Engine, batch: EvidenceBatch | None = None) -> list[PatternGroup]:
+    choice = engine.choice(batch or EvidenceBatch(1))
+    return [group for group in choice.groups if group.strategy is Strategy.SAMPLES]
+
+
+def test_of_many_reasons_a_few_are_told(caplog: pytest.LogCaptureFixture) -> None:
     # Patterns have plans, and sizes, of their own.
-    found = [RowsBeyondBudget(np.array([row]), f"reason {row % 6}") for row in range(9)]
-    monkeypatch.setattr(AutoEngine, "beyond", lambda _, batch: iter(found[: batch.rows]))
-    engine = AutoEngine(lattice(2), Query(method="auto"), on_cpu(2 << 20))
+    engine = Engine(lattice(2), Query(method="sampling"), on_cpu(2 << 20))
+    (route,) = engine.routes(EvidenceBatch(1))
+    told = [(Rejected(Strategy.ENTRIES, f"reason {row % 6}"),) for row in range(9)]
+    found = [replace(route, group=replace(route.group, rejected=each)) for each in told]
     with caplog.at_level(logging.WARNING, logger="junctor"):
-        explain(engine, EvidenceBatch(9, {}))
-        explain(engine, EvidenceBatch(3, {}))
+        warn_of_samples(found, 9)
+        warn_of_samples(found[:3], 3)
     assert caplog.messages == [
         *(f"2 of 9 rows are sampled: reason {n}" for n in range(3)),
         "9 of 9 rows are sampled in all, for 3 more reasons",
@@ -178,11 +191,13 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     batch = EvidenceBatch(rows, states, invalid={2: "bad"})
     query = Query(targets=("v0", "v84"), method="auto", sampling=Sampling(samples=2_000))
     options = on_cpu(2 << 20, spill_dir=tmp_path, spill_bytes=0)
-    engine = AutoEngine(network, query, options, budget_file=tmp_path / "budget.json")
+    engine = Engine(network, query, options, store=PlanStore(budget_file=tmp_path / "budget.json"))
     with caplog.at_level(logging.WARNING, logger="junctor"):
-        explain(engine, batch)
+        survey(engine, [batch], 1)
     assert "1 of 3 rows are sampled" in caplog.text
     answers = engine.answer(batch)
+    assert isinstance(answers, SampledAnswers)
+    assert answers.ways["samples"] == 1
     assert answers.sampled.tolist() == [False, True, False]
     assert answers.status.tolist() == [0, 0, 2]
     assert answers.samples.tolist() == [0, 2_000, 0]
@@ -193,16 +208,39 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     assert np.abs(answers.posteriors[84][1] - truth.posteriors[84][1]).max() < 6 * answers.errors[84][1].max()
     # Whoever goes on takes the budget that was settled.
     large = on_cpu(1 << 34, spill_dir=tmp_path)
-    assert [found.rows.tolist() for found in engine.with_options(large).beyond(batch)] == [[1]]
-    other = AutoEngine(network, query, large, budget_file=tmp_path / "budget.json")
-    assert [found.rows.tolist() for found in other.beyond(batch)] == [[1]]
+    other = Engine(network, query, large, store=PlanStore(budget_file=tmp_path / "budget.json"))
+    for each in (engine, engine.with_options(large), other):
+        (found,) = sampled_groups(each, batch)
+        assert found.rows.tolist() == [1]
+
+
+def test_rows_of_auto_have_the_numbers_of_runs_of_one_kind() -> None:
+    """Also equal rows: copies where they are exact, with random numbers of their own where they are sampled."""
+    network, budget = layered(layers=5, width=5, states=3, parents=2, seed=1), ExactBudget(1 << 28, 0, 2e-5)
+    wide = np.arange(100) % 4 == 0
+    columns = sample(network, 40, seed=1)[np.arange(100) * 40 // 100].T.astype(np.int32)
+    states = {v: np.where(wide & (v > 0), -1, column) for v, column in enumerate(columns[:-1])}
+    batch = EvidenceBatch(100, states, invalid={5: "bad"})
+    queries = (Query(method=each, sampling=Sampling(samples=200)) for each in METHODS)
+    engines = (Engine(network, each, on_cpu(1 << 28), store=PlanStore(budget=budget)) for each in queries)
+    found, sampled, exact = (each.answer(batch, first_row=5) for each in engines)
+    assert isinstance(found, SampledAnswers)
+    assert found.ways == {"samples": 25, "entries": 74}
+    assert found.sampled.tolist() == wide.tolist()
+    assert found.reasons == {5: "bad"}
+    assert len(set(found.posteriors[24][wide, 0].tolist())) > 12
+    others = np.setdiff1d(np.flatnonzero(~wide), [5])
+    for v in range(25):
+        assert (found.posteriors[v][wide] == sampled.posteriors[v][wide]).all()
+        np.testing.assert_allclose(found.posteriors[v][others], exact.posteriors[v][others], rtol=0, atol=1e-12)
+        assert (found.errors[v][others] == 0).all()
 
 
 def test_auto_samples_rows_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(exact_budget, "EXACT_ROW", 1e-9)
     table = junctor.posteriors(ASIA, {"smoke": ["yes", "no"]}, ["lung"], method="auto", samples=1_000)
     assert table["method"].to_pylist() == ["sampling", "sampling"]
-    monkeypatch.setattr(auto, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(exact_budget, "EXACT_ROW", 60.0)
     table = junctor.posteriors(ASIA, {"smoke": ["yes", "no"]}, ["lung"], method="auto", samples=1_000)
     assert table["method"].to_pylist() == ["exact", "exact"]
     assert table["effective_samples"].null_count == 2
@@ -212,12 +250,12 @@ def test_auto_samples_rows_beyond_the_limit_that_is_given(tmp_path: Path) -> Non
     network, kept = lattice(6), tmp_path / "budget.json"
     query = Query(targets=("v0",), method="auto", sampling=Sampling(samples=200))
 
-    def beyond(seconds: float, budget: Path | None = None) -> list[RowsBeyondBudget]:
-        engine = AutoEngine(network, query, on_cpu(1 << 34, time_limit=seconds), budget_file=budget)
-        return list(engine.beyond(EvidenceBatch(1)))
+    def beyond(seconds: float, budget: Path | None = None) -> list[PatternGroup]:
+        store = PlanStore(budget_file=budget)
+        return sampled_groups(Engine(network, query, on_cpu(1 << 34, time_limit=seconds), store=store))
 
     (found,) = beyond(1e-6, kept)
-    assert "allowed are 1e-06 s (--time-limit)" in found.reason
+    assert "allowed are 1e-06 s (--time-limit)" in found.rejected[0].reason
     assert not beyond(1e4)
     # Whoever goes on takes the limit that is kept.
     assert beyond(1e4, kept)

@@ -46,6 +46,7 @@ class InspectOptions(
     table.QueryOptions,
     table.ScoreOptions,
     table.PrecisionOptions,
+    table.SamplingOptions,
     table.MemoryOptions,
     table.DeviceOptions,
     table.WorkerOptions,
@@ -96,6 +97,7 @@ def inspect(
     # Settled once: parts of the report must not disagree because memory was taken in between.
     resources = replace(resources, memory=allowed_memory(resources), all_gpus=True)
     asked = table.query_of(table.options_for(table.QuestionOptions, options))
+    cli.refuse_idle(asked, options)
     engine = Engine(model, asked, resources)
     if (workers := options.get("workers") or 0) > 1:
         # Workers that only plan: no process is started.
@@ -385,6 +387,8 @@ def _plan_line(plan: dict[str, Any]) -> str:
     operations = approximate(plan["operations_per_row"])
     if plan["strategy"] == "joint-table":
         return f"  {plan['rows']:>9,} rows on the table of all joint states: {operations} operations each"
+    if plan["strategy"] == "samples":
+        return f"  {plan['rows']:>9,} rows by samples of each"
     if plan["one_by_one"] and not plan["patterns"]:
         return f"  {plan['rows']:>9,} rows, each with a tree of its own: about {operations} operations each"
     if plan["one_by_one"]:

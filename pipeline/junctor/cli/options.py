@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, get_args, get_origin
 
@@ -22,6 +22,7 @@ from junctor.planning.budget import parse_bytes, parse_time_limit
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
+    from junctor.model.query import Query
 
 Command = TypeVar("Command", bound=Callable[..., None])
 Number = TypeVar("Number", int, float)
@@ -205,6 +206,15 @@ def refuse_empty(directory: str, option: str = "--output") -> None:
     """Raise BadParameter for a directory without a name, which would be the current one; option: that names it."""
     if not directory:
         raise typer.BadParameter("it is empty, expected the name of a directory", param_hint=option)
+
+
+def refuse_idle(query: Query, options: table.StrategyOptions) -> None:
+    """Raise BadParameter for options that say how to sample where nothing is, or how to answer where rows may be."""
+    idle = [each.name for each in fields(query.sampling) if getattr(query.sampling, each.name) != each.default]
+    if query.method == "exact" and idle:
+        raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
+    if query.method != "exact" and options["strategy"] is not None:
+        raise typer.BadParameter("it is about exact answers: leave out --method", param_hint="--strategy")
 
 
 def network_of(file: str, options: table.NetworkOptions) -> Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
@@ -16,7 +16,6 @@ from junctor.model import option_table as table
 from junctor.model.errors import ThresholdError, counted
 
 if TYPE_CHECKING:
-    from junctor.model.query import Query
     from junctor.runs.manifest import Manifest
     from junctor.runs.watch import Watcher
     from junctor.runs.workload import Workload
@@ -72,9 +71,7 @@ def run(
     settings = load_settings()
     # Before anything is read: a contradiction on the command line needs no minutes of work to be seen.
     query = table.query_of(options)
-    _refuse_idle(query)
-    if options["strategy"] is not None and query.method != "exact":
-        raise typer.BadParameter("it is about exact answers: leave out --method", param_hint="--strategy")
+    cli.refuse_idle(query, options)
     if options["partition_rows"] is not None and options["part_size"] is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
     cli.refuse_empty(output)
@@ -224,13 +221,6 @@ def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:
     from junctor_flows.reporter import Reporter
 
     return [*found, Reporter(job.flow_name, ready=None if server is None else server.wait)]
-
-
-def _refuse_idle(query: Query) -> None:
-    """Raise BadParameter for options that say how to sample where nothing is."""
-    idle = [each.name for each in fields(query.sampling) if getattr(query.sampling, each.name) != each.default]
-    if query.method == "exact" and idle:
-        raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
 
 
 def _refuse_misplaced(options: RunOptions) -> None:

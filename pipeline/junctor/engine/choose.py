@@ -1,7 +1,8 @@
 """Which rows of a batch are answered together, and by which strategy: one decision, in one place.
 
-Main functions: `choose`, which compares prices, and `route_of`, which looks at sizes. Nothing here propagates,
-allocates or opens a device. The same batch and options get the same routes: an interrupted run has to repeat itself.
+Main functions: `choose`, which compares prices, `route_of`, which looks at sizes, and `estimate`, at seconds. Nothing
+here propagates, allocates or opens a device. The same batch and options get the same routes: an interrupted run has to
+repeat itself.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from junctor.cost.features.plans import plain_seconds
 from junctor.cost.policy import CORES
 from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
-from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, find_equal_rows
 from junctor.evidence.patterns import (
     Mask,
@@ -23,12 +28,17 @@ from junctor.evidence.patterns import (
     serving_all,
 )
 from junctor.model.errors import BudgetError, InputError
-from junctor.model.strategies import Chosen, NotChosen, Rejected, Strategy
+from junctor.model.strategies import EXACT, Chosen, NotChosen, Rejected, Strategy
+from junctor.planning.budget import Budget, row_seconds, too_long
 from junctor.planning.shape import Pattern
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import FEW_ROWS, ON_DEVICES, Facts
+from junctor.strategies.plan_rows import MOST_OPERATIONS, once_seconds, unprepared
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Allowance, Offer, Route
+
+if TYPE_CHECKING:
+    from junctor.cost.figures import Figures
 
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
 LEAST_DECIDED = 256
@@ -36,13 +46,18 @@ LEAST_DECIDED = 256
 NOBODY_LOOKED = Pattern(frozenset(), frozenset())
 # Strategies of plans in one piece.
 PLANNED = (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS)
+# Share of the time allowed up to which the coarsest forecast of a row will do.
+SURE_SHARE = 0.1
+# What is told of exact answers where nobody asks for them.
+NOT_ASKED_FOR = tuple(Rejected(each, "samples are asked for") for each in EXACT if each is not Strategy.IMPOSSIBLE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Choice:
     """How the rows of a batch go.
 
-    batch: with its equal rows, where few enough are left that their answers are copied.
+    batch: with its equal rows, where few enough are left that their answers are copied; rows that are sampled while
+        others are not count as invalid there.
     groups: of the rows that are answered, each with its strategy.
     facts: that the groups were chosen by: of the CPUs alone where a GPU is not worth its while.
     on_gpu: whether a GPU answers some of them.
@@ -59,6 +74,65 @@ def choose(batch: EvidenceBatch, facts: Facts) -> Choice:
 
     Raises InputError where a strategy is asked for that answers no rows of this kind.
     """
+    return _exactly(batch, facts) if facts.query.method == "exact" else _with_samples(batch, facts)
+
+
+def _with_samples(batch: EvidenceBatch, facts: Facts) -> Choice:
+    """Return the choice where rows may be sampled: all of them, or those whose exact answers exceed the budget."""
+    if facts.query.method == "sampling":
+        rows = batch.valid
+        group = PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.SAMPLES, rejected=NOT_ASKED_FOR)
+        return Choice(batch, [group] if rows.size else [], facts, False)
+    sampled = list(_beyond_budget(batch, facts.within_budget))
+    beyond = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rows for group in sampled)])
+    choice = _exactly(_passing_over(batch, beyond), facts)
+    return replace(choice, groups=[*choice.groups, *sampled])
+
+
+def _beyond_budget(batch: EvidenceBatch, facts: Facts) -> Iterator[PatternGroup]:
+    """Yield the rows of a batch that are refused; facts: within the budget of exact answers."""
+    choice = _exactly(batch, facts)
+    for route in _forecast(choice):
+        if route.refused is not None:
+            yield _sampled(route, choice.batch.served(route.group.rows))
+        elif route.group.by_trees:
+            yield from _trees_beyond_budget(route.group, choice.batch, facts)
+
+
+def _trees_beyond_budget(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Iterator[PatternGroup]:
+    """Yield those of the rows with a tree of their own whose tree is too large, and whose plan is as well."""
+    for exact in patterns_of(batch).exact(group.rows):
+        if facts.row_engine.work(exact.pattern.sliced, exact.pattern.weighted)[1] > facts.row_engine.entries:
+            # A batch of these rows alone has one group.
+            alone = _exactly(_passing_over(batch, np.setdiff1d(batch.valid, exact.rows)), facts)
+            refused = [route for route in _forecast(alone) if route.refused is not None]
+            yield from (_sampled(route, batch.served(exact.rows)) for route in refused)
+
+
+def _forecast(choice: Choice) -> list[Route]:
+    """Return the routes of a choice, those with most work first."""
+    facts, batch = choice.facts, choice.batch
+    room = Allowance(Budget(facts.allowed, facts.answer_bytes(batch.rows)), None, {})
+    routes = [estimate(facts, route_of(group, batch, facts, room), batch) for group in choice.groups]
+    return sorted(routes, key=lambda route: -route.operations)
+
+
+def _sampled(route: Route, rows: Rows) -> PatternGroup:
+    """Return the group of rows whose exact answers are refused."""
+    refused = Rejected(route.strategy, str(route.refused), route.seconds)
+    others = [each for each in route.group.rejected if each.strategy is not route.strategy]
+    return replace(route.group, rows=rows, strategy=Strategy.SAMPLES, copies=0, rejected=(refused, *others))
+
+
+def _passing_over(batch: EvidenceBatch, rows: Rows) -> EvidenceBatch:
+    """Return a batch without some of its rows; the others keep their numbers."""
+    if not rows.size:
+        return batch
+    return replace(batch, invalid=dict.fromkeys(rows.tolist(), "answered elsewhere") | batch.invalid, equal=None)
+
+
+def _exactly(batch: EvidenceBatch, facts: Facts) -> Choice:
+    """Return the choice among exact answers."""
     found = find_equal_rows(batch, facts.network.cardinalities, threads=facts.threads)
     if facts.forced is not None:
         return _with_copies(_forced(found, facts), found, facts, facts.takes_gpu)
@@ -93,8 +167,6 @@ def route_of(
             return way(name).prepare(group, uses, batch, facts, room)
         except BudgetError as error:
             refused = refused or error
-    from junctor.strategies.plan_rows import unprepared
-
     assert refused is not None
     return replace(unprepared(Strategy.ENTRIES, group, uses, facts, room), refused=refused)
 
@@ -136,10 +208,46 @@ def _that_may_fit(strategy: Strategy, pattern: Pattern, uses: int, facts: Facts,
             yield Strategy.ENTRIES
 
 
+def estimate(facts: Facts, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
+    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work.
+
+    It is refused where a row takes longer than allowed.
+    """
+    if route.refused is not None:
+        # Refused rows get the seconds of NumPy: they show how far out of reach they are.
+        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * facts.figures.numpy.operation)
+    priced, allowed = way(route.strategy).forecast(route, batch, facts, bound), row_seconds(facts.time_limit)
+    # Rows whose tree is too large get a plan, which is asked for then.
+    if not math.isfinite(priced.seconds) or (seconds := _row_seconds(priced, facts.figures)) <= allowed:
+        return priced
+    return replace(priced, refused=too_long(seconds, allowed, "a row", facts.advice))
+
+
+def _row_seconds(route: Route, figures: Figures) -> float:
+    """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
+    seconds, plan = route.seconds, route.plan
+    once = 0.0 if plan is None or route.chunks is not None else once_seconds(plan, figures)
+    together = route.threads if route.shares_row else 1
+    return (once + (seconds - once) / max(1, len(route.group.rows))) / together
+
+
+def may_take_long(route: Route, facts: Facts) -> bool:
+    """Return True if a row may take longer than allowed, before it is forecast."""
+    if route.chunks is not None:
+        return True
+    if route.plan is None:
+        # Messages of trees fit the memory, so that none takes a day.
+        return facts.time_limit is not None
+    seconds = plain_seconds(route.plan, facts.figures, 1) + once_seconds(route.plan, facts.figures)
+    return facts.figures.ratios.numpy_log * seconds > SURE_SHARE * row_seconds(facts.time_limit)
+
+
 def told_of(route: Route, batch: EvidenceBatch, facts: Facts) -> Chosen:
     """Return what was chosen for the rows of a route, and what was not and why."""
     group, told = route.group, {each.strategy: each for each in route.group.rejected}
-    for name in Strategy:
+    # Of rows that are sampled, the choice has said it.
+    names = () if route.strategy is Strategy.SAMPLES else EXACT if facts.query.method == "exact" else Strategy
+    for name in names:
         if name not in told and name not in (route.strategy, Strategy.IMPOSSIBLE):
             offer = refusal(name, facts) or way(name).offer(group, batch, facts)
             if isinstance(offer, Offer) and not group.patterns:
@@ -407,7 +515,7 @@ def _cheapest(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Patter
     uses, told = facts.uses(group, batch), list[Rejected]()
     offers: dict[Strategy, tuple[float, PatternGroup]] = {}
     # Entries last: their offer alone makes a plan.
-    for name in sorted(Strategy, key=lambda name: name is Strategy.ENTRIES):
+    for name in sorted(EXACT, key=lambda name: name is Strategy.ENTRIES):
         if name is Strategy.ENTRIES and offers:
             planning = facts.work(group.pattern).tables * facts.figures.planning.table
             if planning >= min(seconds for seconds, _ in offers.values()):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from junctor.backends.plan_memory import ProgramCache
 from junctor.engine.choose import Choice, choose, route_of
 from junctor.engine.run import BatchRun, in_order
-from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of
+from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, sampled_scores, slices_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import copy_answers
 from junctor.evidence.patterns import PatternGroup
@@ -23,15 +23,17 @@ from junctor.model.answers import (
     IMPOSSIBLE,
     UNANSWERED,
     Answers,
+    SampledAnswers,
     Scores,
     clear_states,
     slice_rows,
     table_bytes,
     unanswered,
+    with_errors,
 )
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
-from junctor.model.query import Query
+from junctor.model.query import Query, as_posteriors
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
@@ -103,7 +105,9 @@ class Engine:
     ) -> None:
         # An explanation maximises over the variables of the file alone: auxiliary ones have to be summed out before.
         network = network if query.kind == "posteriors" else network.expanded
-        self.facts = Facts(network, query, options, costs, expected_rows, workers, gpu, store)
+        # Scores of sampled rows are made of all posteriors and their errors.
+        answered = query if query.method == "exact" else as_posteriors(network, query)
+        self.facts = Facts(network, answered, options, costs, expected_rows, workers, gpu, store)
         self.network = network
         self.query = query
         self.options = options
@@ -116,7 +120,7 @@ class Engine:
         # Of the batch to come, for which another thread may choose while one is answered.
         self._choices: WeakKeyDictionary[EvidenceBatch, Choice] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
-        self._scores = ScoreMaker(network, query) if query.has_scores else None
+        self._scores = ScoreMaker(network, query) if answered.has_scores else None
 
     @property
     def programs(self) -> tuple[ProgramCache, ...]:
@@ -203,9 +207,10 @@ class Engine:
         return tuple(route_of(group, batch, facts, room) for group in choice.groups)
 
     def uses_gpu(self, batch: EvidenceBatch) -> bool:
-        """Return True if a GPU answers rows of a batch."""
+        """Return True if a GPU answers rows of a batch, or may sample them."""
         self.prepare(batch)
-        return self._choices[batch].on_gpu
+        choice = self._choices[batch]
+        return choice.on_gpu or any(group.strategy is Strategy.SAMPLES for group in choice.groups)
 
     def prepare(self, batch: EvidenceBatch) -> None:
         """Choose how the rows of a batch go together; another thread may answer an earlier batch meanwhile."""
@@ -213,28 +218,31 @@ class Engine:
             with self.facts.store.lock:
                 self._choices[batch] = choose(batch, self.facts)
 
-    def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True, first_row: int = 0) -> Answers:
         """Return the answers to all rows of `batch`, in its order: Scores where the query asks for them.
+
+        Unless its method is exact, they are SampledAnswers, or have these as their estimates.
 
         batch: evidence.
         reserved: bytes of earlier answers.
         explain: whether reasons of impossible rows name findings that contradict each other.
+        first_row: number of the first row, which random numbers depend on.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
         # A few rows are answered before anybody else would have a turn.
         if batch.rows <= FEW_ROWS:
-            return self._answer(self.choice(batch), reserved, explain)
+            return self._answer(batch, self.choice(batch), reserved, explain, first_row)
         with short_gil_switches():
-            return self._answer(self.choice(batch), reserved, explain)
+            return self._answer(batch, self.choice(batch), reserved, explain, first_row)
 
-    def _answer(self, choice: Choice, reserved: int, explain: bool) -> Answers:
+    def _answer(self, given: EvidenceBatch, choice: Choice, reserved: int, explain: bool, first_row: int) -> Answers:
         batch, groups, facts = choice.batch, choice.groups, choice.facts
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if choice.on_gpu else None
         most = batch.rows if self._scores is None else min(batch.rows, self._slice_rows)
         memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
         if self._scores is None:
-            answers = self.blank(batch, memory)
+            answers = self.blank(given, memory)
         else:
             size = self._scores.size(batch.rows)
             scored, device = self._answer_memory(self._score_pool, size, reserved, device)
@@ -242,9 +250,10 @@ class Engine:
         if batch.equal is not None and device is None:
             # A few rows all over it would make one thread clear it.
             map_pages(memory if self._scores is None else scored, facts.threads)
-        held = answers.nbytes if self._scores is None else facts.answer_bytes(batch.rows)
+        held = answers.nbytes if type(answers) is Answers else facts.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
-        run = BatchRun(facts, device, budget, self._programs, (batch.rows, max(batch.rows, self.batch_rows)))
+        full = batch.rows, max(batch.rows, self.batch_rows)
+        run = BatchRun(facts, device, budget, self._programs, full, first_row)
         if batch.rows <= FEW_ROWS:
             self._write(groups, batch, answers, memory, run)
         else:
@@ -263,6 +272,8 @@ class Engine:
         if answers.status.tobytes().count(UNANSWERED_BYTE):
             left_out = np.flatnonzero(answers.status == UNANSWERED)
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
+        if isinstance(answers, SampledAnswers) and self.query.has_scores:
+            return sampled_scores(self.network, self.query, answers)
         return answers
 
     def explain(self, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
@@ -358,7 +369,7 @@ class Engine:
     # Kept, since each batch asks, and networks have thousands of targets.
     @cached_property
     def _row_bytes(self) -> int:
-        return table_bytes(self.query, self.facts.targets, self.network.cardinalities, 1)
+        return table_bytes(self.facts.query, self.facts.targets, self.network.cardinalities, 1)
 
     @cached_property
     def _slice_rows(self) -> int:
@@ -389,7 +400,8 @@ class Engine:
         """
         memory = fresh(self._size(batch.rows)) if memory is None else memory
         sizes = self.network.cardinalities
-        return unanswered(self.query, self.facts.targets, sizes, batch.rows, batch.invalid, memory)
+        answers = unanswered(self.facts.query, self.facts.targets, sizes, batch.rows, batch.invalid, memory)
+        return answers if self.query.method == "exact" else with_errors(answers, sizes)
 
 
 def _rows_for_each(batch: EvidenceBatch) -> float:

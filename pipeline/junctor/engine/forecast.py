@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from junctor.cost import policy
-from junctor.engine.choose import told_of
-from junctor.engine.run import estimate
+from junctor.engine.choose import estimate, told_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.patterns import patterns_of
 from junctor.model.strategies import Chosen, Strategy
@@ -34,8 +35,10 @@ SURVEY_SHARE = 0.1
 TREE_ROWS = 100
 # Patterns of a batch that are looked at, those with the fewest observed variables: they need the most memory.
 SURVEYED_PATTERNS = 16
-# Choices of a batch that a run keeps.
-SHOWN_CHOICES = 5
+# Choices of a batch that a run keeps, and reasons for samples that it tells.
+SHOWN_CHOICES, TOLD_REASONS = 5, 3
+
+logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,24 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
         if len(seconds) == 1:
             # The first batch does not count: its plans serve the run as well.
             choices = tuple(told_of(route, choice.batch, choice.facts) for route in routes[:SHOWN_CHOICES])
+            if facts.query.method == "auto":
+                warn_of_samples(routes, batch.rows)
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
     share = count / max(1, len(seconds))
     return RunForecast(needed, share * sum(seconds), share * on_gpu, share * chunked, choices)
+
+
+def warn_of_samples(routes: Sequence[Route], rows: int) -> None:
+    """Log how many of so many rows are sampled, and why exact answers to most of these exceed their budget."""
+    reasons = Counter[str]()
+    for route in routes:
+        if route.strategy is Strategy.SAMPLES:
+            reasons[route.group.rejected[0].reason] += route.rows
+    # Each pattern has numbers of its own: a batch may have as many reasons as rows.
+    for reason, count in reasons.most_common(TOLD_REASONS):
+        logger.warning("%d of %d rows are sampled: %s", count, rows, reason)
+    if (others := len(reasons) - TOLD_REASONS) > 0:
+        logger.warning("%d of %d rows are sampled in all, for %d more reasons", reasons.total(), rows, others)
 
 
 def _patterns(routes: Sequence[Route], choice: Choice) -> list[Pattern]:

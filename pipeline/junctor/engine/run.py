@@ -5,34 +5,26 @@ Main class: BatchRun, made by the engine for a batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from junctor.backends.plan_memory import ProgramCache
-from junctor.cost.features.plans import plain_seconds
-from junctor.engine.choose import by_plan, has_plan, route_of
+from junctor.engine.choose import by_plan, estimate, has_plan, may_take_long, route_of
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.strategies import Strategy
-from junctor.planning.budget import Budget, row_seconds, too_long
+from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import fresh
 from junctor.strategies.facts import Facts, PlanKey
 from junctor.strategies.gpu_room import GpuRoom
-from junctor.strategies.plan_rows import MOST_OPERATIONS, once_seconds
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Allowance, Route
 
-# Share of the time allowed up to which the coarsest forecast of a row will do.
-SURE_SHARE = 0.1
-
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
-
-    from junctor.cost.figures import Figures
 
 
 @dataclass
@@ -44,6 +36,7 @@ class BatchRun:
     budget: in addition to the answers to the batch.
     programs: kept from batch to batch, the oldest first.
     full: rows of a batch and of a full one; the last of a run may have fewer.
+    first_row: number of the first row of the batch, which random numbers depend on.
     """
 
     facts: Facts
@@ -51,6 +44,7 @@ class BatchRun:
     budget: Budget
     programs: MutableMapping[PlanKey, ProgramCache]
     full: tuple[int, int]
+    first_row: int = 0
 
     @property
     def gpu(self) -> GpuRoom | None:
@@ -89,7 +83,7 @@ class BatchRun:
 
     def route(self, group: PatternGroup, batch: EvidenceBatch, uses: int | None = None) -> Route:
         """Return how a group is answered; raises BudgetError where it is refused."""
-        if group.strategy is not None and not has_plan(group.strategy) and self.facts.options.time_limit is None:
+        if group.strategy is not None and not has_plan(group.strategy) and self.facts.time_limit is None:
             return way(group.strategy).prepare(
                 group, 1, batch, self.facts, Allowance(self.budget, self.gpu, self._fixed())
             )
@@ -145,40 +139,6 @@ class BatchRun:
 
     def _fixed(self) -> dict[PlanKey, int]:
         return {key: program.memory.fixed for key, program in self.programs.items()}
-
-
-def estimate(facts: Facts, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
-    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work.
-
-    It is refused where a row takes longer than allowed.
-    """
-    if route.refused is not None:
-        # Refused rows get the seconds of NumPy: they show how far out of reach they are.
-        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * facts.figures.numpy.operation)
-    priced, allowed = way(route.strategy).forecast(route, batch, facts, bound), row_seconds(facts.options.time_limit)
-    # Rows whose tree is too large get a plan, which is asked for then.
-    if not math.isfinite(priced.seconds) or (seconds := _row_seconds(priced, facts.figures)) <= allowed:
-        return priced
-    return replace(priced, refused=too_long(seconds, allowed, "a row", facts.advice))
-
-
-def _row_seconds(route: Route, figures: Figures) -> float:
-    """Return the forecast of a row, by the threads that share it; the first one does what all others share."""
-    seconds, plan = route.seconds, route.plan
-    once = 0.0 if plan is None or route.chunks is not None else once_seconds(plan, figures)
-    together = route.threads if route.shares_row else 1
-    return (once + (seconds - once) / max(1, len(route.group.rows))) / together
-
-
-def may_take_long(route: Route, facts: Facts) -> bool:
-    """Return True if a row may take longer than allowed, before it is forecast."""
-    if route.chunks is not None:
-        return True
-    if route.plan is None:
-        # Messages of trees fit the memory, so that none takes a day.
-        return facts.options.time_limit is not None
-    seconds = plain_seconds(route.plan, facts.figures, 1) + once_seconds(route.plan, facts.figures)
-    return facts.figures.ratios.numpy_log * seconds > SURE_SHARE * row_seconds(facts.options.time_limit)
 
 
 def in_order(groups: Sequence[PatternGroup]) -> list[list[PatternGroup]]:

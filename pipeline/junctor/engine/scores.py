@@ -122,7 +122,8 @@ def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> S
         )
     for n, (name, state) in enumerate(chosen_states(network, query)):
         chosen_errors[n] = answers.errors[network.index[name]][:, state]
-    estimates = replace(answers, posteriors={}, errors={}, memory=None)
+    scores.ways.update(answers.ways)
+    estimates = replace(answers, posteriors={}, errors={}, memory=None, error_memory=None)
     scores = replace(scores, errors=errors, chosen_errors=chosen_errors, estimates=estimates)
     clear_unanswered(scores)
     return scores

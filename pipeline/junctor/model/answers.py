@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -80,6 +80,7 @@ class SampledAnswers(Answers):
     effective: float64 [rows], effective sample size.
     samples: int64 [rows], samples drawn.
     sampled: bool [rows], False where an answer is exact: its errors and its number of samples are 0.
+    error_memory: all errors in one flat array, as `memory` has the posteriors.
     reasons: also, for rows that are OK, that the requested error was not reached.
     """
 
@@ -88,6 +89,7 @@ class SampledAnswers(Answers):
     effective: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     samples: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    error_memory: npt.NDArray[np.floating] | None = None
 
     def leave(self, row: int, status: int, reason: str) -> None:
         """Set the status of a row that is not OK."""
@@ -205,6 +207,24 @@ def unanswered(
     for table in tables.values() if bad else ():
         table[bad] = np.nan
     return Answers(targets, status, log_value, tables, reasons=dict(invalid), memory=numbers)
+
+
+def with_errors(answers: Answers, cardinalities: Sequence[int]) -> SampledAnswers:
+    """Return posteriors to be written, with errors of 0: exact ones until a row is sampled.
+
+    cardinalities: number of states of every variable.
+    """
+    assert answers.memory is not None
+    rows, errors = len(answers.status), np.zeros_like(answers.memory)
+    return SampledAnswers(
+        **{each.name: getattr(answers, each.name) for each in fields(answers)},
+        errors=posteriors_in(errors, answers.targets, cardinalities, rows),
+        log_error=np.zeros(rows),
+        effective=np.full(rows, np.nan),
+        samples=np.zeros(rows, dtype=np.int64),
+        sampled=np.zeros(rows, dtype=np.bool_),
+        error_memory=errors,
+    )
 
 
 def clear_states(answers: Answers) -> None:

@@ -1,4 +1,4 @@
-"""The ways to answer rows exactly, by the names that a user knows them by. Main class: Strategy."""
+"""The ways to answer rows, by the names that a user knows them by. Main class: Strategy."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ class Strategy(Enum):
     CHUNKS = "chunks"
     # Not at all: the zeros of the network alone tell that they are impossible.
     IMPOSSIBLE = "impossible"
+    # Not exactly, but by samples, where these are asked for or an exact answer takes more than it may.
+    SAMPLES = "samples"
+
+
+# Those that choices compare.
+EXACT = tuple(each for each in Strategy if each is not Strategy.SAMPLES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,10 +121,10 @@ def _exact(network: Network, names: Sequence[str]) -> dict[str, Vector] | None:
 
 
 def _sampled(network: Network, names: Sequence[str]) -> dict[str, Vector]:
+    from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.options import ComputeOptions
-    from junctor.sampling.engine import SamplingEngine
 
     query = Query(targets=tuple(names), method="sampling", sampling=Sampling("lw", SAMPLES))
-    answers = SamplingEngine(network, query, ComputeOptions(threads=1, device="cpu")).answer(EvidenceBatch(1), 0, 0)
+    answers = Engine(network, query, ComputeOptions(threads=1, device="cpu")).answer(EvidenceBatch(1))
     return {network.variables[v].name: answers.posteriors[v][0] for v in answers.targets}

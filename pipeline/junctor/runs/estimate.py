@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from junctor.cost.dataset import MeasuredDevice
@@ -17,7 +18,7 @@ from junctor.evidence.encoded import read_partition
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
 from junctor.runs.part_sizes import rows_of_part, shorter_part
-from junctor.runs.partition import engine_for, network_for, sampler_for
+from junctor.runs.partition import engine_for, network_for
 from junctor.runs.placement import Machine, RunEstimate
 from junctor.runs.storage import RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, threads_for
@@ -51,7 +52,7 @@ class PlannedRun:
     def estimate(self) -> RunEstimate:
         """Return the estimate; raises BudgetError where a plan does not fit the memory of all workers together."""
         if self.spec.method != "exact":
-            return self._by_sampling()
+            return self._by_first_part()
         if self.resources.scheduler is not None:
             return self._on_scheduler()
         machine, engine = Machine.of(self.resources), self._engine()
@@ -94,15 +95,12 @@ class PlannedRun:
             return size
         return rows_of_part(self._engine(), next(self._batches()), seconds / rows, least)
 
-    def _by_sampling(self) -> RunEstimate:
-        """Return the estimate of sampling; with `auto`, write the budget of exact answers and explain it."""
-        from junctor.sampling.auto import AutoEngine, explain
-
-        rows, options = self.directory.counts().rows, replace(self._options(), device="cpu", all_gpus=False)
-        engine = sampler_for(self.directory, self.spec, self.directory.expected(self.spec).rows, options)
-        if isinstance(engine, AutoEngine):
-            explain(engine, next(self._batches()))
-        return RunEstimate(engine.least, engine.seconds(rows))
+    def _by_first_part(self) -> RunEstimate:
+        """Return the estimate where rows may be sampled: which ones they are depends on no device."""
+        engine = self._engine()
+        engine = engine.with_options(replace(engine.options, device="cpu", all_gpus=False))
+        found = survey(engine, islice(self._batches(), 1), len(self.pending))
+        return RunEstimate(found.needed, found.seconds, choices=found.choices)
 
     def _surveyed(self, engine: Engine, asks_gpu: bool = False) -> RunEstimate:
         """Return the estimate of all partitions; asks_gpu: what a GPU of this machine takes as well."""

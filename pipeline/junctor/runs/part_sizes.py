@@ -44,7 +44,7 @@ def rows_of_part(engine: Engine, batch: EvidenceBatch, seconds: float, least: in
     batch: the first rows of the run, as many as a part has.
     seconds, least: of `shorter_part`.
     """
-    from junctor.engine.run import estimate
+    from junctor.engine.choose import estimate
 
     rows = shorter_part(batch.rows, seconds, least)
     choice = engine.choice(batch)
@@ -66,7 +66,7 @@ def _in_parts(facts: Facts, batch: EvidenceBatch, routes: Sequence[Route], rows:
 
 def _of_route(facts: Facts, batch: EvidenceBatch, route: Route, parts: float, equal: float) -> float:
     """Return the seconds of the rows of a route in parts; equal: how many times as many are answered."""
-    from junctor.engine.run import estimate
+    from junctor.engine.choose import estimate
 
     group = route.group
     if group.alone or not route.seconds or route.chunks is not None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Generic
 from junctor.evidence.files import Stamp, stamp_of
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
-from junctor.model.query import as_posteriors
 from junctor.planning.budget import EXPLAINED_AT_ONCE, EXPLAINING_BYTES, PLENTY_BYTES
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec, run_digest
 from junctor.runtime.dask_cluster import Resources, refuse_other_version, threads_here
@@ -38,16 +37,12 @@ if TYPE_CHECKING:
     from junctor.cost.model import CostModels
     from junctor.engine.engine import Engine
     from junctor.evidence.encode import EncodedPartition
-    from junctor.model.answers import Answers
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.results import AnswerTables
     from junctor.runs.score_tables import ScoreTables
     from junctor.runs.statistics import Cells, Statistics
-    from junctor.sampling.auto import AutoEngine
-    from junctor.sampling.engine import SamplingEngine
-
 
 # One process reads the next partition and writes the last ones while it propagates one: compiled kernels, Parquet and
 # the disk work without Python's lock. In memory are at most one partition of evidence, one of answers in progress and
@@ -187,8 +182,7 @@ class PartTask(PartitionTask[RunSpec]):
 
     def prepare(self, inputs: CountedEvidence, options: ComputeOptions, workers: WorkerPool | None) -> None:
         """Choose how the rows go together."""
-        if self.spec.method == "exact":
-            self._engine(options, workers).prepare(inputs.encoded.batch)
+        self._engine(options, workers).prepare(inputs.encoded.batch)
 
     def _engine(self, options: ComputeOptions, workers: WorkerPool | None) -> Engine:
         # One for all threads of a worker.
@@ -199,24 +193,17 @@ class PartTask(PartitionTask[RunSpec]):
         self, inputs: CountedEvidence, options: ComputeOptions, reserved: int, workers: WorkerPool | None, explain: bool
     ) -> Answered:
         """Return the answers, exact or from samples."""
-        from junctor.engine.scores import sampled_scores
         from junctor.model.answers import IMPOSSIBLE
         from junctor.runs.results import status_names, with_kept
         from junctor.runs.statistics import count
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
-        answers: Answers
         evidence, search = inputs.encoded, None
         network, query = network_for(self.home.network, self.spec.network_digest), self.spec.as_query()
-        if self.spec.method == "exact":
-            engine = self._engine(options, workers)
-            answers = engine.answer(evidence.batch, reserved, explain)
-            if not explain and (answers.status == IMPOSSIBLE).any():
-                search = partial(engine.explain, evidence.batch, answers, EXPLAINING_BYTES, threads=1)
-        else:
-            sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
-            sampled = sampler.answer(evidence.batch, reserved, evidence.first_row)
-            answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
+        engine = self._engine(options, workers)
+        answers = engine.answer(evidence.batch, reserved, explain, evidence.first_row)
+        if not explain and (answers.status == IMPOSSIBLE).any():
+            search = partial(engine.explain, evidence.batch, answers, EXPLAINING_BYTES, threads=1)
         case_ids, kept, tables = evidence.case_ids, evidence.kept, tables_of(self.home, self.spec)[1]
         return Answered(
             lambda: with_kept(tables.table(answers, case_ids, apart=False), kept),
@@ -633,9 +620,10 @@ def engine_of(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     """Return the engine of `engine_for`, for batches of any size."""
     # Without options: `with_options` makes engines that share its plans.
     from junctor.engine.engine import Engine
+    from junctor.strategies.facts import PlanStore
 
-    network = network_for(directory.network, spec.network_digest)
-    return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows)
+    network, store = network_for(directory.network, spec.network_digest), PlanStore(budget_file=directory.budget)
+    return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows, store=store)
 
 
 when_gpu_is_needed(engine_of.cache_clear)
@@ -652,39 +640,6 @@ def costs_of(directory: RunDirectory) -> CostModels:
         raise RunError(
             f"{directory.speeds}: not the speeds of devices ({error}): start afresh with --overwrite"
         ) from error
-
-
-# The engine of the latest run.
-_samplers: dict[tuple[RunDirectory, RunSpec, int], SamplingEngine | AutoEngine] = {}
-
-
-def sampler_for(
-    directory: RunDirectory, spec: RunSpec, rows: int, options: ComputeOptions
-) -> SamplingEngine | AutoEngine:
-    """Return the engine of a run with sampled rows, kept as in `engine_for`.
-
-    directory: has the network, the costs of devices, and with `auto` the budget of exact answers.
-    spec: specification of the run.
-    rows: of all partitions together.
-    options: of this process; the first ones determine the budget unless the directory has one.
-    """
-    from junctor.sampling.auto import AutoEngine
-    from junctor.sampling.engine import SamplingEngine
-
-    # No lru_cache: options differ between partitions, and must not be part of the key.
-    key = directory, spec, rows
-    if key not in _samplers:
-        network = network_for(directory.network, spec.network_digest)
-        # Scores are made of all posteriors and their errors.
-        query = as_posteriors(network, spec.as_query())
-        _samplers.clear()
-        if query.method == "auto":
-            costs = partial(costs_of, directory)
-            _samplers[key] = AutoEngine(network, query, options, costs, rows, directory.budget)
-        else:
-            _samplers[key] = SamplingEngine(network, query, options)
-    _samplers[key] = _samplers[key].with_options(options)
-    return _samplers[key]
 
 
 def _refuse_strange_worker(task: PartitionTask[Any]) -> None:

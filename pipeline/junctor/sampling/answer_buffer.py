@@ -1,4 +1,4 @@
-"""Answers of a batch, filled in row by row. Main class: AnswerBuffer, written by `sampling.engine`."""
+"""Answers to sampled rows, filled in row by row. Main class: AnswerBuffer, written by `sampling.engine`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.sampling.layout import STATES
 
-from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import INVALID, OK, UNRELIABLE, SampledAnswers, posteriors_in
+from junctor.evidence.batch import Rows
+from junctor.model.answers import OK, UNRELIABLE, SampledAnswers
 from junctor.sampling.cases import CaseLayout
 from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate
 
@@ -50,38 +50,24 @@ def slots_of(targets: Sequence[int], layout: CaseLayout) -> EstimateSlots:
 
 
 class AnswerBuffer:
-    """The answers of a batch; rows count as invalid until their estimate is written.
+    """The answers to some rows of a batch, which hold no numbers until their estimates are written.
 
     cardinalities: number of states of every variable.
-    targets: variables, in the order asked.
-    batch: the evidence.
-    dtype: of the posteriors.
+    answers: to the batch.
+    rows: that are sampled.
     """
 
-    def __init__(
-        self, cardinalities: Sequence[int], targets: tuple[int, ...], batch: EvidenceBatch, dtype: np.dtype[np.floating]
-    ) -> None:
-        rows = batch.rows
-        self._sizes = np.array([cardinalities[v] for v in targets], dtype=np.int64)
-        self._starts = rows * (np.cumsum(self._sizes) - self._sizes)
+    def __init__(self, cardinalities: Sequence[int], answers: SampledAnswers, rows: Rows) -> None:
+        assert answers.memory is not None
+        assert answers.error_memory is not None
+        self.answers = answers
+        self._posteriors, self._errors = answers.memory, answers.error_memory
+        self._sizes = np.array([cardinalities[v] for v in answers.targets], dtype=np.int64)
+        self._starts = len(answers.status) * (np.cumsum(self._sizes) - self._sizes)
         # NaN, so that a number that was never written cannot pass for an answer.
-        self._posteriors, self._errors = (np.full(rows * int(self._sizes.sum()), np.nan, dtype) for _ in range(2))
-        posteriors, errors = (
-            posteriors_in(flat, targets, cardinalities, rows) for flat in (self._posteriors, self._errors)
-        )
-        log_value, log_error, effective = (np.full(rows, np.nan) for _ in range(3))
-        self.answers = SampledAnswers(
-            targets,
-            np.full(rows, INVALID, dtype=np.int8),
-            log_value,
-            posteriors,
-            reasons=dict(batch.invalid),
-            errors=errors,
-            log_error=log_error,
-            effective=effective,
-            samples=np.zeros(rows, dtype=np.int64),
-            sampled=np.ones(rows, dtype=np.bool_),
-        )
+        for table in (*answers.posteriors.values(), *answers.errors.values()):
+            table[rows] = np.nan
+        answers.log_error[rows], answers.sampled[rows] = np.nan, True
 
     def write(self, row: int, slots: EstimateSlots, hard: Mapping[int, int], estimate: Estimate) -> None:
         """Write the estimate of a row.

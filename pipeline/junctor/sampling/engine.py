@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from junctor_kernels.sampling.layout import BLOCK, STATES, Floats, SampledCase, 
 from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
 from junctor.cost.figures import shipped_figures
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, UNRELIABLE, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError, counted
 from junctor.model.network import Network
@@ -87,10 +87,6 @@ class SamplingEngine:
     def _layout_of(self, evidence: Evidence) -> CaseLayout:
         return layout_of(self.sampled, evidence, None if self.query.targets is None else self.targets)
 
-    def with_options(self, options: ComputeOptions) -> SamplingEngine:
-        """Return an engine with other options."""
-        return self if options == self.options else SamplingEngine(self.network, self.query, options)
-
     @property
     def least(self) -> int:
         """Bytes that one row at a time needs."""
@@ -101,35 +97,32 @@ class SamplingEngine:
         samples = self._learning + self._main
         return rows * samples * len(self.network.variables) * shipped_figures().walks.draw
 
-    def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
-        """Return the answers to all rows of a batch.
+    def answer(self, batch: EvidenceBatch, rows: Rows, answers: SampledAnswers, first_row: int) -> None:
+        """Write the answers to some rows of a batch.
 
         batch: some rows of the run.
-        reserved: bytes of earlier answers; sampling needs no more for it.
-        first_row: number of the first row, which random numbers depend on.
+        rows: int64, of the batch, ascending.
+        answers: to all of its rows.
+        first_row: number of the first row of the batch, which random numbers depend on.
         """
-        del reserved
         if first_row + batch.rows > MOST_ROWS:
             raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
-        dtype = np.float32 if self.query.precision == "single" else np.float64
-        sheet = AnswerBuffer(self.network.cardinalities, self.targets, batch, np.dtype(dtype))
-        rows = [row for row in range(batch.rows) if row not in batch.invalid]
-        evidence = evidence_of(batch)
+        sheet = AnswerBuffer(self.network.cardinalities, answers, rows)
+        evidence = dict(zip(rows.tolist(), evidence_of(batch, rows), strict=True))
         begin = partial(self._begin_row, evidence, sheet, first_row)
         if self._device is self.cpu:
             # Threads share a row, or have a row each, with an importance function of its own.
             at_once = min(self.threads, (self.allowed - SHARED_BYTES * self._entries) // self._row_bytes)
             at_once = at_once if len(rows) >= at_once else 1
             threads = self.threads if at_once == 1 else 1
-            in_threads(lambda row, _: begin(threads, self.cpu, row)(), rows, at_once)
+            in_threads(lambda row, _: begin(threads, self.cpu, row)(), list(evidence), at_once)
         else:
             # One after the other: a device has room for the importance function of one row.
-            for row in rows:
+            for row in evidence:
                 begin(self.threads, self.gpu, row)()
-        short = int((sheet.answers.status == UNRELIABLE).sum())
+        short = int((answers.status[rows] == UNRELIABLE).sum())
         if short:
             logger.warning("too few effective samples in %s: see the reasons", counted(short, "row"))
-        return sheet.answers
 
     def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[CaseLayout, SampledCase, Estimate | None]:
         """Return layout, case and estimate of one row, None where no sample agreed with it; for a closer look."""
@@ -202,7 +195,7 @@ class SamplingEngine:
 
     def _begin_row(
         self,
-        evidence: Sequence[tuple[Hard, Soft]],
+        evidence: Mapping[int, tuple[Hard, Soft]],
         sheet: AnswerBuffer,
         first_row: int,
         threads: int,
@@ -296,14 +289,16 @@ class SamplingEngine:
         return None if estimate is None else replace(estimate, reached=reached)
 
 
-def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:
-    """Return the evidence of the rows of a batch: observed states, and likelihoods of other variables."""
+def evidence_of(batch: EvidenceBatch, rows: Rows) -> list[tuple[Hard, Soft]]:
+    """Return the evidence of some rows (ascending) of a batch: observed states, and likelihoods of other variables."""
     # Column by column: cells of a batch are stored so, and most of them are not observed.
-    rows: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(batch.rows)]
+    found: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(len(rows))]
     for v, column in batch.states.items():
-        for row in np.flatnonzero(column != UNOBSERVED).tolist():
-            rows[row][0][v] = int(column[row])
+        states = column[rows]
+        for n in np.flatnonzero(states != UNOBSERVED).tolist():
+            found[n][0][v] = int(states[n])
     for v, likelihood in batch.likelihoods.items():
-        for i, row in enumerate(likelihood.rows.tolist()):
-            rows[row][1][v] = likelihood.values[i]
-    return list(rows)
+        here, values = likelihood.among(rows)
+        for n, each in zip(here.tolist(), values, strict=True):
+            found[n][1][v] = each
+    return list(found)

@@ -170,7 +170,7 @@ class ChunkCuts:
     @property
     def core_seconds(self) -> float:
         """Seconds of one core that a row in chunks may take, on all that it has."""
-        return row_seconds(self.facts.options.time_limit) * (1 if self.facts.takes_gpu else self.facts.cores)
+        return row_seconds(self.facts.time_limit) * (1 if self.facts.takes_gpu else self.facts.cores)
 
     def _cut_for_workers(
         self, problem: Problem, rows: int, algebra: Algebra, free: int, on_gpu: bool

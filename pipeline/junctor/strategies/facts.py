@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,11 +30,13 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names
 from junctor.model.strategies import Strategy
+from junctor.planning.budget import FOREVER
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
+from junctor.strategies.exact_budget import ExactBudget, exact_budget
 from junctor.strategies.gpu_room import GpuRoom
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from junctor.backends.row_work import RowWork
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.out_of_core.memory_splits import ChunkRoute
+    from junctor.runtime.remote import AnyPath
+    from junctor.sampling.engine import SamplingEngine
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -60,7 +64,7 @@ MOST_THREADS = 32
 
 
 # Strategies that may use a GPU; all others are of no use to one.
-ON_DEVICES = (Strategy.GPU_BLOCKS, Strategy.CHUNKS)
+ON_DEVICES = (Strategy.GPU_BLOCKS, Strategy.CHUNKS, Strategy.SAMPLES)
 # Entries of messages for each entry of a factor, about: a plan, which takes time, would tell.
 MESSAGES_OF_FACTORS = 15
 # Rows in all that are few: calls of so few come again and again, and what is loaded once serves all of them.
@@ -71,6 +75,8 @@ FEW_ROWS = 64
 class PlanStore:
     """What facts of one network and query share: plans, their memory, and what is known of patterns.
 
+    budget: of exact answers where rows beyond it are sampled, None before anybody asks.
+    budget_file: where the first who comes writes it.
     lock: of whoever plans or looks something up; a thread may choose groups while another one answers.
     """
 
@@ -80,6 +86,8 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
+    budget: ExactBudget | None = None
+    budget_file: AnyPath | None = None
     lock: AbstractContextManager[Any] = field(default_factory=RLock)
 
 
@@ -133,6 +141,9 @@ class Facts:
         # Groups of a few rows, by their number and that of all rows to come.
         self.few: dict[tuple[int, int], Sequence[PatternGroup] | None] = {}
         self.allowed = allowed_memory(options)
+        # Rows that would take too long are found before others are answered, and sampled.
+        self.time_limit = options.time_limit if query.method == "exact" else FOREVER
+        self.sampler = lru_cache(partial(_sampler, network, query, replace(options, memory=self.allowed)))
         # Of rows in chunks, whose work is long; of all others, unless more are asked for.
         self.cores = options.threads or usable_cores()
         self.threads = options.threads or min(self.cores, MOST_THREADS)
@@ -255,9 +266,26 @@ class Facts:
 
     @cached_property
     def _without_gpu(self) -> Facts:
-        options = replace(self.options, device="cpu")
+        found = self._with_options(replace(self.options, device="cpu"), self.workers)
+        # Samples may be worth a GPU that exact answers are not.
+        found.sampler = self.sampler
+        return found
+
+    @cached_property
+    def within_budget(self) -> Facts:
+        """The same of one thread of a CPU with the budget of exact answers: rows that it refuses are sampled."""
+        with self.store.lock:
+            budget = self.store.budget
+            if budget is None:
+                options = replace(self.options, memory=self.allowed)
+                budget = self.store.budget = exact_budget(options, self.store.budget_file)
+        found = self._with_options(budget.options(), None)
+        found.time_limit = budget.seconds
+        return found
+
+    def _with_options(self, options: ComputeOptions, workers: WorkerPool | None) -> Facts:
         costs = lambda: self.cost_models  # noqa: E731
-        return Facts(self.network, self.query, options, costs, self.expected_rows, self.workers, store=self.store)
+        return Facts(self.network, self.query, options, costs, self.expected_rows, workers, store=self.store)
 
     @property
     def asks_gpu(self) -> bool:
@@ -378,6 +406,13 @@ class Facts:
         """Return the work of a pattern's row tree; kept, because forecast, run and next batch ask for much the same."""
         works = self.store.works
         return cached(works, pattern, KEPT_WORK, lambda: self.row_engine.work(pattern.sliced, pattern.weighted))
+
+
+def _sampler(network: Network, query: Query, options: ComputeOptions) -> SamplingEngine:
+    # Imported here: exact answers do without compiled code of samples.
+    from junctor.sampling.engine import SamplingEngine
+
+    return SamplingEngine(network, query, options)
 
 
 def _made(shape: Shape, pattern: Pattern, targets: tuple[int, ...] | None, explain: bool, rows: int) -> Plan:

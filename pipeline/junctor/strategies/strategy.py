@@ -75,11 +75,13 @@ class Run(Protocol):
     facts: that they were chosen by.
     device: the GPU that answers rows, if one does.
     budget: in addition to the answers to the batch.
+    first_row: number of the first row of the batch, which random numbers depend on.
     """
 
     facts: Facts
     device: BlockDevice | None
     budget: Budget
+    first_row: int
 
     @property
     def gpu(self) -> GpuRoom | None:
