@@ -37,7 +37,7 @@ from baselines.index_mapping import (
     scattering_steps,
     zero_threshold,
 )
-from junctor.cliques.host import HostExecutor, kernels_for, natural_table
+from junctor.cliques.host import HostExecutor, in_layout, kernels_for, natural_table
 from junctor.model.network import Network
 from junctor.planning.cliques import StoredPlan
 from mapped_tree import (
@@ -316,7 +316,7 @@ def times_of_ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float,
     if not cpu:
         return ours, float("nan")
     ordered = [
-        each._replace(table=kernels.permute(each.table, clique.swaps))
+        each._replace(table=in_layout(each.table, clique, plan.sizes))
         for each, clique in zip(natural, plan.cliques, strict=True)
     ]
     host = HostExecutor(plan, ordered, algebra, kernels)

@@ -28,7 +28,7 @@ import numpy as np
 from junctor.calibration.cliques import built_in, calibrate_cliques
 from junctor.calibration.harness import local_device, save
 from junctor.cliques.device import ResidentExecutor
-from junctor.cliques.host import HostExecutor, Initial, Kernels, kernels_for, natural_table
+from junctor.cliques.host import HostExecutor, Initial, Kernels, in_layout, kernels_for, natural_table
 from junctor.cost.dataset import Measured
 from junctor.formats import read_network
 from junctor.model.network import Network
@@ -128,8 +128,7 @@ class OnDevice:
         return statistics.median(times)
 
     def kernels_ms(self, repeats: int) -> float:
-        graph = self.executor._graph(frozenset())
-        return self.events_ms(lambda: graph.launch(self.executor._stream), repeats)
+        return self.events_ms(self.executor._ready_for(frozenset()), repeats)
 
     def by_kernel(self) -> str:
         """Milliseconds of each kernel, its launches one by one, and how many there are."""
@@ -213,7 +212,7 @@ def measure(
     natural = [natural_table(plan, network, i, algebra, kernels) for i in numbers]
 
     def order(i: int) -> Initial:
-        return natural[i]._replace(table=kernels.permute(natural[i].table, plan.cliques[i].swaps))
+        return natural[i]._replace(table=in_layout(natural[i].table, plan.cliques[i], plan.sizes))
 
     # NumPy takes long over the largest trees.
     repeats = options.repeats if find_spec("numba") else 1

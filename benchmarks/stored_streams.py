@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 from junctor.cliques.host import Initial
-from junctor.cliques.streamed import PIPELINES, StreamedExecutor, lay_out
+from junctor.cliques.parts import Trace
+from junctor.cliques.streamed import StreamedExecutor, lay_out
+from junctor.model.options import PIPELINES
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredClique, StoredPlan
 from junctor_kernels.gpu.device import register_host
@@ -56,13 +58,13 @@ class Streamed:
             self.device.download(made.data.ptr, self.table[first * run : first * run + made.size], stream)
             stream.synchronize()
 
-    def open(self, options: argparse.Namespace, pipeline: Any) -> StreamedExecutor:
+    def open(self, options: argparse.Namespace, pipeline: Any, trace: Trace | None = None) -> StreamedExecutor:
         initial = [Initial(self.table, 0.0, False), Initial(self.device.host(self.root.size, np.float32), 0.0, False)]
         initial[1].table[:] = self.root.reshape(-1)
         chunk = parse_bytes(options.chunk) // 4
         allowed = options.in_flight * chunk * 4 + (1 << 30)
-        layout = lay_out(self.plan, SINGLE.dtype, allowed, options.in_flight, chunk)
-        return StreamedExecutor(self.plan, initial, SINGLE, self.device, layout, pipeline, True)
+        layout = lay_out(self.plan, SINGLE, allowed, options.in_flight, chunk)
+        return StreamedExecutor(self.plan, initial, SINGLE, self.device, layout, pipeline, True, trace)
 
     def check(self, executor: StreamedExecutor) -> tuple[float, float]:
         """Calibrate both tables; return the relative errors of the sums of all rows, and of some rows of the result.
@@ -142,7 +144,7 @@ def stream(options: argparse.Namespace) -> None:
     to, back, both = ceilings(streamed.table, device, parse_bytes(options.chunk) // 4)
     print(f"copies alone: {to / 1e9:.1f} GB/s in, {back / 1e9:.1f} GB/s out, {both / 1e9:.1f} GB/s both ways at once")
     streamed.fill()
-    checked = streamed.check(streamed.open(options, "two-engines"))
+    checked = streamed.check(streamed.open(options, "two"))
     print(f"relative errors: sums {checked[0]:.1e} (all rows), products {checked[1]:.1e} (64 rows)", flush=True)
     down = (CliqueOperand(DOWN, 0),)
     kinds = {
@@ -157,15 +159,15 @@ def stream(options: argparse.Namespace) -> None:
         for pipeline in PIPELINES:
             executor = streamed.open(options, pipeline)
             seconds = min(timed(executor, work) for _ in range(options.repeats))
-            slowest = seconds if pipeline == "synchronous" else slowest
+            slowest = seconds if pipeline == "none" else slowest
             rate = ways * size / seconds
-            parts = traced(executor, work, device)
+            del executor
+            parts = traced(streamed, options, pipeline, work)
             print(
                 f"{kind} | {pipeline} | {seconds:.3f} | {rate / 1e9:.1f} | {rate / ceiling:.1%} | "
                 f"{slowest / seconds - 1:+.0%} | {parts}",
                 flush=True,
             )
-            del executor
 
 
 def timed(executor: StreamedExecutor, work: CliquePass) -> float:
@@ -174,11 +176,12 @@ def timed(executor: StreamedExecutor, work: CliquePass) -> float:
     return time.perf_counter() - start
 
 
-def traced(executor: StreamedExecutor, work: CliquePass, device: CudaCliqueDevice) -> str:
+def traced(streamed: Streamed, options: argparse.Namespace, pipeline: Any, work: CliquePass) -> str:
     """Seconds in each stage of the pipeline, by events."""
-    trace: list[tuple[str, Any, Any]] = []
-    executor.run([work], trace)
+    trace: Trace = []
+    streamed.open(options, pipeline, trace).run([work])
     spent = dict.fromkeys(("in", "work", "out"), 0.0)
     for what, before, behind in trace:
-        spent[what] += device.elapsed(before, behind)
+        if what in spent:
+            spent[what] += streamed.device.elapsed(before, behind)
     return ", ".join(f"{seconds:.2f}" for seconds in spent.values())

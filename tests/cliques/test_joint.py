@@ -24,6 +24,7 @@ from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, po
 from junctor.cli.options import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
+from junctor.cliques.parts import PARTS
 from junctor.cost.stored import StoredForecast
 from junctor.generate import grid, layered
 from junctor.model.errors import Place
@@ -253,7 +254,11 @@ def test_questions_on_the_command_line() -> None:
         for each in BOTH
     ]
     assert [each.exit_code for each in told] == [0, 0]
-    assert [each.stderr.strip() for each in told] == ["by messages", "from stored clique tables"]
+    assert [each.stderr.splitlines()[:2] for each in told] == [
+        ["by messages"],
+        ["from stored clique tables", "tables in memory:"],
+    ]
+    assert [line.split()[0] for line in told[1].stderr.splitlines()[2:]] == list(PARTS)
     assert told[0].stdout == told[1].stdout
     blocks = [block.splitlines() for block in told[0].stdout.split("\n\n")]
     assert [block[0] for block in blocks] == ["either,lung,probability", "bronc,probability"]

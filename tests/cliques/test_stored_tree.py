@@ -19,21 +19,28 @@ from helpers.strategies import evidence_batches, networks, row_evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import posteriors, read_network
+from junctor.cliques import on_gpu
 from junctor.cliques import streamed as stored_stream
 from junctor.cliques import tree as tree_module
 from junctor.cliques.calibrated import load_cliques
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import COMPILED_ENTRIES, HostExecutor, Initial, initial_table, kernels_for, natural_table
-from junctor.cliques.streamed import PIPELINES, Pipeline, PipelineName, StreamedExecutor, lay_out
-from junctor.cliques.tree import StoredTree
+from junctor.cliques.on_gpu import takes_gpu
+from junctor.cliques.parts import PARTS, Trace, part_seconds
+from junctor.cliques.streamed import Pipeline, StreamedExecutor, lay_out
+from junctor.cliques.tree import StoredTree, gpu_is_worth
+from junctor.cost.model import cpu_name, local_cost_models
+from junctor.cost.stored import gpu_gain
 from junctor.generate import sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.model.options import ComputeOptions
-from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
+from junctor.model.options import PIPELINES, ComputeOptions, PipelineName
+from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredClique, StoredPlan, plan_stored
 from junctor.planning.shape import shape_of
 from junctor_kernels.gpu import stored_tasks
+from junctor_kernels.gpu.stored_tasks import CliqueLaunch, SeparatorTable, TaskBatch
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.tables.views import Axis, View
 
 PLACE = Place("made")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels for the CPU")
@@ -97,6 +104,7 @@ def on_host(plan: StoredPlan, network: Network, algebra: Algebra, chunk: int = 1
 
 def all_tables(executor: Any, plan: StoredPlan) -> list[npt.NDArray[np.float64]]:
     tables = [executor.table(i).astype(np.float64) for i in range(len(plan.cliques))]
+    tables = [np.exp(table - table.max()) if table.min() < 0 else table for table in tables]
     return [table / table.sum() for table in tables]
 
 
@@ -121,7 +129,7 @@ def test_chunks_on_the_host_give_the_same(chunk: int) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("algebra", [SINGLE, DOUBLE], ids=["single", "double"])
+@pytest.mark.parametrize("algebra", [SINGLE, DOUBLE, LOG], ids=["single", "double", "log"])
 def test_a_device_that_holds_all_tables_agrees_with_the_host(algebra: Algebra) -> None:
     network = grid(3)
     plan, device = plan_stored(shape_of(network)), EmulatedStored()
@@ -142,20 +150,102 @@ def test_a_device_that_holds_all_tables_agrees_with_the_host(algebra: Algebra) -
         ResidentExecutor(plan, lambda _: pytest.fail("made a table"), algebra, EmulatedStored(), needed - 1)
 
 
+def executors(plan: StoredPlan, network: Network, algebra: Algebra, trace: Trace | None = None) -> Iterator[Any]:
+    """Yield an executor of every kind with its device, that of a GPU first in its memory, then through it."""
+    kernels, initial = kernels_for(algebra, 0), initial_of(plan, network, algebra)
+    yield HostExecutor(plan, initial, algebra, kernels, trace=trace), None
+    device = EmulatedStored()
+    yield (
+        ResidentExecutor(
+            plan, lambda i: natural_table(plan, network, i, algebra, kernels), algebra, device, 1 << 24, trace
+        ),
+        device,
+    )
+    layout = lay_out(plan, algebra, 1 << 20, 2, 20)
+    yield (
+        StreamedExecutor(plan, initial_of(plan, network, algebra), algebra, device, layout, "two", trace=trace),
+        device,
+    )
+
+
 @NEEDS_COMPILER
-@pytest.mark.parametrize("chunk", [1, 20, None])
-def test_all_pipelines_give_the_same_tables(chunk: int | None) -> None:
+@pytest.mark.parametrize("algebra", [SINGLE, DOUBLE, LOG], ids=["single", "double", "log"])
+def test_tables_are_summed_where_they_are(algebra: Algebra) -> None:
+    network = grid(3)
+    plan = plan_stored(shape_of(network))
+    for executor, _ in executors(plan, network, algebra):
+        executor.propagate(a_case(network))
+        for i, clique in enumerate(plan.cliques):
+            table = all_tables(executor, plan)[i].reshape(clique.shape(plan.sizes))
+            # In front, behind, turned around, all of them, none.
+            for wanted in (clique.layout[:2], clique.layout[1:], clique.layout[::-1], clique.layout, ()):
+                found = executor.sums(i, wanted).astype(np.float64)
+                found = np.exp(found - found.max()) if algebra is LOG else found
+                expected = np.einsum(table, list(clique.layout), list(wanted)).reshape(-1)
+                np.testing.assert_allclose(found / found.sum(), expected, rtol=1e-5 if algebra is SINGLE else 1e-12)
+
+
+@NEEDS_COMPILER
+def test_sums_that_exceed_a_device_are_made_on_the_host() -> None:
+    network = grid(3)
+    plan, kernels = plan_stored(shape_of(network)), kernels_for(DOUBLE, 0)
+    executor = ResidentExecutor(
+        plan, lambda i: natural_table(plan, network, i, DOUBLE, kernels), DOUBLE, EmulatedStored(), 1 << 24
+    )
+    executor.propagate({})
+    found, executor._allowed = executor.sums(0, plan.cliques[0].layout[:1]), executor.size
+    np.testing.assert_allclose(executor.sums(0, plan.cliques[0].layout[:1]), found, rtol=1e-13)
+
+
+@NEEDS_COMPILER
+def test_each_part_takes_its_time() -> None:
+    network = grid(3)
+    plan = plan_stored(shape_of(network))
+    copied = []
+    trace: Trace = []
+    for executor, device in executors(plan, network, DOUBLE, trace):
+        # The tables that are made for it are nobody's part.
+        trace.clear()
+        executor.propagate(a_case(network))
+        executor.sums(0, plan.cliques[0].layout[1:])
+        executor.table(0)
+        seconds = part_seconds(trace, device)
+        assert set(seconds) == set(PARTS)
+        assert min(seconds["reduction"], seconds["scattering"]) > 0
+        assert seconds["preprocessing"] == 0
+        copied.append(seconds["transfers"] > 0)
+    assert copied == [False, True, True]
+
+
+def test_what_sums_and_multiplies_counts_to_both_parts() -> None:
+    sums = CliqueLaunch("scatter_reduce", 0, 0, 1, 1, 0.25)
+    trace: Trace = [(sums, 1.0, 5.0), (sums._replace(kernel="permute"), 0.0, 8.0), ("in", 0.0, 1.0), ("out", 1.0, 3.0)]
+    # The work on a chunk is made of launches.
+    trace += [("work", 0.0, 99.0), ("reduction", 0.0, 0.5)]
+    assert part_seconds(trace, None) == {"preprocessing": 8, "transfers": 3, "reduction": 1.5, "scattering": 3}
+    device, views = TaskBatch(np.float64), [View(0, (Axis(4, 1),)), View(0, (Axis(4, 0), Axis(3, 1)))]
+    message = SeparatorTable(0, 0)
+    device.scatter((0, 0), 4, [(views[0], message)] * 3, None, False, 0)
+    device.scatter((0, 0), 12, [], (views[1], 0), False, 0)
+    device.close()
+    (launch,) = device.packed()[1]
+    assert launch.summed == 12 / (3 * 4 + 12)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("chunk", "algebra"), [(1, SINGLE), (20, SINGLE), (20, LOG), (None, SINGLE)])
+def test_all_pipelines_give_the_same_tables(chunk: int | None, algebra: Algebra) -> None:
     network = grid(2) if chunk == 1 else grid(3)
     plan = plan_stored(shape_of(network))
-    host = on_host(plan, network, SINGLE)
+    host = on_host(plan, network, algebra)
     expected = host.propagate(a_case(network))
     found = set()
     many = {1: ((3,), (True,)), 20: ((1, 3), (True,)), None: ((1, 3, 30), (False, True))}[chunk]
     for seed, (name, in_flight, in_place) in enumerate(product(PIPELINES, *many)):
         device = EmulatedStored(seed)
-        initial = initial_of(plan, network, SINGLE)
-        layout = lay_out(plan, SINGLE.dtype, 1 << 18, in_flight, chunk)
-        executor = StreamedExecutor(plan, initial, SINGLE, device, layout, name, in_place)
+        initial = initial_of(plan, network, algebra)
+        layout = lay_out(plan, algebra, 1 << 18, in_flight, chunk)
+        executor = StreamedExecutor(plan, initial, algebra, device, layout, name, in_place)
         assert device.allocated == executor.layout.size <= 1 << 18
         assert executor.layout.chunk == (chunk or executor.layout.chunk)
         for likelihoods in ({}, a_case(network))[in_place:]:  # tables that serve once get one case
@@ -173,7 +263,7 @@ def test_a_table_is_read_after_it_was_stored(name: PipelineName) -> None:
     network = grid(3)
     plan = plan_stored(shape_of(network))
     for seed in range(5):
-        layout = lay_out(plan, DOUBLE.dtype, 1 << 20, 8, 30)
+        layout = lay_out(plan, DOUBLE, 1 << 20, 8, 30)
         initial = initial_of(plan, network, DOUBLE)
         executor = StreamedExecutor(plan, initial, DOUBLE, EmulatedStored(seed), layout, name, True)
         executor.propagate({})
@@ -220,18 +310,18 @@ class Clock:
 @pytest.mark.parametrize(
     ("name", "in_flight", "stores", "seconds"),
     [
-        ("synchronous", 4, True, 60),
-        ("one-engine", 1, True, 60),
-        ("one-engine", 4, True, 40),  # both copies of every chunk
-        ("two-engines", 4, True, 22),  # as many as chunks, and the last one to the end
-        ("two-engines", 4, False, 21),
-        ("one-engine", 4, False, 21),
-        ("synchronous", 4, False, 40),
+        ("none", 4, True, 60),
+        ("one", 1, True, 60),
+        ("one", 4, True, 40),  # both copies of every chunk
+        ("two", 4, True, 22),  # as many as chunks, and the last one to the end
+        ("two", 4, False, 21),
+        ("one", 4, False, 21),
+        ("none", 4, False, 40),
     ],
 )
 def test_pipelines_overlap_what_they_can(name: PipelineName, in_flight: int, stores: bool, seconds: int) -> None:
     clock, chunk = Clock(), np.zeros(1)
-    trace: list[tuple[str, Any, Any]] = []
+    trace: Trace = []
     pipeline = Pipeline(clock, name, list(range(in_flight)), [0, 0], trace)  # type: ignore[arg-type]
     for _ in range(20):
         pipeline.put(chunk, chunk if stores else None, "table", clock.spend)
@@ -243,15 +333,14 @@ def test_pipelines_overlap_what_they_can(name: PipelineName, in_flight: int, sto
 def test_chunks_are_as_large_as_the_device_allows() -> None:
     plan = plan_stored(shape_of(grid(5)))
     largest = max(plan.entries(i) for i in range(len(plan.cliques)))
-    dtype = np.dtype(np.float64)
     for allowed in (1 << 16, 1 << 18, 1 << 20, 1 << 30):
-        layout = lay_out(plan, dtype, allowed, 3, None)
+        layout = lay_out(plan, DOUBLE, allowed, 3, None)
         assert layout.size <= allowed
         assert layout.chunk == largest or layout.size + 3 * 8 * layout.chunk > allowed
-    least = lay_out(plan, dtype, 1 << 30, 3, 1).size
-    assert lay_out(plan, dtype, least, 3, None).size <= least
+    least = lay_out(plan, DOUBLE, 1 << 30, 3, 1).size
+    assert lay_out(plan, DOUBLE, least, 3, None).size <= least
     with pytest.raises(BudgetError, match="device memory"):
-        lay_out(plan, dtype, 1 << 12, 3, None)
+        lay_out(plan, DOUBLE, 1 << 12, 3, None)
 
 
 @NEEDS_COMPILER
@@ -261,7 +350,7 @@ def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
     expected = StoredTree(network).propagate(evidence)
     for device_memory, executor in ((16 << 20, ResidentExecutor), (24 << 10, StreamedExecutor)):
         options = ComputeOptions(device_memory=device_memory)
-        tree = StoredTree(network, options=options, pipeline="one-engine", gpu=EmulatedStored())
+        tree = StoredTree(network, options=options, pipeline="one", gpu=EmulatedStored())
         found = tree.propagate(evidence)
         assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-12)
         assert isinstance(tree.executor, executor)
@@ -282,6 +371,38 @@ def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
 def test_what_is_not_known_is_refused(wish: dict[str, Any], said: str) -> None:
     with pytest.raises(JunctorError, match=f"found .*{said}.*, expected"):
         StoredTree(grid(2), **wish)
+
+
+def test_impossible_evidence_in_log_space_on_a_device() -> None:
+    variables = [DraftVariable(name, ["a", "b"], PLACE) for name in "xy"]
+    network = build_network("same", "markov", variables, [DraftTable(["x", "y"], [1, 0, 0, 1], PLACE)])
+    for gpu in (None, EmulatedStored()) if shutil.which("g++") else (None,):
+        found = StoredTree(network, "log", gpu=gpu).propagate({"x": "a", "y": "b"})
+        assert found.log_evidence == -math.inf
+
+
+@pytest.mark.parametrize(("entries", "taken"), [(7, False), (1 << 31, True)])
+def test_a_gpu_is_taken_where_it_is_worth_its_start(entries: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = max(entries // 1000, 7), min(entries, 1000)
+    cliques = (
+        StoredClique((0, 1), (), (0, 1), (0,), 1, (), (), ()),
+        StoredClique((0,), (), (0,), (), None, (0,), (), ()),
+    )
+    plan = StoredPlan(shape, cliques)
+    monkeypatch.setattr(tree_module, "usable_cores", lambda: 2)
+    plenty, little = (ComputeOptions(memory, device="auto", device_memory=1 << 40) for memory in (1 << 50, 1 << 5))
+    for algebra in (SINGLE, DOUBLE, LOG):
+        assert gpu_is_worth(plan, algebra, plenty, 10) is taken
+        # What this machine cannot hold may fit a GPU.
+        assert gpu_is_worth(plan, algebra, little)
+    # Many cases are worth it earlier than one, and what exceeds the GPU later.
+    middle = StoredPlan((1 << 15, 1000), cliques)
+    assert [gpu_is_worth(middle, DOUBLE, plenty, cases) for cases in (1, 1000)] == [False, True]
+    costs = local_cost_models().cpu(cpu_name())
+    assert gpu_gain(plan, DOUBLE, costs, 2, 1, 0) <= gpu_gain(plan, DOUBLE, costs, 2, 1, 1 << 40)
+    for choice, is_there, expected in (("auto", True, taken), ("auto", False, False), ("cpu", True, False)):
+        monkeypatch.setattr(on_gpu, "has_gpu", lambda is_there=is_there: is_there)
+        assert takes_gpu(ComputeOptions(device=choice), lambda: taken) is expected  # type: ignore[arg-type]
 
 
 def test_memory_of_the_host_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,9 +453,10 @@ def test_digits_lost_send_a_case_to_a_wider_format() -> None:
     squared = [DraftTable(table.scope, np.asarray(table.values) ** 8, PLACE) for table in tables]
     network = build_network("hidden", "markov", variables, squared)
     _, exact = enumerate_posteriors(network, {}, {})
-    found = StoredTree(network, "single").propagate({})
-    assert found.algebra is LOG
-    np.testing.assert_allclose(found.posterior("x"), exact[0], atol=1e-13)
+    for gpu in (None, EmulatedStored()) if shutil.which("g++") else (None,):
+        found = StoredTree(network, "single", gpu=gpu).propagate({})
+        assert found.algebra is LOG
+        np.testing.assert_allclose(found.posterior("x"), exact[0], atol=1e-13)
 
 
 def test_questions_within_a_clique_need_no_propagation(tmp_path: Path) -> None:

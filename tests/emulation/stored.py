@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -28,7 +29,7 @@ KERNELS = ("scatter_reduce", "gather_reduce", "finish", "settle", "permute")
 
 
 class Event:
-    done = False
+    done, seen = False, 0.0
 
 
 class Stream:
@@ -65,7 +66,7 @@ class EmulatedStored:
         event = Event()
 
         def mark() -> bool:
-            event.done = True
+            event.done, event.seen = True, time.perf_counter()
             return True
 
         stream.waiting.append(mark)
@@ -87,12 +88,17 @@ class EmulatedStored:
     def clear(self, address: int, size: int, stream: Stream) -> None:
         self._enqueue(stream, lambda: ctypes.memset(address, 0, size))
 
-    def launch(self, dtype: np.dtype[Any], work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
+    def elapsed(self, begin: Event, end: Event) -> float:
+        assert begin.done
+        assert end.done
+        return end.seen - begin.seen
+
+    def launch(self, algebra: str, work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
         def run() -> None:
             addresses = (batch.base + work.tasks, batch.base + work.starts, batch.factors, batch.axes, lost)
             tasks, starts, factors, axes, mark = map(ctypes.c_void_p, addresses)
-            name = work.kernel.encode()
-            library(stored_gpu.source(dtype)).launch(name, work.blocks, tasks, starts, work.number, factors, axes, mark)
+            launch = library(stored_gpu.source(algebra)).launch
+            launch(work.kernel.encode(), work.blocks, tasks, starts, work.number, factors, axes, mark)
 
         self._enqueue(stream, run)
 

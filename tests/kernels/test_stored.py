@@ -14,8 +14,9 @@ from emulation.nvrtc import compiles
 from emulation.stored import EmulatedStored
 from hypothesis import example, given
 from hypothesis import strategies as st
+from junctor.cliques.host import in_layout
+from junctor.planning.cliques import StoredClique
 from junctor_kernels.cpu import stored as stored_cpu
-from junctor_kernels.cpu.stored import permute_parallel
 from junctor_kernels.gpu import stored as stored_gpu
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.gpu.stored import upload_batch
@@ -82,7 +83,9 @@ def test_swaps_are_a_transposition(drawn: tuple[list[int], list[int], list[int]]
     expected = table.reshape(shape).transpose([layout.index(v) for v in after]).reshape(-1)
     assert np.array_equal(permute(table, swaps), expected)
     assert np.array_equal(permute(permute(table, swaps), backwards(swaps)), table)
-    assert np.array_equal(permute_parallel(table, swaps), expected)
+    # What is transposed on a CPU.
+    node = StoredClique(tuple(layout), tuple(swaps), tuple(after), tuple(front), None, (), (), ())
+    assert np.array_equal(in_layout(table, node, sizes), expected)
 
 
 @given(tables(), st.integers(1, 60))
@@ -205,8 +208,8 @@ def test_compiled_sums_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch)
 class OnDevice:
     """Memory of a device with names, for tests of single kernels."""
 
-    def __init__(self, device: Callable[[], Any], dtype: Any) -> None:
-        self.device, self.dtype = device(), np.dtype(dtype)
+    def __init__(self, device: Callable[[], Any], algebra: Algebra) -> None:
+        self.device, self.algebra, self.dtype = device(), algebra, algebra.dtype
         self.stream, self.kept = self.device.stream(), list[Any]()
 
     def put(self, array: Any) -> int:
@@ -232,9 +235,14 @@ class OnDevice:
             self.device, batch, self.put(np.zeros(batch.size(), np.uint8)), self.stream
         )
         for launch in launches:
-            self.device.launch(self.dtype, launch, placed, lost, self.stream)
+            self.device.launch(self.algebra.name, launch, placed, lost, self.stream)
         self.kept.append(host)
         return bool(self.get(lost, 1, np.int32)[0])
+
+
+def neutral(algebra: Algebra) -> Any:
+    """The largest entry of a message that needs no scale: 0.5, or the bits of the rank of the logarithm 0."""
+    return np.array([0.5 if algebra.tiny else -0.0], dtype=algebra.dtype)
 
 
 # Shapes, and the separator of each: runs of 1 and more, shorter and longer than a tile, that are no multiple of 16
@@ -261,22 +269,23 @@ SHAPES: list[tuple[Sequence[int], Sequence[int]]] = [
 
 
 @ON
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["single", "double"])
+@pytest.mark.parametrize("algebra", [SINGLE, DOUBLE, LOG], ids=lambda algebra: algebra.name)
 @pytest.mark.parametrize(("shape", "separator"), SHAPES, ids=str)
 def test_gpu_kernels_do_the_same(
-    device: Callable[[], Any], dtype: Any, shape: Sequence[int], separator: Sequence[int]
+    device: Callable[[], Any], algebra: Algebra, shape: Sequence[int], separator: Sequence[int]
 ) -> None:
-    algebra, rng, layout = SINGLE if dtype is np.float32 else DOUBLE, np.random.default_rng(1), range(len(shape))
+    dtype, rng, layout = algebra.dtype, np.random.default_rng(1), range(len(shape))
     entries, count = math.prod(shape), math.prod(shape[v] for v in separator)
     table, values = numbers(rng, entries, algebra), numbers(rng, count, algebra)
-    values[-1] = 0.75  # the largest entry is in [0.5, 1): nothing to scale
+    # The largest entry is in [0.5, 1), its logarithm about 0: nothing to scale.
+    values[-1] = 0.75 if algebra.tiny else -0.25
     along = view(layout, whole(shape), separator, shape)
     expected, sums = table.copy(), np.ones(count, dtype=dtype)
     stored.scatter(expected, along, values, algebra)
     stored.reduce(expected, along, sums, algebra)
-    on, batch = OnDevice(device, dtype), TaskBatch(dtype)
+    on, batch = OnDevice(device, algebra), TaskBatch(dtype)
     source, target = on.put(table), on.put(np.zeros_like(table))
-    message = SeparatorTable(on.put(values), on.put(np.full(1, 0.5, dtype=dtype)))
+    message = SeparatorTable(on.put(values), on.put(neutral(algebra)))
     summed, parts = on.put(np.ones(count, dtype=dtype)), on.put(np.zeros(4 * entries + 4096, dtype=dtype))
     if along.run():
         batch.scatter((source, target), entries, [(along, message)], (along, summed), True, parts)
@@ -285,7 +294,7 @@ def test_gpu_kernels_do_the_same(
         batch.gather(target, along, summed, True, parts)
     assert not on.run(batch)
     assert np.array_equal(on.get(target, entries), expected)
-    tolerance = 2e-6 if dtype is np.float32 else 1e-13
+    tolerance = 2e-6 if algebra is SINGLE else 1e-13
     np.testing.assert_allclose(on.get(summed, count), sums, rtol=tolerance)
     # In place and without sums, and sums of what nothing is multiplied with; written over what was there.
     again = TaskBatch(dtype)
@@ -293,12 +302,14 @@ def test_gpu_kernels_do_the_same(
     again.gather(target, along, summed, False, parts)
     on.run(again)
     assert np.array_equal(on.get(source, entries), expected)
-    np.testing.assert_allclose(on.get(summed, count), sums - 1, rtol=tolerance, atol=tolerance)
+    sums[:] = algebra.zero
+    stored.reduce(expected, along, sums, algebra)
+    np.testing.assert_allclose(on.get(summed, count), sums, rtol=tolerance, atol=tolerance)
 
 
 @ON
 def test_a_gpu_tells_of_lost_digits_and_divides_nothing_by_nothing(device: Callable[[], Any]) -> None:
-    on, tiny = OnDevice(device, np.float32), float(np.finfo(np.float32).tiny)
+    on, tiny = OnDevice(device, SINGLE), float(np.finfo(np.float32).tiny)
     along = view([0], whole([5]), [0], [5])
     values = np.array([0.5, 0.5, 0.5, 0, 0.5], dtype=np.float32)
     message = SeparatorTable(on.put(values), on.put(np.full(1, 0.5, dtype=np.float32)))
@@ -317,12 +328,31 @@ def test_a_gpu_tells_of_lost_digits_and_divides_nothing_by_nothing(device: Calla
 
 
 @ON
+def test_a_gpu_divides_logarithms_and_ranks_the_largest(device: Callable[[], Any]) -> None:
+    never, on, batch = -math.inf, OnDevice(device, LOG), TaskBatch(np.float64)
+    values, sent = np.array([-1, -2, never, -3, -900]), np.array([5, never, never, -995, -400])
+    new, largest = on.put(sent), on.put(np.zeros(1, dtype=np.uint64))
+    batch.settle(SeparatorTable(new, largest), 5, SeparatorTable(on.put(values), on.put(neutral(LOG))))
+    # Nothing but impossible entries: they rank below all others, and are scaled by nothing.
+    nothing = SeparatorTable(on.put(np.full(3, never)), on.put(np.zeros(1, dtype=np.uint64)))
+    batch.settle(nothing, 3)
+    assert not on.run(batch)
+    assert on.get(new, 5).tolist() == [6, never, never, -992, 500]
+    assert on.get(largest, 1, np.uint64).tolist() == [1 << 63 | int(np.float64(500).view(np.uint64))]
+    again, along = TaskBatch(np.float64), view([0], whole([3]), [0], [3])
+    table = on.put(np.array([1.0, never, 2.0]))
+    again.scatter((table, table), 3, [(along, nothing)], None, False, 0)
+    on.run(again)
+    assert on.get(table, 3).tolist() == [never, never, never]
+
+
+@ON
 @given(tables())
 def test_a_gpu_permutes(device: Callable[[], Any], drawn: tuple[list[int], list[int], list[int]]) -> None:
     sizes, layout, front = drawn
     swaps, _ = swaps_to_front(layout, front, sizes)
     table = np.arange(math.prod(sizes), dtype=np.float32)
-    on, batch = OnDevice(device, np.float32), TaskBatch(np.float32)
+    on, batch = OnDevice(device, SINGLE), TaskBatch(np.float32)
     target = on.put(np.zeros_like(table))
     batch.permute(on.put(table), target, len(table), on.put(swaps_back(swaps)), len(swaps))
     on.run(batch)
@@ -330,12 +360,11 @@ def test_a_gpu_permutes(device: Callable[[], Any], drawn: tuple[list[int], list[
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype"),
-    [("sm_80", np.float32), ("sm_90", np.float64), ("sm_100", np.float32)],
-    ids=lambda value: getattr(value, "__name__", value),
+    ("architecture", "algebra"),
+    [("sm_80", "single"), ("sm_90", "double"), ("sm_100", "single"), ("sm_90", "log")],
 )
-def test_kernels_compile(architecture: str, dtype: type) -> None:
-    compiles(stored_gpu.source(np.dtype(dtype)), architecture)
+def test_kernels_compile(architecture: str, algebra: str) -> None:
+    compiles(stored_gpu.source(algebra), architecture)
 
 
 @given(st.integers(1, 1 << 30), st.integers(1, 1 << 12), st.sampled_from([2, 4]))

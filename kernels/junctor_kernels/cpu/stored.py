@@ -1,6 +1,6 @@
 """Stored clique tables on all cores of a CPU (Numba); agrees with the reference in `junctor_kernels.tables.stored`.
 
-Main functions: `scatter`, `reduce`, `permute_parallel`; called by `junctor.cliques.host`. A thread takes a range of the
+Main functions: `scatter`, `reduce`; called by `junctor.cliques.host`. A thread takes a range of the
 table (or, for sums, of separator entries): no two threads write to one entry, and no sum depends on their number.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit, part, part_with_arrays
-from junctor_kernels.tables.permutation import swap_array
-from junctor_kernels.tables.swaps import Swap, backwards
 from junctor_kernels.tables.views import Axis, View
 
 Array = npt.NDArray[Any]
@@ -49,13 +47,6 @@ def reduce(table: Array, view: View, sums: Array) -> None:
     axes = _array(kept[1:] if together > 1 else kept), _array(eliminated)
     _spread(lambda first, last: _sum(table, parts, *axes, together, terms, first, last), rows * pieces, len(table))
     _add(parts, sums[view.base :], _array(out))
-
-
-def permute_parallel(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return the result of `junctor_kernels.tables.permutation.permute`, computed on all cores."""
-    out, back = np.empty_like(table), swap_array(backwards(swaps))
-    _spread(lambda first, last: _permute(table, out, back, first, last), len(table), len(table))
-    return out
 
 
 def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
@@ -178,20 +169,3 @@ def _add(parts: Any, sums: Any, out: Any) -> None:
         for piece in range(1, len(parts)):
             total += parts[piece, s]
         sums[_walk(out, s)] += total
-
-
-@jit
-def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
-    # Entry k comes from where the inverse swaps take k (Bistaffa et al. 2014, Proposition 1).
-    for k in range(first, last):
-        index = k
-        for i in range(len(swaps)):
-            lower, lower_size, upper = swaps[i, 0], swaps[i, 1], swaps[i, 2]
-            upper_size, above = swaps[i, 3], swaps[i, 4]
-            below = index % lower
-            a = index // lower % lower_size
-            b = index // upper % upper_size
-            between = index % upper - below - a * lower
-            index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
-        # Gathered, not scattered: writes are contiguous, and threads never share a cache line but at their ends.
-        out[k] = table[index]

@@ -26,10 +26,11 @@ from junctor_kernels.gpu.stored_tasks import CliqueLaunch, TaskBatch
 LARGE_HOST = 1 << 24
 
 
-def source(dtype: npt.DTypeLike) -> str:
-    """Return the CUDA C++ source of all kernels in a number format (float32 or float64)."""
+def source(algebra: str) -> str:
+    """Return the CUDA C++ source of all kernels in an algebra: "single", "double" or "log"."""
     constants = {"THREADS": stored_tasks.THREADS, "TILE": stored_tasks.TILE}
-    return cuda_source(("numbers.cu", "stored.cu"), constants, double=np.dtype(dtype).itemsize == 8)
+    before = "#define LOGS" if algebra == "log" else ""
+    return cuda_source(("numbers.cu", "algebra.cu", "stored.cu"), constants, algebra != "single", before)
 
 
 KERNELS = KernelModule(source)
@@ -62,6 +63,9 @@ class CliqueDevice(Protocol):
     def synchronize(self, event: Event) -> None:
         """Wait until the device has come to an event."""
 
+    def elapsed(self, begin: Event, end: Event) -> float:
+        """Return the seconds between two events that the device has come by."""
+
     def upload(self, array: Array, address: int, stream: Stream) -> None:
         """Enqueue a copy to the device; the array has to live, unchanged, until it is done."""
 
@@ -71,15 +75,18 @@ class CliqueDevice(Protocol):
     def clear(self, address: int, size: int, stream: Stream) -> None:
         """Enqueue zeros."""
 
-    def launch(self, dtype: np.dtype[Any], work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
+    def launch(self, algebra: str, work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
         """Enqueue a launch of a batch that lies on the device.
 
-        dtype: of the tables.
+        algebra: of the tables, by its name.
         lost: address of an integer that becomes 1 at a loss.
         """
 
     def graph(self, stream: Stream, enqueue: Callable[[], None]) -> Graph:
-        """Return what `enqueue` puts into a stream as an object whose `launch(stream)` replays it."""
+        """Return what `enqueue` puts into a stream as an object whose `launch(stream)` replays it.
+
+        Something else was launched in the same algebra before: kernels are loaded then.
+        """
 
 
 class PlacedBatch(NamedTuple):
@@ -110,9 +117,6 @@ class CudaCliqueDevice(CudaDevice):
     def __init__(self, number: int = 0) -> None:
         super().__init__(number)
         self.use()
-        # Loaded before any launch is captured into a graph.
-        for dtype in ("<f4", "<f8"):
-            KERNELS.load(self, dtype)
 
     def host(self, entries: int, dtype: npt.DTypeLike) -> Array:
         """Return an array in pinned memory."""
@@ -144,9 +148,9 @@ class CudaCliqueDevice(CudaDevice):
         """Enqueue zeros."""
         self.fill(address, 0, size, stream)
 
-    def launch(self, dtype: np.dtype[Any], work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
+    def launch(self, algebra: str, work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
         """Enqueue a launch."""
-        kernel = KERNELS.function(self, work.kernel, dtype.str)
+        kernel = KERNELS.function(self, work.kernel, algebra)
         # As in the parameter list of the kernels in `stored.cu`: CuPy passes NumPy scalars by their width.
         tasks, starts = np.uint64(batch.base + work.tasks), np.uint64(batch.base + work.starts)
         places = np.uint64(batch.factors), np.uint64(batch.axes), np.uint64(lost)

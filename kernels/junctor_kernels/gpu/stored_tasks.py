@@ -94,6 +94,7 @@ class CliqueLaunch(NamedTuple):
     tasks, starts: bytes of the batch where they begin, and where the first block of each does.
     number: of tasks.
     blocks: of all tasks together.
+    summed: share of reductions: the entries that it sums, in those that it sums and multiplies.
     """
 
     kernel: str
@@ -101,6 +102,7 @@ class CliqueLaunch(NamedTuple):
     starts: int
     number: int
     blocks: int
+    summed: float
 
 
 class SeparatorTable(NamedTuple):
@@ -121,7 +123,9 @@ class TaskBatch:
         self._factors: list[tuple[int, ...]] = []
         self._tasks: dict[str, list[tuple[int, ...]]] = {}
         self._blocks: dict[str, list[int]] = {}
-        self._launched: list[tuple[str, list[tuple[int, ...]], list[int]]] = []
+        # Of the tasks of each kernel: entries that are summed, and those that are multiplied.
+        self._work: dict[str, tuple[int, int]] = {}
+        self._launched: list[tuple[str, list[tuple[int, ...]], list[int], float]] = []
 
     def scatter(
         self,
@@ -160,7 +164,8 @@ class TaskBatch:
                 count = 0
         task = (source, target, sums, first, len(factors), entries, run, how.span, how.lanes if summed else 0)
         # Parts are written; what they make together is added.
-        self._add("scatter_reduce", (*task, how.pieces, adds and how.pieces == 1), -(-entries // how.span))
+        work = entries if summed else 0, entries * len(factors)
+        self._add("scatter_reduce", (*task, how.pieces, adds and how.pieces == 1), -(-entries // how.span), work)
         return count
 
     def gather(self, table: int, view: View, sums: int, adds: bool, parts: int) -> int:
@@ -205,7 +210,9 @@ class TaskBatch:
         """
         for kernel in ("permute", "scatter_reduce", "gather_reduce", "finish", "settle"):
             if kernel in self._tasks:
-                self._launched.append((kernel, self._tasks.pop(kernel), self._blocks.pop(kernel)))
+                summed, multiplied = self._work.pop(kernel)
+                share = summed / (summed + multiplied) if summed else 0.0
+                self._launched.append((kernel, self._tasks.pop(kernel), self._blocks.pop(kernel), share))
         return len(self._launched)
 
     def size(self) -> int:
@@ -230,12 +237,12 @@ class TaskBatch:
         factors = append(self._factors, np.int64)
         axes = append(self._axes, np.uint32)
         launches = []
-        for kernel, tasks, blocks in self._launched:
+        for kernel, tasks, blocks, share in self._launched:
             starts = np.concatenate([[0], np.cumsum(blocks)])
             if starts[-1] > np.iinfo(np.int32).max:
                 raise OverflowError(f"found {starts[-1]:,} blocks in a launch, a GPU takes 2^31 - 1")
             at = append(tasks, np.int64), append(starts[:-1], np.int32)
-            launches.append(CliqueLaunch(kernel, *at, len(tasks), int(starts[-1])))
+            launches.append(CliqueLaunch(kernel, *at, len(tasks), int(starts[-1]), share))
         return np.concatenate(pieces), launches, factors, axes
 
     def _finish(
@@ -252,9 +259,11 @@ class TaskBatch:
             self._axes += axes
         return self._axes_at[axes]
 
-    def _add(self, kernel: str, task: tuple[int, ...], blocks: int) -> None:
+    def _add(self, kernel: str, task: tuple[int, ...], blocks: int, work: tuple[int, int] = (1, 0)) -> None:
         self._tasks.setdefault(kernel, []).append(task)
         self._blocks.setdefault(kernel, []).append(blocks)
+        summed, multiplied = self._work.get(kernel, (0, 0))
+        self._work[kernel] = summed + work[0], multiplied + work[1]
 
 
 def swaps_back(swaps: Sequence[Swap]) -> npt.NDArray[np.int64]:

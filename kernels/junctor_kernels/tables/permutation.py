@@ -1,7 +1,8 @@
-"""Permutation of the variables of stored tables by a sequence of swaps; the NumPy reference.
+"""Permutation of the variables of stored tables by a sequence of swaps; the specification of the GPU kernel.
 
 Main function: `permute`. Bistaffa, Farinelli and Bombieri (2014): the new index of an entry follows in closed form from
-its index alone (Proposition 1), so all entries move independently of each other.
+its index alone (Proposition 1), so all entries move independently of each other. On a CPU `junctor.cliques.host`
+transposes instead, which has no division in every entry.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def permuted(index: Any, swaps: Sequence[Swap]) -> Any:
 
 
 def permute(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return a flat table with its entries permuted by swaps; the specification of `cpu.stored`."""
+    """Return a flat table with its entries permuted by swaps."""
     # Piece by piece: indices take eight bytes an entry, and arithmetic on them several such arrays.
     out = np.empty_like(table)
     for first in range(0, len(table), PIECE):

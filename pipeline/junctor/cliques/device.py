@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu.stored import CliqueDevice, PlacedBatch, upload_batch
 from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, CliqueLaunch, SeparatorTable, TaskBatch, swaps_back
-from junctor_kernels.tables.reference import DOUBLE, Algebra
+from junctor_kernels.tables.reference import Algebra, exponents_of
 from junctor_kernels.tables.views import Box, View, view, whole
 
-from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, log_evidence, scaled_evidence, scope_of
+from junctor.cliques.host import (
+    CliqueOutcome,
+    Initial,
+    Likelihoods,
+    log_evidence,
+    scaled_evidence,
+    scope_of,
+    table_sums,
+)
+from junctor.cliques.parts import Trace, What, marked
 from junctor.planning.budget import Budget
-from junctor.planning.cliques import DOWN, EVIDENCE, UP, CliqueOperand, CliquePass, StoredPlan, passes
+from junctor.planning.cliques import (
+    DOWN,
+    EVIDENCE,
+    SUM,
+    UP,
+    CliqueOperand,
+    CliquePass,
+    StoredPlan,
+    passes,
+    table_plan,
+)
 from junctor.planning.first_fit import side_by_side
 
 Array = npt.NDArray[Any]
 Make = Callable[[int], Initial]
+
+# The highest bit of 64.
+TOP = np.uint64(1 << 63)
+# Numbers of nothing that are sent at a time.
+NOTHING = 1 << 16
 
 
 class Separators:
@@ -28,16 +53,17 @@ class Separators:
     They lie in front of everything else; sizes: of each in bytes, in the order in which they lie.
     """
 
-    def __init__(self, plan: StoredPlan, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: StoredPlan, algebra: Algebra) -> None:
         self._plan = plan
-        self._dtype = dtype
+        self._algebra = algebra
+        self._dtype = algebra.dtype
         self.base = 0
-        count, item = len(plan.cliques), dtype.itemsize
+        count, item = len(plan.cliques), algebra.dtype.itemsize
         self.sizes: dict[Hashable, int] = {"lost": item, "largest": 2 * count * item}
         for kind in (UP, DOWN):
             self.sizes |= {CliqueOperand(kind, i): plan.separator_entries(i) * item for i in range(count)}
-        # Evidence is scaled when it comes: to multiply by the power of two for this entry changes nothing.
-        self.sizes["half"] = item
+        # Evidence is scaled when it comes: to scale it as messages with this largest entry changes nothing.
+        self.sizes["neutral"] = item
         self.sizes |= {CliqueOperand(EVIDENCE, v): size * item for v, size in enumerate(plan.sizes)}
         self._offsets, _ = side_by_side(self.sizes)
 
@@ -50,7 +76,7 @@ class Separators:
         """Return the addresses of a message or of evidence."""
         number = operand.number + (len(self._plan.cliques) if operand.kind == DOWN else 0)
         offset = self._offsets["largest"] + number * self._dtype.itemsize
-        largest = self._offsets["half"] if operand.kind == EVIDENCE else offset
+        largest = self._offsets["neutral"] if operand.kind == EVIDENCE else offset
         return SeparatorTable(self.base + self._offsets[operand], self.base + largest)
 
     def sums(self, work: CliquePass, number: int) -> SeparatorTable:
@@ -58,14 +84,40 @@ class Separators:
         return self.message(CliqueOperand(UP if number == work.clique else DOWN, number))
 
     def begin(self, device: CliqueDevice, evidence: dict[int, Initial], stream: Any) -> list[Array]:
-        """Enqueue evidence, and zeros everywhere else; returns arrays that have to live until they are copied."""
+        """Enqueue evidence, and sums of nothing; returns arrays that have to live until they are copied."""
         # Everything in front of evidence.
-        device.clear(self.base, self._offsets["half"], stream)
+        device.clear(self.base, self._offsets["neutral"], stream)
+        arrays = [] if self._algebra.tiny else [self._send_nothing(device, stream)]
         places = {v: self.message(CliqueOperand(EVIDENCE, v)).values for v in evidence}
-        arrays = [_sent(device, likelihood.table, places[v], stream) for v, likelihood in evidence.items()]
-        # Its exponent is 0: largest entries are read by their exponents.
-        half = np.array([0.5], dtype=self._dtype)
-        return [*arrays, _sent(device, half, self.base + self._offsets["half"], stream)]
+        arrays += [_sent(device, likelihood.table, places[v], stream) for v, likelihood in evidence.items()]
+        # Its exponent is 0: largest entries are read by their exponents. Of logarithms these are the bits of 0's rank.
+        neutral = np.array([0.5 if self._algebra.tiny else -0.0], dtype=self._dtype)
+        return [*arrays, _sent(device, neutral, self.base + self._offsets["neutral"], stream)]
+
+    def _send_nothing(self, device: CliqueDevice, stream: Any) -> Array:
+        """Enqueue logarithms of 0 in the place of all messages; returns the array that they are copied from."""
+        first = self._offsets["largest"] + self.sizes["largest"]
+        count = (self._offsets["neutral"] - first) // self._dtype.itemsize
+        nothing = device.host(min(count, NOTHING), self._dtype)
+        nothing[:] = self._algebra.zero
+        for at in range(0, count, NOTHING):
+            piece = nothing[: count - at]
+            device.upload(piece, self.base + first + at * self._dtype.itemsize, stream)
+        return nothing
+
+    def _numbers(self, largest: Array) -> Array:
+        """Return largest entries as numbers: of logarithms the device has ranks, as `algebra.cu` orders them."""
+        if self._algebra.tiny:
+            return largest
+        ranks = largest.view(np.uint64)
+        return np.where(ranks >= TOP, ranks & ~TOP, ~ranks).view(np.float64)
+
+    def download(self, device: CliqueDevice, operand: CliqueOperand, count: int, stream: Any) -> Array:
+        """Wait for what is enqueued, and return a message of so many entries as it was summed."""
+        host = device.host(count, self._dtype)
+        device.download(self.message(operand).values, host, stream)
+        device.synchronize(device.record(stream))
+        return host
 
     def outcome(
         self, device: CliqueDevice, exponents: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
@@ -77,13 +129,15 @@ class Separators:
         device.download(self.base + self._offsets["largest"], largest, stream)
         device.synchronize(device.record(stream))
         # The exponents by which kernels scaled messages follow from the largest entries.
-        up = np.maximum(np.frexp(largest)[1], np.finfo(self._dtype).minexp + 1)
+        numbers, algebra = self._numbers(largest), self._algebra
+        up = exponents_of(numbers, algebra)
+        if algebra.tiny:
+            up = np.maximum(up, np.finfo(self._dtype).minexp + 1)
         up_exponents = {i: float(exponent) for i, exponent in enumerate(up)}
         # The separator of a root has one entry, which is the largest one.
-        totals = dict(enumerate(largest.tolist()))
+        totals = dict(enumerate(numbers.tolist()))
         lost |= bool(mark[0]) or any(likelihood.lost for likelihood in evidence.values())
-        # Logarithms go by the CPU.
-        return CliqueOutcome(log_evidence(self._plan, exponents, evidence, up_exponents, totals, DOUBLE), lost)
+        return CliqueOutcome(log_evidence(self._plan, exponents, evidence, up_exponents, totals, algebra), lost)
 
 
 def _sent(device: CliqueDevice, values: Array, address: int, stream: Any) -> Array:
@@ -120,7 +174,10 @@ def add_pass(
         return view(clique.layout, box, scope, plan.sizes)
 
     factors = [(along(scope_of(plan, operand)), separators.message(operand)) for operand in work.factors]
-    own = (along(clique.separator), separators.sums(work, work.clique).values) if work.clique in work.sums else None
+    owned = along(clique.separator)
+    # What is not in front is gathered, as for the children.
+    runs = work.clique in work.sums and bool(owned.run())
+    own = (owned, separators.sums(work, work.clique).values) if runs else None
     # A table that is only summed stays as it is, and need not be written.
     changes = bool(factors) or source != target
     used = 0
@@ -129,7 +186,7 @@ def add_pass(
         used += item * batch.scatter((source, target if changes else 0), entries, factors, own, adds, parts)
     # Gathers read the products, so they come second.
     for i in work.sums:
-        if i != work.clique:
+        if i != work.clique or not runs:
             sums = separators.sums(work, i).values
             used += item * batch.gather(target, along(plan.cliques[i].separator), sums, adds, parts + used)
     return used
@@ -149,24 +206,35 @@ class ResidentExecutor:
     plan: of the tree.
     make: returns the natural table of a clique.
     allowed: bytes on the device.
+    trace: gets the times of all copies and kernels, which then are no graph.
     size: bytes taken there.
     Raises BudgetError.
     """
 
-    def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: CliqueDevice, allowed: int) -> None:
+    def __init__(
+        self,
+        plan: StoredPlan,
+        make: Make,
+        algebra: Algebra,
+        device: CliqueDevice,
+        allowed: int,
+        trace: Trace | None = None,
+    ) -> None:
         self._plan = plan
         self._dtype = algebra.dtype
         self._device = device
         self._algebra = algebra
+        self._trace = trace
+        self._allowed = allowed
         self._layout(allowed)
         self._stream = device.stream()
         self._exponents, self._lost = self._bring(make)
-        self._ready: tuple[frozenset[int], Any] | None = None
+        self._ready: tuple[frozenset[int], Callable[[], None]] | None = None
 
     def _layout(self, allowed: int) -> None:
         """Choose the offsets of all tables, messages and tasks, and allocate their memory."""
         plan, item = self._plan, self._dtype.itemsize
-        self._separators = Separators(plan, self._dtype)
+        self._separators = Separators(plan, self._algebra)
         # Twice: the initial tables serve the next case, the others are calibrated in place.
         sizes = dict(self._separators.sizes)
         for kind in ("initial", "table"):
@@ -194,8 +262,9 @@ class ResidentExecutor:
             scales.append(scale)
             lost |= flushed
             # The pinned copy must live until the device has it.
-            pinned = _sent(self._device, table, self._at("table", i), self._stream)
-            self._device.synchronize(self._device.record(self._stream))
+            pinned = self._device.host(len(table), table.dtype)
+            pinned[:] = table
+            self._device.synchronize(self._marked("in", partial(self._device.upload, pinned, self._at("table", i))))
             del pinned
         self.preprocess()
         return scales, lost
@@ -225,8 +294,17 @@ class ResidentExecutor:
         return self._base + self._offsets[kind, clique]
 
     def _launch(self, launches: Sequence[CliqueLaunch], placed: PlacedBatch) -> None:
+        lost = self._separators.lost
         for work in launches:
-            self._device.launch(self._dtype, work, placed, self._separators.lost, self._stream)
+            if self._trace is None:
+                self._device.launch(self._algebra.name, work, placed, lost, self._stream)
+            else:
+                self._marked(work, partial(self._device.launch, self._algebra.name, work, placed, lost))
+
+    def _marked(self, what: What, enqueue: Callable[[Any], None]) -> Any:
+        """Enqueue something in the stream; returns the event behind it."""
+        record, stream = self._device.record, self._stream
+        return marked(self._trace, lambda: record(stream), what, lambda: enqueue(stream))
 
     def _tasks(self, observed: frozenset[int], parts: int) -> tuple[TaskBatch, int]:
         """Return the tasks of all stages, and the bytes that parts of sums take in any of them."""
@@ -246,23 +324,26 @@ class ResidentExecutor:
             batch.close()
         return batch, most
 
-    def _graph(self, observed: frozenset[int]) -> Any:
-        """Return the launches for a pattern of evidence, ready to be replayed."""
-        # The last graph is kept, for further cases of the same pattern.
+    def _ready_for(self, observed: frozenset[int]) -> Callable[[], None]:
+        """Return what enqueues the launches for a pattern of evidence."""
+        # The last pattern is kept, for further cases of the same one.
         if self._ready is None or self._ready[0] != observed:
             batch, _ = self._tasks(observed, self._base + self._parts)
             launches, placed, host = upload_batch(self._device, batch, self._base + self._batch, self._stream)
             self._device.synchronize(self._device.record(self._stream))
             del host
-            self._ready = observed, self._device.graph(self._stream, lambda: self._launch(launches, placed))
+            launch = partial(self._launch, launches, placed)
+            if self._trace is None:
+                launch = partial(self._device.graph(self._stream, launch).launch, self._stream)
+            self._ready = observed, launch
         return self._ready[1]
 
     def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""
         evidence = scaled_evidence(likelihoods, self._algebra)
-        graph = self._graph(frozenset(likelihoods))
+        launch = self._ready_for(frozenset(likelihoods))
         pinned = self._separators.begin(self._device, evidence, self._stream)
-        graph.launch(self._stream)
+        launch()
         outcome = self._separators.outcome(self._device, self._exponents, evidence, self._lost, self._stream)
         # The outcome waited for the stream, and so for the copies from pinned memory.
         del pinned
@@ -271,6 +352,34 @@ class ResidentExecutor:
     def table(self, clique: int) -> Array:
         """Return a copy of the calibrated table of a clique."""
         host = self._device.host(self._plan.entries(clique), self._dtype)
-        self._device.download(self._at("table", clique), host, self._stream)
-        self._device.synchronize(self._device.record(self._stream))
+        download = partial(self._device.download, self._at("table", clique), host)
+        self._device.synchronize(self._marked("out", download))
         return host
+
+    def sums(self, clique: int, wanted: Sequence[int]) -> Array:
+        """Return the sums of a calibrated table for some of its variables, made where the table lies."""
+        node, (table, device) = self._plan.cliques[clique], (self._at("table", clique), self._device)
+        plan, box = table_plan(self._plan.sizes, node.layout, tuple(wanted)), whole(node.shape(self._plan.sizes))
+        separators = Separators(plan, self._algebra)
+
+        def tasks(parts: int) -> tuple[TaskBatch, int]:
+            batch = TaskBatch(self._dtype)
+            used = add_pass(batch, separators, plan, SUM, box, (table, table), parts, False)
+            batch.close()
+            return batch, used
+
+        # Laid out twice: addresses are known only when the sizes are.
+        batch, parts = tasks(0)
+        offsets, size = side_by_side(separators.sizes | {"parts": parts, "batch": batch.size()})
+        if self.size + size > self._allowed:
+            return table_sums(self.table(clique), node.layout, wanted, plan.sizes, self._algebra, self._trace)
+        memory = device.allocate(size)
+        separators.base = memory.ptr
+        launches, placed, host = upload_batch(
+            device, tasks(memory.ptr + offsets["parts"])[0], memory.ptr + offsets["batch"], self._stream
+        )
+        self._launch(launches, placed)
+        found = separators.download(device, CliqueOperand(UP, 0), plan.separator_entries(0), self._stream)
+        # The download waited for the copy.
+        del host
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,11 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables import stored
-from junctor_kernels.tables.permutation import permute
 from junctor_kernels.tables.reference import DOUBLE, Algebra, exponents_of, logarithms, multiplied
-from junctor_kernels.tables.swaps import Swap
 from junctor_kernels.tables.views import View, boxes, place, view
 
+from junctor.cliques.parts import Trace, measured
 from junctor.model.network import Network
 from junctor.planning.cliques import (
     CHUNK,
@@ -24,6 +24,7 @@ from junctor.planning.cliques import (
     UP,
     CliqueOperand,
     CliquePass,
+    StoredClique,
     StoredPlan,
     passes,
 )
@@ -36,11 +37,10 @@ CHUNK_ARRAYS = 4
 
 
 class Kernels(NamedTuple):
-    """What is done to a chunk of a table, as `junctor_kernels.stored` specifies it, and the order of a table."""
+    """What is done to a chunk of a table, as `junctor_kernels.tables.stored` specifies it."""
 
     scatter: Callable[[Array, View, Array], bool]
     reduce: Callable[[Array, View, Array], None]
-    permute: Callable[[Array, Sequence[Swap]], Array]
 
 
 @dataclass(eq=False, slots=True)
@@ -60,23 +60,22 @@ class CliqueExecutor(Protocol):
     def table(self, clique: int) -> Array:
         """Return the calibrated table of a clique, flat, in the order of its layout, up to a factor."""
 
+    def sums(self, clique: int, wanted: Sequence[int]) -> Array:
+        """Return the sums of the calibrated table of a clique for some of its variables, flat, in the order given."""
+
 
 def kernels_for(algebra: Algebra, entries: int) -> Kernels:
     """Return the compiled kernels where the tables are worth it and the algebra has them, else those of NumPy."""
-    plain = Kernels(
-        lambda table, view, values: stored.scatter(table, view, values, algebra),
-        lambda table, view, sums: stored.reduce(table, view, sums, algebra),
-        permute,
-    )
     # NumPy is the specification, and fast enough for small tables.
-    if entries < COMPILED_ENTRIES:
-        return plain
+    if entries < COMPILED_ENTRIES or not algebra.tiny:
+        return Kernels(
+            lambda table, view, values: stored.scatter(table, view, values, algebra),
+            lambda table, view, sums: stored.reduce(table, view, sums, algebra),
+        )
     # Numba takes half a second to load, which whoever has a GPU or small tables is spared.
     from junctor_kernels.cpu import stored as stored_cpu
 
-    if not algebra.tiny:
-        return plain._replace(permute=stored_cpu.permute_parallel)
-    return Kernels(stored_cpu.scatter, stored_cpu.reduce, stored_cpu.permute_parallel)
+    return Kernels(stored_cpu.scatter, stored_cpu.reduce)
 
 
 class Initial(NamedTuple):
@@ -114,10 +113,25 @@ def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
     return Initial(product.table, exponent + product.exponent, lost | product.lost)
 
 
-def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels) -> Initial:
+def initial_table(
+    plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels, trace: Trace | None = None
+) -> Initial:
     """Return the product of a clique's factors in the order of its layout, its separator in front."""
-    natural, swaps = natural_table(plan, network, clique, algebra, kernels), plan.cliques[clique].swaps
-    return natural._replace(table=kernels.permute(natural.table, swaps)) if swaps else natural
+    natural = natural_table(plan, network, clique, algebra, kernels)
+    order = measured(trace, "preprocessing", in_layout)
+    return natural._replace(table=order(natural.table, plan.cliques[clique], plan.sizes))
+
+
+def in_layout(table: Array, node: StoredClique, sizes: Sequence[int]) -> Array:
+    """Return a flat table in the order of a clique's layout: the swaps of the clique, as one transposition.
+
+    table: in the natural order of the clique's variables.
+    sizes: states of every variable.
+    """
+    # Without variables of one state, which move no entry: a clique may have more of them than an array has axes.
+    natural, layout = ([v for v in scope if sizes[v] > 1] for scope in (node.natural, node.layout))
+    ordered = table.reshape([sizes[v] for v in natural]).transpose([natural.index(v) for v in layout])
+    return np.ascontiguousarray(ordered).reshape(-1)
 
 
 def rounded(table: Array, algebra: Algebra) -> Initial:
@@ -186,8 +200,30 @@ def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
     # in another, with marks of one byte where digits may get lost.
     messages = 2 * sum(separators) + max(separators)
     making = (2 * wide + 4) * largest
-    scratch = CHUNK_ARRAYS * wide * min(CHUNK, largest)
-    return algebra.dtype.itemsize * (copies * plan.total_entries() + messages) + making + scratch
+    scratch = CHUNK_ARRAYS * algebra.dtype.itemsize * min(CHUNK, largest)
+    return algebra.dtype.itemsize * (copies * plan.total_entries() + messages) + max(making, scratch)
+
+
+def table_sums(
+    table: Array,
+    scope: Sequence[int],
+    wanted: Sequence[int],
+    sizes: Sequence[int],
+    algebra: Algebra,
+    trace: Trace | None = None,
+) -> Array:
+    """Return the sums of a flat table for some of its variables, flat.
+
+    scope: variables of the table, in the order of its axes.
+    wanted: variables of the sums, likewise.
+    sizes: states of every variable.
+    """
+    sums = np.full(math.prod(sizes[v] for v in wanted), algebra.zero, dtype=algebra.dtype)
+    reduce, shape = measured(trace, "reduction", kernels_for(algebra, len(table)).reduce), [sizes[v] for v in scope]
+    for box in boxes(shape, CHUNK):
+        start, entries = place(shape, box)
+        reduce(table[start : start + entries], view(scope, box, wanted, sizes), sums)
+    return sums
 
 
 class HostExecutor:
@@ -196,6 +232,7 @@ class HostExecutor:
     initial: of every clique.
     in_place: whether the initial tables themselves become the calibrated ones, so that they serve once.
     chunk: the most entries of a table that a kernel takes at a time.
+    trace: gets the times of the kernels.
     """
 
     def __init__(
@@ -206,17 +243,25 @@ class HostExecutor:
         kernels: Kernels,
         in_place: bool = False,
         chunk: int = CHUNK,
+        trace: Trace | None = None,
     ) -> None:
         self._plan = plan
         self._initial = initial
         self._algebra = algebra
-        self._kernels = kernels
+        self._trace = trace
+        scatter, reduce = measured(trace, "scattering", kernels.scatter), measured(trace, "reduction", kernels.reduce)
+        self._kernels = Kernels(scatter, reduce)
         self._chunk = chunk
         self._tables = [table if in_place else np.empty_like(table) for table, _, _ in initial]
 
     def table(self, clique: int) -> Array:
         """Return the calibrated table of a clique."""
         return self._tables[clique]
+
+    def sums(self, clique: int, wanted: Sequence[int]) -> Array:
+        """Return the sums of a calibrated table for some of its variables."""
+        scope = self._plan.cliques[clique].layout
+        return table_sums(self._tables[clique], scope, wanted, self._plan.sizes, self._algebra, self._trace)
 
     def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import Unpack
@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from junctor.backends.number_formats import LADDERS
 from junctor.cliques.host import projected_bytes
-from junctor.cliques.tree import Evidence, StoredTree, likelihoods_of
+from junctor.cliques.on_gpu import room_at_hand, takes_gpu
+from junctor.cliques.parts import Part
+from junctor.cliques.tree import Evidence, StoredTree, gpu_is_worth, likelihoods_of
 from junctor.cost.features.cliques import asking_work
-from junctor.cost.stored import stored_forecast
+from junctor.cost.stored import gpu_gain, stored_forecast
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -31,7 +33,13 @@ from junctor.formats import read_network
 from junctor.model.arguments import texts
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
-from junctor.model.option_table import JointOptions, JointResources, options_for, takes_keywords
+from junctor.model.option_table import (
+    CliqueResources,
+    JointOptions,
+    StreamingOptions,
+    options_for,
+    takes_keywords,
+)
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision, Query, one_of
 from junctor.planning.budget import Budget, approximate
@@ -43,7 +51,7 @@ from junctor.strategies.strategy import Route
 BOUND_OPERATIONS = 10**9
 # Axes of an array.
 MOST_AXES = 64
-# All cores of it: questions are no work for a GPU.
+# All cores of it.
 CPU = ComputeOptions(device="cpu")
 Floats = npt.NDArray[np.float64]
 
@@ -67,11 +75,17 @@ class JointForecast:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JointPosteriors:
-    """Answers to questions about one case: P(names | e) for each, one axis a variable, and the log of P(e)."""
+    """Answers to questions about one case: P(names | e) for each, one axis a variable, and the log of P(e).
+
+    place: where stored tables were, in words.
+    part_seconds: of their preprocessing, transfers, reduction and scattering.
+    """
 
     architecture: Architecture
     log_evidence: float
     posteriors: tuple[Floats, ...]
+    place: str | None = None
+    part_seconds: dict[Part, float] = field(default_factory=dict)
 
 
 @takes_keywords(
@@ -96,15 +110,16 @@ def joint_posteriors(
     precision: numbers to compute with.
     options: of the table.
 
-    Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible), BudgetError, and
-    InputError for a path that is none.
+    Raises ModelError, EvidenceError (also where the evidence is impossible), BudgetError, DeviceError, and InputError
+    for a path that is none.
     """
     # Checked here as well: callers of the library are not held to the type.
     one_of("architecture", architecture := options["architecture"], Architecture)
     if not isinstance(network, Network):
         network = read_network(network)
-    resources = compute_options(**options_for(JointResources, options), device="cpu")
-    asked = JointQuestions(network, questions, {} if given is None else given, precision, resources)
+    resources = compute_options(**options_for(CliqueResources, options))
+    streaming = options_for(StreamingOptions, options)
+    asked = JointQuestions(network, questions, {} if given is None else given, precision, resources, **streaming)
     for name in asked.observed:
         warnings.warn(observed_question(name), stacklevel=3)
     return asked.answer(architecture)
@@ -125,11 +140,13 @@ class JointQuestions:
         given: Evidence,
         precision: Precision = "double",
         options: ComputeOptions = CPU,
+        **streaming: Unpack[StreamingOptions],
     ) -> None:
         self.network = network
         self.precision = precision
         self.given = given
         self._options = options
+        self._streaming = streaming
         self._likelihoods = likelihoods_of(network, given)
         if isinstance(questions, str | bytes) or not isinstance(questions, Iterable):
             raise EvidenceError(f"found questions {questions!r}, expected lists of names, such as [['lung', 'smoke']]")
@@ -202,11 +219,11 @@ class JointQuestions:
     def from_tables(self) -> JointPosteriors:
         """Answer from stored tables."""
         # Made for these questions alone: whoever asks again keeps a StoredTree.
-        tree = StoredTree(self.network, self.precision, self._options)
+        tree = StoredTree(self.network, self.precision, self._options, timed=True, **self._streaming)
         cliques = tree.propagate(self.given)
         names = [[self.network.variables[v].name for v in question] for question in self._questions]
         posteriors = tuple(cliques.posterior(*question) for question in names)
-        return JointPosteriors("stored", cliques.log_evidence, posteriors)
+        return JointPosteriors("stored", cliques.log_evidence, posteriors, tree.place, cliques.part_seconds())
 
     def forecast(self) -> JointForecast:
         """Return the forecast of both ways; messages are not forecast (0) where there is no other way."""
@@ -239,15 +256,22 @@ class JointQuestions:
         scopes = [frozenset(clique.layout) for clique in plan.cliques]
         if not all(any(scope.issuperset(question) for scope in scopes) for question in self._questions):
             return math.inf, "variables that are asked about share no clique"
-        if projected_bytes(plan, algebra, 1) > self._engine.allowed:
+        on_gpu = takes_gpu(self._options, lambda: gpu_is_worth(plan, algebra, self._options))
+        if projected_bytes(plan, algebra, 0 if on_gpu else 1) > self._engine.allowed:
             return math.inf, "clique tables exceed the memory"
         costs = self._engine.facts.cpu_costs
         stored = stored_forecast(plan, frozenset(self._likelihoods), algebra, costs)
         if stored is None:
             return math.inf, "small tables, and those in log space, have no forecast"
+        seconds, backend = (
+            stored.making + stored.case + len(plan.sizes) * costs.figures.planning.variable,
+            f"stored-{algebra.name}",
+        )
+        if on_gpu:
+            # Where next to nothing is a sum for a question.
+            return seconds - gpu_gain(plan, algebra, costs, 1, 1, room_at_hand(self._options)), None
         backend = f"stored-{algebra.name}"
-        asking = sum(costs.seconds(backend, asking_work(plan, question)) for question in self._questions)
-        return stored.making + stored.case + asking + len(plan.sizes) * costs.figures.planning.variable, None
+        return seconds + sum(costs.seconds(backend, asking_work(plan, question)) for question in self._questions), None
 
     @cached_property
     def _engine(self) -> Engine:

@@ -1,16 +1,18 @@
 """Stored cliques that are larger than the device: chunks of them go through it, from pinned host memory and back.
 
-Three pipelines, after Bistaffa, Farinelli and Bombieri (2014): one chunk after the other; copies either way in one
-queue beside the kernels, for devices with one copy engine (their figure 7); a queue for either way, for devices with
-two (figure 8). At most so many chunks are in flight at a time, each in its own slot of the device's memory (figure 9).
+Three pipelines, after Bistaffa, Farinelli and Bombieri (2014): one chunk after the other ("none"); copies either way in
+one queue beside the kernels ("one"), for devices with one copy engine (their figure 7); a queue for either way ("two"),
+for devices with two (figure 8). At most so many chunks are in flight at a time, each in its own slot of the device's
+memory (figure 9).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +23,16 @@ from junctor_kernels.tables.views import Box, boxes, place
 
 from junctor.cliques.device import Separators, add_message_tasks, add_pass
 from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, scaled_evidence
-from junctor.planning.budget import Budget
-from junctor.planning.cliques import CliquePass, StoredPlan, passes, widest
+from junctor.cliques.parts import Trace, What, marked
+from junctor.model.options import PipelineName
+from junctor.planning.budget import Budget, format_bytes
+from junctor.planning.cliques import SUM, UP, CliqueOperand, CliquePass, StoredPlan, passes, table_plan, widest
 from junctor.planning.first_fit import side_by_side
 
 Array = npt.NDArray[Any]
 
 # Chunks whose tasks are copied to the device together.
 GROUP = 64
-PipelineName = Literal["synchronous", "one-engine", "two-engines"]
-PIPELINES: tuple[PipelineName, ...] = get_args(PipelineName)
 
 
 class ChunkWriteBack(NamedTuple):
@@ -49,7 +51,7 @@ class Pipeline:
     name: how copies and kernels overlap.
     slots: addresses on the device, one for each chunk that may be in flight.
     batches: addresses for tasks, used in turn.
-    trace: None, or a list that gets a tuple (what, event before, event behind) for every copy and every work.
+    trace: gets the times of all copies and of the work on each chunk.
     """
 
     def __init__(
@@ -58,17 +60,17 @@ class Pipeline:
         name: PipelineName,
         slots: Sequence[int],
         batches: Sequence[int],
-        trace: list[tuple[str, Any, Any]] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._device = device
         self._slots = slots
         self._batches = batches
         self._trace = trace
         self.work = device.stream()
-        self._in = self.work if name == "synchronous" else device.stream()
+        self._in = self.work if name == "none" else device.stream()
         # One queue for both ways where the device has one copy engine: two would only take turns.
-        self._out = device.stream() if name == "two-engines" else self._in
-        self._synchronous = name == "synchronous"
+        self._out = device.stream() if name == "two" else self._in
+        self._synchronous = name == "none"
         self._free: list[Any] = [None] * len(slots)
         self._stored: dict[Hashable, Any] = {}
         self._waiting: deque[ChunkWriteBack] = deque()
@@ -143,14 +145,9 @@ class Pipeline:
 
             self._free[slot] = self._stored[table] = self._timed("out", self._out, copy)
 
-    def _timed(self, what: str, stream: Any, enqueue: Callable[[], None]) -> Any:
+    def _timed(self, what: What, stream: Any, enqueue: Callable[[], None]) -> Any:
         """Enqueue something; returns the event behind it."""
-        before = None if self._trace is None else self._device.record(stream)
-        enqueue()
-        behind = self._device.record(stream)
-        if self._trace is not None:
-            self._trace.append((what, before, behind))
-        return behind
+        return marked(self._trace, lambda: self._device.record(stream), what, enqueue)
 
 
 class StreamLayout(NamedTuple):
@@ -204,7 +201,7 @@ def tasks_of(
     return batch, ends, most
 
 
-def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> StreamLayout:
+def lay_out(plan: StoredPlan, algebra: Algebra, allowed: int, in_flight: int, chunk: int | None) -> StreamLayout:
     """Return the layout with the largest chunks, up to `chunk` entries, that fits the bytes allowed.
 
     in_flight: chunks in flight at most (the paper's max_s).
@@ -212,23 +209,26 @@ def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int
     """
     work = [widest(plan, i) for i in range(len(plan.cliques))]
     largest = max(plan.entries(i) for i in range(len(plan.cliques)))
-    entries = min(largest, MOST_ENTRIES, chunk or largest, max(1, allowed // (in_flight * dtype.itemsize)))
+    item = algebra.dtype.itemsize
+    entries, least = min(largest, MOST_ENTRIES, chunk or largest, max(1, allowed // (in_flight * item))), 1 << 62
     while True:
-        layout = _laid_out(plan, dtype, work, in_flight, entries)
+        layout = _laid_out(plan, algebra, work, in_flight, entries)
         if layout.size <= allowed:
             return layout
+        # Small chunks have more tasks, so that the smallest need not take least.
+        least = min(least, layout.size)
         if entries == 1:
-            advice = "allow more device memory, or ask for posteriors without stored cliques"
-            raise Budget(allowed).refuse(layout.size, "streaming stored cliques through the device", advice)
+            advice = "allow more device memory (--device-memory), or ask for posteriors without stored cliques"
+            raise Budget(allowed).refuse(least, "streaming stored cliques through the device", advice)
         # Not the exact largest: what tasks take is known only when they are laid out.
         entries = max(1, entries * 3 // 4)
 
 
 def _laid_out(
-    plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[CliquePass], in_flight: int, entries: int
+    plan: StoredPlan, algebra: Algebra, work: Sequence[CliquePass], in_flight: int, entries: int
 ) -> StreamLayout:
     # Laid out in full, tasks included: their bytes follow from no formula.
-    separators = Separators(plan, dtype)
+    separators, dtype = Separators(plan, algebra), algebra.dtype
     parts = tasks = 0
     for pass_ in work:
         # Chunks of a table are alike: the first and the last group take the most.
@@ -251,6 +251,8 @@ class StreamedExecutor:
     layout: as `lay_out` returns it.
     pipeline: how copies and kernels overlap.
     in_place: whether initial tables become the calibrated ones.
+    trace: gets the times of all copies and kernels.
+    memory: of the device, of at least the size of the layout; None to allocate it.
     """
 
     def __init__(
@@ -260,23 +262,51 @@ class StreamedExecutor:
         algebra: Algebra,
         device: CliqueDevice,
         layout: StreamLayout,
-        pipeline: PipelineName = "two-engines",
+        pipeline: PipelineName = "two",
         in_place: bool = False,
+        trace: Trace | None = None,
+        memory: Any = None,
     ) -> None:
         self._plan = plan
         self._algebra = algebra
         self._dtype = algebra.dtype
         self._device = device
         self._pipeline = pipeline
+        self._trace = trace
         self._initial = initial
         self.layout = layout
         self._tables = [table if in_place else device.host(len(table), algebra.dtype) for table, _, _ in initial]
-        self._memory = device.allocate(self.layout.size)
+        self._memory = memory or device.allocate(self.layout.size)
         self._base = self.layout.separators.base = self._memory.ptr
+
+    @property
+    def place(self) -> str:
+        """Which way tables go through the device, in words."""
+        chunk = format_bytes(self.layout.chunk * self._dtype.itemsize)
+        return f"through the GPU, pipeline {self._pipeline}, {len(self.layout.slots)} chunks of {chunk} in flight"
 
     def table(self, clique: int) -> Array:
         """Return the calibrated table of a clique."""
         return self._tables[clique]
+
+    def sums(self, clique: int, wanted: Sequence[int]) -> Array:
+        """Return the sums of a calibrated table for some of its variables: it goes through the device once more."""
+        plan = table_plan(self._plan.sizes, self._plan.cliques[clique].layout, tuple(wanted))
+        size, in_flight = self.layout.size, len(self.layout.slots)
+        layout, initial = lay_out(plan, self._algebra, size, in_flight, self.layout.chunk), self._initial[clique]
+        given = [initial._replace(table=self._tables[clique])], self._algebra, self._device
+        # In the same memory: all of it is written anew for each case.
+        table = StreamedExecutor(plan, *given, layout, self._pipeline, True, self._trace, self._memory)
+        return table.summed()
+
+    def summed(self) -> Array:
+        """Return the sums of the only table, of a `table_plan`."""
+        stream, separators = self._device.stream(), self.layout.separators
+        pinned = separators.begin(self._device, {}, stream)
+        self._device.synchronize(self._device.record(stream))
+        del pinned
+        self.run([SUM])
+        return separators.download(self._device, CliqueOperand(UP, 0), self._plan.separator_entries(0), stream)
 
     def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""
@@ -290,11 +320,11 @@ class StreamedExecutor:
         exponents, lost = [table.exponent for table in self._initial], any(table.lost for table in self._initial)
         return separators.outcome(self._device, exponents, evidence, lost, stream)
 
-    def run(self, work: Sequence[CliquePass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
-        """Do passes one after the other, and wait for them; trace as for `Pipeline`."""
+    def run(self, work: Sequence[CliquePass]) -> None:
+        """Do passes one after the other, and wait for them."""
         slots = [self._base + offset for offset in self.layout.slots]
         batches = [self._base + offset for offset in self.layout.batches]
-        pipeline = Pipeline(self._device, self._pipeline, slots, batches, trace)
+        pipeline = Pipeline(self._device, self._pipeline, slots, batches, self._trace)
         for pass_ in work:
             pipeline.read(pass_.clique)
             for group in groups(self._plan, pass_, self.layout.chunk):
@@ -321,6 +351,14 @@ class StreamedExecutor:
 
             def enqueue(stream: Any, mine: Sequence[CliqueLaunch] = launches[first:end]) -> None:
                 for launch in mine:
-                    self._device.launch(self._dtype, launch, placed, layout.separators.lost, stream)
+                    self._launch(launch, placed, stream)
 
             pipeline.put(source[piece], table[piece] if changes else None, work.clique, enqueue)
+
+    def _launch(self, work: CliqueLaunch, placed: PlacedBatch, stream: Any) -> None:
+        lost, record = self.layout.separators.lost, self._device.record
+        launch = partial(self._device.launch, self._algebra.name, work, placed, lost, stream)
+        if self._trace is None:
+            launch()
+        else:
+            marked(self._trace, lambda: record(stream), work, launch)

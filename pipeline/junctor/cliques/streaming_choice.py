@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 
-from junctor.cliques.streamed import PIPELINES, PipelineName
+from junctor_kernels.gpu.stored import CliqueDevice
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.cliques.streamed import StreamLayout, lay_out
 from junctor.cost.figures import shipped_figures
+from junctor.model.errors import BudgetError
+from junctor.model.options import PIPELINES, PipelineName
 from junctor.planning.cliques import CliquePass, StoredPlan, passes
 
 # Chunks in flight that are tried, and how often the largest chunk is halved.
@@ -44,7 +49,7 @@ def streamings(
     pipeline, in_flight, chunk (entries): as the caller wants them, None for what the rates say.
     """
     # With one copy engine, two queues are no faster than one.
-    known = (pipeline,) if pipeline else tuple(name for name in PIPELINES if engines > 1 or name != "two-engines")
+    known = (pipeline,) if pipeline else tuple(name for name in PIPELINES if engines > 1 or name != "two")
     ways = {
         Streaming(name, count, size)
         for name, count in product(known, (in_flight,) if in_flight else IN_FLIGHT)
@@ -53,6 +58,31 @@ def streamings(
     times = {way: stream_seconds(plan, itemsize, way) for way in ways}
     # Ties by fewer and larger chunks, so that the choice does not depend on the order of a set.
     return sorted(ways, key=lambda way: (times[way], way.in_flight, -way.chunk, -PIPELINES.index(way.pipeline)))
+
+
+def fastest_layout(
+    plan: StoredPlan,
+    algebra: Algebra,
+    allowed: int,
+    device: CliqueDevice,
+    pipeline: PipelineName | None = None,
+    in_flight: int | None = None,
+    chunk: int | None = None,
+) -> tuple[StreamLayout, PipelineName]:
+    """Return the fastest way through a device that fits the bytes allowed; arguments as above, raises BudgetError."""
+    item, engines = algebra.dtype.itemsize, device.copy_engines()
+    # A layout takes long to find: only the fastest way of each number of chunks in flight is laid out.
+    fastest: dict[int, Streaming] = {}
+    for way in streamings(plan, item, allowed, engines, pipeline, in_flight, chunk):
+        fastest.setdefault(way.in_flight, way)
+    refused: dict[int, BudgetError] = {}
+    for count, way in fastest.items():
+        try:
+            return lay_out(plan, algebra, allowed, count, way.chunk), way.pipeline
+        except BudgetError as error:
+            refused[count] = error
+    # Fewest chunks in flight need least: their refusal says how much memory would do.
+    raise refused[min(refused)]
 
 
 def _sizes(plan: StoredPlan, itemsize: int, slot: int, chunk: int | None) -> Iterator[int]:
@@ -81,10 +111,10 @@ def pass_seconds(size: int, pass_: CliquePass, way: Streaming, itemsize: int) ->
     work = size / chunks * (2 if stores else 1) / rates.kernel
     host = (1 + stores) * of_host.stream_copy + LAUNCHES * of_host.stream_launch
     latency = upload + work + download
-    if way.pipeline == "synchronous":
+    if way.pipeline == "none":
         return chunks * (latency + host)
     # Both ways at once the bus is slower than twice one way.
     together = max(upload, download, size / chunks * 2 / rates.bus_both_ways if stores else 0.0)
-    copies = upload + download if way.pipeline == "one-engine" else together
+    copies = upload + download if way.pipeline == "one" else together
     # A slot is free again when its chunk is through.
     return latency + (chunks - 1) * max(copies, work, host, latency / way.in_flight) + host

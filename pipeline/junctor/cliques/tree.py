@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import DEVICE_SHARE
 from junctor_kernels.gpu.stored import CliqueDevice
 from junctor_kernels.tables.reference import Algebra
 
@@ -30,23 +29,24 @@ from junctor.cliques.host import (
     natural_table,
     projected_bytes,
 )
-from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayout, lay_out
-from junctor.cliques.streaming_choice import Streaming, streamings
+from junctor.cliques.on_gpu import allowed_bytes, opened_device, room_at_hand
+from junctor.cliques.parts import Trace, part_seconds
+from junctor.cliques.streamed import StreamedExecutor, StreamLayout
+from junctor.cliques.streaming_choice import fastest_layout
 from junctor.cost.model import cpu_name, local_cost_models
-from junctor.cost.stored import stored_forecast
+from junctor.cost.stored import gpu_gain, stored_forecast
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.columns import checked_likelihood
 from junctor.evidence.states import UNKNOWN, StateCells, plain_cell
 from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError
 from junctor.model.network import Network, Variable
-from junctor.model.options import ONE_THREAD, ComputeOptions, DeviceChoice
+from junctor.model.options import ONE_THREAD, ComputeOptions, PipelineName
 from junctor.model.query import Precision, one_of
 from junctor.planning.budget import Budget, parse_bytes, too_long
-from junctor.planning.cliques import plan_stored
+from junctor.planning.cliques import StoredPlan, plan_stored
 from junctor.planning.shape import Shape
-from junctor.runtime.devices import check_device, has_gpu
-from junctor.runtime.machine import allowed_memory
+from junctor.runtime.machine import allowed_memory, usable_cores
 
 # As a cell of an evidence table: a state by its name or number, or a likelihood of every state.
 Said = str | bool | float | None | Sequence[float] | npt.NDArray[np.float64]
@@ -59,11 +59,12 @@ class StoredTree:
     network: whose tables they are.
     precision: numbers to compute with.
     options: memory, device and device memory for the tables; those that exceed a device are streamed through it.
-    cases: how many there will be, for the search of a good tree.
+    cases: how many there will be, for the search of a good tree and the choice of a device.
     pipeline: of that streaming, None for what takes least by forecast.
     in_flight: chunks in flight at a time, None likewise.
     chunk: bytes (or "4MiB") of a chunk, None likewise.
     gpu: an opened device to use instead.
+    timed: whether `CalibratedCliques.part_seconds` is to be asked; kernels of a GPU are launched one by one then.
 
     Raises DeviceError, EvidenceError for names that are not known; and BudgetError, for a device at the first
     propagation, before any table is made.
@@ -80,6 +81,7 @@ class StoredTree:
         in_flight: int | None = None,
         chunk: int | str | None = None,
         gpu: CliqueDevice | None = None,
+        timed: bool = False,
     ) -> None:
         one_of("precision", precision, Precision)
         if pipeline is not None:
@@ -91,8 +93,10 @@ class StoredTree:
         self.plan = plan_stored(shape, cases)
         self._ladder = LADDERS[precision]
         self._budget = Budget(allowed_memory(options))
-        self._device = gpu if gpu is not None else _opened_device(options.device)
-        self._device_memory = options.device_memory
+        self._options = options
+        # The tables of this machine are checked now, those of a GPU when it says what is free.
+        self._device = gpu or opened_device(options, lambda: gpu_is_worth(self.plan, self._ladder[0], options, cases))
+        self._trace: Trace | None = [] if timed else None
         self._pipeline = pipeline
         self._in_flight = in_flight
         self._chunk = None if chunk is None else parse_bytes(str(chunk))
@@ -100,7 +104,6 @@ class StoredTree:
         # Whether the initial tables outlive a case: not where they became its calibrated ones.
         self._reusable = True
         self._case = 0
-        # Now, not at the first case: tables of a device are checked when it says what is free.
         if self._device is None:
             self._check(self._ladder[0], 1)
             if options.time_limit is not None:
@@ -111,6 +114,13 @@ class StoredTree:
     def executor(self) -> CliqueExecutor | None:
         """What holds the tables: on the host, on a device or streamed through it; None before the first case."""
         return self._executor[1] if self._executor else None
+
+    @property
+    def place(self) -> str:
+        """Where the tables are, in words; nowhere before the first case."""
+        if isinstance(self.executor, StreamedExecutor):
+            return self.executor.place
+        return "nowhere" if self.executor is None else "in memory" if self._device is None else "on the GPU"
 
     def propagate(self, evidence: Evidence) -> CalibratedCliques:
         """Calibrate all tables for one case.
@@ -152,21 +162,21 @@ class StoredTree:
         if self._executor is not None and self._executor[0] is algebra and self._reusable:
             return self._executor[1]
         self._executor = None
-        # Kernels for logarithms exist on the CPU only.
-        on_device = self._device if algebra.tiny else None
-        executor = self._on_host(algebra) if on_device is None else self._on_device(algebra, on_device)
+        device = self._device
+        executor = self._on_host(algebra) if device is None else self._on_device(algebra, device)
         self._executor = (algebra, executor)
         return executor
 
     def _on_host(self, algebra: Algebra) -> CliqueExecutor:
         kernels, in_place = kernels_for(algebra, self.plan.total_entries()), self._must_be_in_place(algebra)
-        initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
-        return HostExecutor(self.plan, initial, algebra, kernels, in_place)
+        numbers, trace = range(len(self.plan.cliques)), self._trace
+        initial = [initial_table(self.plan, self.network, i, algebra, kernels, trace) for i in numbers]
+        return HostExecutor(self.plan, initial, algebra, kernels, in_place, trace=trace)
 
     def _on_device(self, algebra: Algebra, device: CliqueDevice) -> CliqueExecutor:
         """Return the tables on the device where they fit, else streamed through it."""
         kernels = kernels_for(algebra, self.plan.total_entries())
-        allowed = self._device_memory or int(DEVICE_SHARE * device.free())
+        allowed = allowed_bytes(self._options, device)
         plan, network = self.plan, self.network
         # One table at a time passes through the host, and separators lie there: no copies of all.
         self._check(algebra, 0)
@@ -176,39 +186,25 @@ class StoredTree:
             return natural_table(plan, network, i, algebra, kernels)
 
         try:
-            return ResidentExecutor(plan, natural, algebra, device, allowed)
+            return ResidentExecutor(plan, natural, algebra, device, allowed, self._trace)
         except BudgetError:
             in_place = self._must_be_in_place(algebra)
             layout, pipeline = self.streaming(algebra, allowed, device)
 
         def pinned(i: int) -> Initial:
-            initial = initial_table(plan, network, i, algebra, kernels)
+            initial = initial_table(plan, network, i, algebra, kernels, self._trace)
             # Only pinned memory is copied while kernels run.
             host = device.host(len(initial.table), initial.table.dtype)
             host[:] = initial.table
             return initial._replace(table=host)
 
         tables = [pinned(i) for i in range(len(plan.cliques))]
-        return StreamedExecutor(plan, tables, algebra, device, layout, pipeline, in_place)
+        return StreamedExecutor(plan, tables, algebra, device, layout, pipeline, in_place, self._trace)
 
     def streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
         """Return the fastest way through a device that fits the bytes allowed."""
-        itemsize = algebra.dtype.itemsize
-        entries = None if self._chunk is None else max(1, self._chunk // itemsize)
-        engines = device.copy_engines()
-        ways = streamings(self.plan, itemsize, allowed, engines, self._pipeline, self._in_flight, entries)
-        # A layout takes long to find: only the fastest way of each number of chunks in flight is laid out.
-        fastest: dict[int, Streaming] = {}
-        for way in ways:
-            fastest.setdefault(way.in_flight, way)
-        refused: dict[int, BudgetError] = {}
-        for count, way in fastest.items():
-            try:
-                return lay_out(self.plan, algebra.dtype, allowed, count, way.chunk), way.pipeline
-            except BudgetError as error:
-                refused[count] = error
-        # Fewest chunks in flight need least: their refusal says how much memory would do.
-        raise refused[min(refused)]
+        entries = None if self._chunk is None else max(1, self._chunk // algebra.dtype.itemsize)
+        return fastest_layout(self.plan, algebra, allowed, device, self._pipeline, self._in_flight, entries)
 
     def _must_be_in_place(self, algebra: Algebra) -> bool:
         """Return True if only one copy of the tables fits; the next case then has to make them again."""
@@ -226,13 +222,30 @@ class StoredTree:
         case = self._case
 
         # A result of an earlier case must not answer with the tables of this one.
-        def table(clique: int) -> npt.NDArray[Any]:
+        def tables() -> CliqueExecutor:
             if self._case != case or self._executor is None:
                 raise JunctorError("the tables of this case were replaced by those of a later one; save them before")
-            return self._executor[1].table(clique)
+            return self._executor[1]
 
         scopes = tuple(clique.layout for clique in self.plan.cliques)
-        return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence, reason)
+        return CalibratedCliques(
+            self.network.variables,
+            scopes,
+            lambda i: tables().table(i),
+            lambda i, wanted: tables().sums(i, wanted),
+            algebra,
+            outcome.log_evidence,
+            reason,
+            lambda: part_seconds(self._trace or [], self._device),
+            lambda: self.place,
+        )
+
+
+def gpu_is_worth(plan: StoredPlan, algebra: Algebra, options: ComputeOptions, cases: int = 1) -> bool:
+    """Return True if tables take less time on a GPU, which is opened for them, or exceed the memory of this machine."""
+    costs, room = local_cost_models().cpu(cpu_name()), room_at_hand(options)
+    too_large = projected_bytes(plan, algebra, 1) > allowed_memory(options)
+    return too_large or gpu_gain(plan, algebra, costs, usable_cores(), cases, room) > 0
 
 
 def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:
@@ -268,12 +281,3 @@ def _likelihood(variable: Variable, said: Any) -> npt.NDArray[np.float64] | None
     for _, reason in checked_likelihood(np.zeros(1, dtype=np.int64), likelihood[None])[1]:
         raise EvidenceError(f"evidence on {variable.name!r}: {reason}")
     return likelihood
-
-
-def _opened_device(choice: DeviceChoice) -> CliqueDevice | None:
-    check_device(choice)
-    if choice == "cpu" or (choice == "auto" and not has_gpu()):
-        return None
-    from junctor_kernels.gpu.stored import CudaCliqueDevice
-
-    return CudaCliqueDevice()

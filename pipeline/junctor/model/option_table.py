@@ -23,6 +23,7 @@ from junctor.model.options import (
     Impossible,
     Layout,
     OutputFormat,
+    PipelineName,
     Start,
 )
 from junctor.model.query import (
@@ -798,6 +799,32 @@ class DeviceOptions(TypedDict, total=False):
     ]
 
 
+class StreamingOptions(TypedDict, total=False):
+    """Clique tables that exceed a GPU: chunks of them go through it."""
+
+    pipeline: Annotated[
+        PipelineName | None,
+        Option(
+            None,
+            "Copies of clique tables that exceed the GPU: none of them beside its work, in one queue, or in two, one "
+            "for either way; by default what is forecast to take least.",
+            RESOURCES,
+            'how copies of clique tables that exceed the GPU overlap with its work: not at all ("none"), in one queue, '
+            "or in two, one for either way; None for what is forecast to take least.",
+        ),
+    ]
+    in_flight: Annotated[
+        int | None,
+        Option(
+            None,
+            "Chunks of such tables that are on the GPU at a time, at most; by default as --pipeline.",
+            RESOURCES,
+            "chunks of such tables that are on the GPU at a time, at most; None likewise.",
+            least=1,
+        ),
+    ]
+
+
 class SpillOptions(TypedDict, total=False):
     """Tables on disk."""
 
@@ -974,11 +1001,11 @@ class ArchitectureOptions(TypedDict, total=False):
     ]
 
 
-class JointResources(MemoryOptions, TimeOptions, total=False):
-    """What joint posteriors may use."""
+class CliqueResources(MemoryOptions, DeviceOptions, TimeOptions, total=False):
+    """What clique tables and joint posteriors may use."""
 
 
-class JointOptions(ArchitectureOptions, JointResources, total=False):
+class JointOptions(ArchitectureOptions, CliqueResources, StreamingOptions, total=False):
     """Keywords of `joint_posteriors`."""
 
 

@@ -13,6 +13,10 @@ from junctor.model.strategies import Strategy
 # Defined here and not with the devices, so that the command line offers the choices without looking for a GPU.
 DeviceChoice = Literal["cpu", "gpu", "auto"]
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
+# How copies of chunks of clique tables overlap with the work on a GPU: not at all, in one queue for both ways, in two,
+# one for either way.
+PipelineName = Literal["none", "one", "two"]
+PIPELINES: tuple[PipelineName, ...] = get_args(PipelineName)
 OutputFormat = Literal["parquet", "arrow"]
 # What becomes of a sequence whose numbered steps have gaps: it is invalid; nothing was observed there; or rows are
 # neighbours all the same.

@@ -162,6 +162,15 @@ def widest(plan: StoredPlan, i: int) -> CliquePass:
     return CliquePass(i, True, (*messages, *evidence, CliqueOperand(DOWN, i)), (i, *clique.children))
 
 
+def table_plan(sizes: tuple[int, ...], scope: tuple[int, ...], wanted: tuple[int, ...]) -> StoredPlan:
+    """Return one stored table over `scope`; the variables `wanted`, for which it is to be summed, are its separator."""
+    return StoredPlan(sizes, (StoredClique(scope, (), scope, wanted, None, (), (), ()),))
+
+
+# The pass over the table of `table_plan` that sums it.
+SUM = CliquePass(0, False, (), (0,))
+
+
 def _collect(i: int, clique: StoredClique, observed: frozenset[int]) -> CliquePass:
     messages = [CliqueOperand(UP, child) for child in clique.children]
     evidence = [CliqueOperand(EVIDENCE, v) for v in clique.variables if v in observed]

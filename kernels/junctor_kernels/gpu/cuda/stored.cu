@@ -1,4 +1,4 @@
-// Passes over stored clique tables on a GPU; agrees with `junctor_kernels.stored`.
+// Passes over stored clique tables on a GPU, in plain numbers or logarithms; agrees with `junctor_kernels.tables.stored`.
 //
 //     scatter_reduce   multiplies the entries of a chunk by their separator entries and sums runs of neighbouring entries,
 //                      in one way over it: loads and stores of 128 bits, neighbouring threads at neighbouring addresses.
@@ -9,17 +9,17 @@
 //     permute          brings a table into another order of its variables.
 //
 // Every launch does any number of tasks; `starts` has the first block of each. A message is stored as it was summed; whoever
-// reads it multiplies by the power of two that brings its largest entry into [0.5, 1).
+// reads it multiplies by the power of two that brings its largest entry into [0.5, 1), or brings its logarithms about 0.
 //
-// In the source come first `#define DOUBLE` or nothing, then the constants of `stored_gpu.py` as an enum, then
-// numbers.cu.
+// In the source come first `#define DOUBLE` and `#define LOGS`, or nothing, then the constants of `stored_tasks.py` as an
+// enum, then numbers.cu and algebra.cu.
 
 // Entries along an axis, and how far one of them moves.
 struct Axis {
     unsigned size, step;
 };
 
-// The fields of tasks, 8 bytes each, in the order of `stored_gpu.py`.
+// The fields of tasks, 8 bytes each, in the order of `stored_tasks.py`.
 struct Factor {
     const real *values;
     const word *largest;
@@ -63,12 +63,6 @@ struct alignas(16) Line {
     real at[WIDTH];
 };
 
-// The power of two that brings an entry of these bits into [0.5, 1).
-__device__ __forceinline__ real power(word largest) {
-    int biased = (int)(largest >> MANTISSA);
-    return number((word)(2 * BIAS + 1 - (biased > 1 ? biased : 1)) << MANTISSA);
-}
-
 // The task that a block belongs to; `block` becomes its number there.
 __device__ __forceinline__ int task_of(const int *starts, int tasks, unsigned &block) {
     int low = 0, high = tasks - 1;
@@ -92,35 +86,51 @@ __device__ __forceinline__ unsigned walk(const Axis *axes, int count, unsigned i
     return count ? at + index * axes[count - 1].step : 0;
 }
 
-// The sum over neighbouring threads, `lanes` (a power of two) of them; the first one of each group gets it.
-__device__ __forceinline__ real group_sum(real value, int lanes, real *shared) {
-    int width = lanes < 32 ? lanes : 32;
-    for (int offset = width / 2; offset; offset /= 2) value += __shfl_down_sync(~0u, value, offset, width);
-    if (lanes <= 32) return value;
-    int warp = threadIdx.x / 32;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[warp] = value;
-    __syncthreads();
-    if (threadIdx.x % lanes == 0)
-        for (int other = 1; other < lanes / 32; other++) value += shared[warp + other];
-    return value;
+// Sums of threads in shared memory, where nothing may be constructed.
+typedef real Room[sizeof(Sum) / sizeof(real)];
+
+// The sum of the thread so many lanes above.
+__device__ __forceinline__ Sum from_above(const Sum &sum, int offset, int width) {
+    Sum other;
+#ifdef LOGS
+    other.most = __shfl_down_sync(~0u, sum.most, offset, width);
+    other.rest = __shfl_down_sync(~0u, sum.rest, offset, width);
+#else
+    other.total = __shfl_down_sync(~0u, sum.total, offset, width);
+#endif
+    return other;
 }
 
-__device__ __forceinline__ void put(real *at, real value, bool adds) { *at = adds ? *at + value : value; }
+// The sum over neighbouring threads, `lanes` (a power of two) of them; the first one of each group gets it.
+__device__ __forceinline__ Sum group_sum(Sum sum, int lanes, Sum *shared) {
+    int width = lanes < 32 ? lanes : 32;
+    for (int offset = width / 2; offset; offset /= 2) sum.add(from_above(sum, offset, width));
+    if (lanes <= 32) return sum;
+    int warp = threadIdx.x / 32;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x % lanes == 0)
+        for (int other = 1; other < lanes / 32; other++) sum.add(shared[warp + other]);
+    return sum;
+}
 
-// The entries from `k` on (a multiple of WIDTH) that lie in [low, high), multiplied by all factors and stored; others are 0.
+__device__ __forceinline__ void put(real *at, const Sum &sum, bool adds) { *at = adds ? sum_of(*at, sum.value()) : sum.value(); }
+
+// The entries from `k` on (a multiple of WIDTH) that lie in [low, high), multiplied by all factors and stored; of others
+// nothing.
 __device__ __forceinline__ Line multiplied(const Scatter &task, const Factor *factors, const Axis *axes, unsigned k, unsigned low,
                                            unsigned high, bool &flushed) {
     Line line = *reinterpret_cast<const Line *>(task.source + k);
 #pragma unroll
     for (int v = 0; v < WIDTH; v++)
-        if (k + v < low || k + v >= high) line.at[v] = 0;
+        if (k + v < low || k + v >= high) line.at[v] = EMPTY_SUM;
     for (int f = 0; f < task.factors; f++) {
         const Factor factor = factors[task.first_factor + f];
         const Axis *along = axes + factor.first_axis;
         const Axis inner = along[0];
         const int outer = (int)factor.axes - 1;
-        const real scale = power(*factor.largest);
+        const real scale = scaling(*factor.largest);
         unsigned row = k / inner.size, digit = k - row * inner.size;
         const real *values = factor.values + walk(along + 1, outer, row);
 #pragma unroll
@@ -130,8 +140,8 @@ __device__ __forceinline__ Line multiplied(const Scatter &task, const Factor *fa
                     digit = 0;
                     values = factor.values + walk(along + 1, outer, ++row);
                 }
-                const real by = values[digit++ * inner.step], product = line.at[v] * (by * scale);
-                flushed |= line.at[v] > 0 && by > 0 && product < (real)TINY;
+                const real by = values[digit++ * inner.step], product = combine(line.at[v], combine(by, scale));
+                flushed |= !LOSSLESS && line.at[v] > 0 && by > 0 && product < (real)TINY;
                 line.at[v] = product;
             }
         }
@@ -152,16 +162,16 @@ __device__ __forceinline__ real *part_of(const Scatter &task, unsigned s, unsign
 
 // Runs that are as long as a span or longer: threads add up what they multiply.
 __device__ __forceinline__ void long_runs(const Scatter &task, const Factor *factors, const Axis *axes, unsigned begin, unsigned end,
-                                          real *shared, bool &flushed) {
+                                          Sum *shared, bool &flushed) {
     const unsigned run = (unsigned)task.run;
     for (unsigned k = begin; k < end;) {
         unsigned s = k / run, stop = end - k < run - (k - s * run) ? end : (s + 1) * run;
-        real total = 0;
+        Sum total;
 #pragma unroll 2
         for (unsigned at = k / WIDTH * WIDTH + threadIdx.x * WIDTH; at < stop; at += THREADS * WIDTH) {
             Line line = multiplied(task, factors, axes, at, k, stop, flushed);
 #pragma unroll
-            for (int v = 0; v < WIDTH; v++) total += line.at[v];
+            for (int v = 0; v < WIDTH; v++) total.add(line.at[v]);
         }
         if (task.sums) {
             total = group_sum(total, THREADS, shared);
@@ -173,7 +183,7 @@ __device__ __forceinline__ void long_runs(const Scatter &task, const Factor *fac
 
 // Several runs in a span: they are summed from shared memory, by `lanes` threads each.
 __device__ __forceinline__ void short_runs(const Scatter &task, const Factor *factors, const Axis *axes, unsigned begin, unsigned end,
-                                           real *tile, real *shared, bool &flushed) {
+                                           real *tile, Sum *shared, bool &flushed) {
     const unsigned run = (unsigned)task.run, lanes = (unsigned)task.lanes;
     for (unsigned k = begin + threadIdx.x * WIDTH; k < end; k += THREADS * WIDTH)
         *reinterpret_cast<Line *>(tile + (k - begin)) = multiplied(task, factors, axes, k, begin, end, flushed);
@@ -181,9 +191,9 @@ __device__ __forceinline__ void short_runs(const Scatter &task, const Factor *fa
     const unsigned first = begin / run, last = (end - 1) / run, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     for (unsigned s0 = first; s0 <= last; s0 += THREADS / lanes) {
         unsigned s = s0 + group, low = s * run, high = low + run < end ? low + run : end;
-        real total = 0;
+        Sum total;
         if (s <= last)
-            for (unsigned k = (low > begin ? low : begin) + lane; k < high; k += lanes) total += tile[k - begin];
+            for (unsigned k = (low > begin ? low : begin) + lane; k < high; k += lanes) total.add(tile[k - begin]);
         total = group_sum(total, lanes, shared);
         if (lane == 0 && s <= last) put(part_of(task, s, begin), total, task.adds);
     }
@@ -192,7 +202,8 @@ __device__ __forceinline__ void short_runs(const Scatter &task, const Factor *fa
 extern "C" __global__ void __launch_bounds__(THREADS)
     scatter_reduce(const Scatter *tasks, const int *starts, int count, const Factor *factors, const Axis *axes, int *lost) {
     __shared__ Line tile[TILE / WIDTH];
-    __shared__ real shared[THREADS / 32];
+    __shared__ Room room[THREADS / 32];
+    Sum *shared = reinterpret_cast<Sum *>(room);
     unsigned block = blockIdx.x;
     const Scatter task = tasks[task_of(starts, count, block)];
     const unsigned entries = (unsigned)task.entries, span = (unsigned)task.span;
@@ -205,7 +216,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_reduce(const Gather *tasks, const int *starts, int count, const Factor *, const Axis *axes, int *) {
-    __shared__ real shared[THREADS];
+    __shared__ Room room[THREADS];
+    Sum *shared = reinterpret_cast<Sum *>(room);
     unsigned block = blockIdx.x;
     const Gather task = tasks[task_of(starts, count, block)];
     const unsigned width = (unsigned)task.width, lanes = THREADS / width, pieces = (unsigned)task.pieces;
@@ -215,44 +227,53 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned terms = (unsigned)task.terms, part = (terms + pieces - 1) / pieces;
     const unsigned first = piece * part, last = terms - first < part ? terms : first + part;
     const bool mine = s < task.entries;
-    real total = 0;
+    Sum total;
     if (mine && first < terms) {
         const real *table = task.table + walk(axes + task.kept, (int)task.kept_axes, s);
         for (unsigned r = first + lane; r < last; r += lanes)
-            total += table[walk(axes + task.eliminated, (int)task.eliminated_axes, r)];
+            total.add(table[walk(axes + task.eliminated, (int)task.eliminated_axes, r)]);
     }
     if (task.near_terms) total = group_sum(total, lanes, shared);
     else {
         shared[thread] = total;
         for (unsigned half = lanes / 2; half; half /= 2) {
             __syncthreads();
-            if (lane < half) shared[thread] += shared[thread + half * width];
+            if (lane < half) shared[thread].add(shared[thread + half * width]);
         }
         total = shared[thread];
     }
     if (mine && lane == 0) {
         if (pieces == 1) put(task.sums + walk(axes + task.out, (int)task.kept_axes, s), total, task.adds);
-        else task.sums[s * pieces + piece] = total;
+        else task.sums[s * pieces + piece] = total.value();
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     finish(const Finish *tasks, const int *starts, int count, const Factor *, const Axis *axes, int *) {
-    __shared__ real shared[THREADS / 32];
+    __shared__ Room room[THREADS / 32];
+    Sum *shared = reinterpret_cast<Sum *>(room);
     unsigned block = blockIdx.x;
     const Finish task = tasks[task_of(starts, count, block)];
     const unsigned lanes = (unsigned)task.lanes, lane = threadIdx.x % lanes;
     const unsigned s = block * (THREADS / lanes) + threadIdx.x / lanes;
     const bool mine = s < task.entries;
-    real total = 0;
+    Sum total;
     if (mine) {
         unsigned parts = (unsigned)task.pieces, run = (unsigned)task.run, span = (unsigned)task.span;
         // A run need not touch as many spans as the longest way to lie does.
         if (run) parts = (s * run + run - 1) / span - s * run / span + 1;
-        for (unsigned n = lane; n < parts; n += lanes) total += task.parts[s * task.pieces + n];
+        for (unsigned n = lane; n < parts; n += lanes) total.add(task.parts[s * task.pieces + n]);
     }
     total = group_sum(total, lanes, shared);
     if (mine && lane == 0) put(task.sums + walk(axes + task.out, (int)task.out_axes, s), total, task.adds);
+}
+
+__device__ __forceinline__ real ratio(real one, real other) {
+#ifdef LOGS
+    return one - other;
+#else
+    return one / other;
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -260,19 +281,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     unsigned block = blockIdx.x;
     const Settle task = tasks[task_of(starts, count, block)];
     const unsigned s = block * THREADS + threadIdx.x;
-    real value = s < task.entries ? task.values[s] : 0;
+    real value = s < task.entries ? task.values[s] : EMPTY_SUM;
     if (task.old && s < task.entries) {
-        const real old = task.old[s], scaled = old * power(*task.old_largest), sum = value;
+        const real old = task.old[s], scaled = combine(old, scaling(*task.old_largest)), sum = value;
         // 0 / 0 = 0: what was impossible before stays so.
-        value = old > 0 ? sum / scaled : 0;
-        if ((old > 0 && scaled < (real)TINY) || (sum > 0 && old > 0 && value < (real)TINY)) *lost = 1;
+        value = old > EMPTY_SUM ? ratio(sum, scaled) : EMPTY_SUM;
+        if (!LOSSLESS && ((old > 0 && scaled < (real)TINY) || (sum > 0 && old > 0 && value < (real)TINY))) *lost = 1;
         task.values[s] = value;
     }
     for (int offset = 16; offset; offset /= 2) {
         real other = __shfl_down_sync(~0u, value, offset, 32);
         value = other > value ? other : value;
     }
-    if (threadIdx.x % 32 == 0 && value > 0) atomicMax(task.largest, bits_of(value));
+    if (threadIdx.x % 32 == 0 && (LOSSLESS || value > 0)) atomicMax(task.largest, rank(value));
 }
 
 // Where swaps take an entry: what is below the lower position stays, the digit of the upper one comes down there, what lies

@@ -19,7 +19,7 @@ def making_work(plan: StoredPlan) -> dict[str, float]:
         multiplied=sum(entries * len(clique.factors) for entries, clique in cliques),
         kernels=sum(len(clique.factors) * -(-entries // CHUNK) for entries, clique in cliques),
         permuted=sum(entries for entries, clique in cliques if clique.swaps),
-        swapped=sum(entries * len(clique.swaps) for entries, clique in cliques),
+        far=sum(entries for entries, clique in cliques if clique.swaps and entries > CHUNK),
     )
 
 

@@ -18,8 +18,9 @@ CHUNK_WORK = (
 # was measured no better, and other plans worse.
 GPU_CHUNK_WORK = ("cases", "busiest", "behind")
 STORED_WORK = (
-    # Making tables: cliques, their entries, those times factors, those brought into another order, and times its swaps.
-    *("cliques", "made", "multiplied", "permuted", "swapped"),
+    # Making tables: cliques, their entries, those times factors, those brought into another order, and those of tables
+    # beyond the cache among them.
+    *("cliques", "made", "multiplied", "permuted", "far"),
     # A case: one, passes, kernels; entries that are copied, times what they are multiplied by and times the separators
     # that they are summed for; entries of those separators.
     *("cases", "passes", "kernels", "copied", "scattered", "reduced", "separators"),
