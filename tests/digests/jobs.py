@@ -561,7 +561,7 @@ def joint(architecture: str) -> Outputs:
     given = {"x_5": network.variables[5].states[0]}
     found = junctor.joint_posteriors(network, pairs, given, architecture=architecture, memory="1GiB")
     random = {f"random {n}": np.asarray(each) for n, each in enumerate(found.posteriors)}
-    return {**{each: json.loads(command(*words, each)) for each in PRECISIONS}, **random}
+    return {**{each: cleaned(json.loads(command(*words, each))) for each in PRECISIONS}, **random}
 
 
 @job("joint-auto")
@@ -575,7 +575,7 @@ def _kept(_: Path, precision: str) -> Outputs:
     words = ("calibrate", chest(), "--keep-cliques", "kept", "--given", "dysp=yes", "--given", "smoke=no", *ENOUGH)
     made = json.loads(command(*words, "--precision", precision, "--json"))
     asked = {names: json.loads(command("ask", "kept", *names.split(), "--json")) for names in ("lung", "either lung")}
-    return {"calibrated": cleaned(made), **asked, "printed": command("ask", "kept", "lung", "either")}
+    return {"calibrated": cleaned(made), **cleaned(asked), "printed": command("ask", "kept", "lung", "either")}
 
 
 @job("cliques-gpu", slow=True)

@@ -228,7 +228,7 @@ def stored_on_gpu(
             patch.setattr(module, name, value)
         device: Any = EmulatedStored()
         options = compute_options(device_memory=size)
-        found = StoredTree(network, options=options, pipeline="one-engine", gpu=device).propagate(said)
+        found = StoredTree(network, options=options, pipeline="one", gpu=device).propagate(said)
         return {"log_evidence": found.log_evidence, "posterior": found.posterior(*names).reshape(-1).tolist()}
 
 

@@ -156,7 +156,8 @@ def joint(
     if options["json"]:
         records = [{"variables": names, "posterior": _records(rows)} for names, rows in tables]
         facts = {"architecture": answers.architecture, "log_evidence": answers.log_evidence, "questions": records}
-        print_document(facts | {"milliseconds": _milliseconds(answers.part_seconds)})
+        parts = {"milliseconds": _milliseconds(answers.part_seconds)} if answers.part_seconds else {}
+        print_document(facts | parts)
         return
     # On stderr, so that the tables can be piped into a file.
     typer.echo("by messages" if answers.architecture == "messages" else "from stored clique tables", err=True)
