@@ -42,8 +42,7 @@ from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
-from junctor.runs.results import numbers_of_scores, states_of
-from junctor.runs.score_tables import tables_for
+from junctor.runs.results import numbers_of_scores, states_of, tables_for
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence

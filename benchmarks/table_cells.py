@@ -28,7 +28,8 @@ from junctor.generate import random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK, UNANSWERED, Answers
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Precision, Query, QueryKind
+from junctor.model.query import Precision, Query
+from junctor.model.question import QueryKind
 from junctor.runs.results import default_partition_rows
 from junctor.strategies import number_ladder as blocks
 

@@ -43,16 +43,14 @@ from junctor.model.option_table import (
 )
 from junctor.model.options import AnswerFiles, ComputeOptions
 from junctor.model.query import (
-    AnswerKind,
     Precision,
     Query,
-    QueryKind,
     Sampling,
-    named_variables,
     observed_words,
+    repeating_names,
 )
-from junctor.runs.results import default_partition_rows, one_after_another, with_kept
-from junctor.runs.score_tables import tables_for
+from junctor.model.question import AnswerKind, QueryKind
+from junctor.runs.results import default_partition_rows, one_after_another, tables_for, with_kept
 from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import allowed_memory, compute_options
 
@@ -315,7 +313,7 @@ class _Answerer:
         self._encoder = encoder
         self._query, self._options = question
         self._tables = tables_for(network, self._query)
-        self._named = {network.index[name]: name for name in named_variables(network, self._query)}
+        self._named = {network.index[name]: name for name in repeating_names(network, self._query)}
         self._engine: Engine | None = None
 
     def answer(self, evidence: Any, reading: EvidenceOptions) -> pa.Table:

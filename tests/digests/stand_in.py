@@ -43,7 +43,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runs import placement
-from junctor.runs.score_tables import tables_for
+from junctor.runs.results import tables_for
 from junctor.runtime import devices
 from junctor.runtime.local_cluster import silent_dask
 from junctor.runtime.machine import compute_options

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from emulation.blocks import EmulatedDevice
 from junctor.engine.engine import Engine
-from junctor.generate import chain
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.model.question import EXPLANATIONS
 from junctor.model.strategies import EXACT, Strategy
 from junctor.runtime.devices import has_gpu
 from junctor.strategies.facts import Facts
@@ -33,14 +33,8 @@ FORCED = [
 ]
 
 
-def _explains(strategy: Any) -> bool:
-    """Return True if a strategy does not refuse explanations of some network."""
-    facts = Facts(chain(3, seed=1), Query(kind="mpe"), ComputeOptions(device="cpu"))
-    return strategy is Strategy.GPU_BLOCKS or way(strategy).refuses(facts) is None
-
-
 # Those that explain rows.
-EXPLAINING = [each for each in FORCED if _explains(each.values[0])]
+EXPLAINING = [each for each in FORCED if EXPLANATIONS in way(each.values[0]).supports]  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -24,9 +24,8 @@ from junctor.model.network import DraftTable, DraftVariable, Network, build_netw
 from junctor.model.options import AnswerFiles, OutputFormat
 from junctor.model.query import Query, Sampling
 from junctor.runs.answer_files import AnswerWriter, batches_of, column_names, in_columns, read_facts
-from junctor.runs.results import METADATA_KEY, answer_width, default_partition_rows, with_kept
+from junctor.runs.results import METADATA_KEY, answer_width, default_partition_rows, tables_for, with_kept
 from junctor.runs.run import read_manifest, run
-from junctor.runs.score_tables import tables_for
 from junctor.runs.storage import RunSpec, spec_record
 from junctor.runs.workload import Job
 from junctor.runtime.arrow import columns_of_lists

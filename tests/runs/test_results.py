@@ -25,8 +25,8 @@ from junctor.runs.results import (
     default_partition_rows,
     states_of,
     statuses_of,
+    tables_for,
 )
-from junctor.runs.score_tables import tables_for
 from junctor.runtime.arrow import list_array, number_array, string_array
 from junctor.runtime.arrow_batches import _Owner
 from pyarrow import csv, parquet

@@ -7,6 +7,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.model.query import Query
 
+# Of sums.
 LADDERS: dict[str, tuple[Algebra, ...]] = {
     "double": (reference.DOUBLE, reference.LOG),
     "single": (reference.SINGLE, reference.DOUBLE, reference.LOG),
@@ -19,12 +20,12 @@ GPU_CHUNK_FORMATS = ("single", "double", "log", "max", "max-single")
 
 def chunk_ladder_of(query: Query) -> tuple[Algebra, ...]:
     """Return the number formats of rows in chunks, the first one of all rows first."""
-    if query.kind == "posteriors":
+    if query.question.needs.semiring == "sum" or query.precision == "log":
         return ladder_of(query)
     # Single precision finds the states of most variables, and leaves to logarithms what rounding may have moved.
-    return (reference.MAX_LOG,) if query.precision == "log" else (reference.MAX_SINGLE, reference.MAX_LOG)
+    return (reference.MAX_SINGLE, *ladder_of(query))
 
 
 def ladder_of(query: Query) -> tuple[Algebra, ...]:
     """Return the number formats of a query, the first one of all rows first."""
-    return (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
+    return LADDERS[query.precision] if query.question.needs.semiring == "sum" else (reference.MAX_LOG,)

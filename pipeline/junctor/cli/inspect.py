@@ -281,8 +281,7 @@ def _savings(facts: Facts, routes: list[Route]) -> list[dict[str, Any]]:
         return []
     plan = largest.plan
     targets = None if facts.query.targets is None else facts.targets
-    explain = facts.query.kind == "mpe"
-    savings = count_savings(plan.shape, plan.pattern, targets, explain, rounded(largest.uses))
+    savings = count_savings(plan.shape, plan.pattern, targets, facts.explains, rounded(largest.uses))
     # Zeros need the numbers of all tables, which are not bound where the plan is refused or cut.
     in_memory = largest.refused is None and largest.chunks is None
     if in_memory and plan.operations <= MOST_BOUND_OPERATIONS:
@@ -297,7 +296,7 @@ def _nonzero_operations(facts: Facts, plan: Plan) -> int:
     from junctor.backends.numpy import Program
 
     # Zeros are the same in any format, so that plain numbers will do.
-    algebra = reference.MAX_LOG if facts.query.kind == "mpe" else reference.DOUBLE
+    algebra = reference.MAX_LOG if facts.explains else reference.DOUBLE
     return Program(plan, facts.network, algebra).nonzero_operations
 
 

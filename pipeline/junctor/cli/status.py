@@ -42,11 +42,12 @@ def status(
 def _show(found: RunStatus, everything: bool) -> None:
     from junctor.cli.display import show_statuses
     from junctor.model.errors import counted
+    from junctor.model.question import question_name
     from junctor.planning.budget import format_bytes
     from junctor.runs.statistics import observed_lines
 
     spec = found.spec
-    name = "scores" if spec.get("answers") == "scores" else spec.get("query")
+    name = question_name(str(spec.get("query")), spec.get("answers", "posteriors"))
     typer.echo(f"{found.directory}: {name}, {spec.get('precision')} precision, junctor {spec.get('junctor_version')}")
     size = format_bytes(found.bytes)
     if found.rows is None:

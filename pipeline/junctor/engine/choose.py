@@ -314,7 +314,20 @@ def refusal(strategy: Strategy, facts: Facts) -> str | None:
     """Return why a strategy cannot be asked for, on this network and machine; None where it can."""
     if facts.asks_gpu and strategy not in (*ON_DEVICES, Strategy.IMPOSSIBLE):
         return "it runs on CPUs, and a GPU is asked for"
-    return way(strategy).refuses(facts)
+    return _lacking(strategy, facts) or way(strategy).refuses(facts)
+
+
+def _lacking(strategy: Strategy, facts: Facts) -> str | None:
+    """Return that a strategy has no answers to the question; None where it has."""
+    question = facts.query.question
+    if question.needs in way(strategy).supports:
+        return None
+    return f"{question.plural} have no {strategy.value.replace('-', ' ')}"
+
+
+def _offer(strategy: Strategy, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+    """Return what rows of a group would take in a strategy, or why they are not answered so."""
+    return _lacking(strategy, facts) or way(strategy).offer(group, batch, facts)
 
 
 def _as_a_whole(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
@@ -339,7 +352,7 @@ def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] |
     if not rows.size:
         return [], False
     group = PatternGroup(NOBODY_LOOKED, rows)
-    offer = way(Strategy.JOINT_TABLE).offer(group, batch, facts)
+    offer = _offer(Strategy.JOINT_TABLE, group, batch, facts)
     if isinstance(offer, Offer):
         seconds = offer.price.seconds(facts.to_come(batch, len(rows)))
         # Beyond, what loads compiled code may be worth it.
@@ -460,7 +473,7 @@ class _OnGpu:
         for group in (group for group in groups if not group.by_trees and group.rows.size):
             rows, work, numpy = facts.to_come(batch, group.rows.size), facts.work(group.pattern), facts.figures.numpy
             plain += rows * (work.operations * numpy.operation + work.entries * numpy.entry)
-            offer = way(Strategy.GPU_BLOCKS).offer(group, batch, facts)
+            offer = _offer(Strategy.GPU_BLOCKS, group, batch, facts)
             there += offer.price.seconds(rows) if isinstance(offer, Offer) else math.inf
             here += rows * _seconds_on_cores(group, batch, facts.without_gpu, rows)
         # What is too large for cores, and for prices, may go in chunks: both devices are compared where these are made.
@@ -473,11 +486,11 @@ class _OnGpu:
 
 def _seconds_on_cores(group: PatternGroup, batch: EvidenceBatch, facts: Facts, rows: int) -> float:
     """Return the seconds of a row of a group, of so many, on one core, whatever is loaded there."""
-    trees = way(Strategy.ROW_TREES).offer(group, batch, facts)
+    trees = _offer(Strategy.ROW_TREES, group, batch, facts)
     alone = trees.price.row if isinstance(trees, Offer) else math.inf
     if group.patterns > 1:
         return alone
-    blocks = way(Strategy.CPU_BLOCKS).offer(group, batch, facts)
+    blocks = _offer(Strategy.CPU_BLOCKS, group, batch, facts)
     planned = blocks.price.row + blocks.price.once / rows if isinstance(blocks, Offer) else math.inf
     return min(alone, planned)
 
@@ -498,7 +511,7 @@ def _on_cores(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
         priced = [each if not each.shared or each.patterns > 1 else _cheapest(each, batch, facts) for each in groups]
         return _that_fit(priced, batch, facts)
     group = _of_one(patterns)
-    plain = way(Strategy.ENTRIES).offer(group, batch, facts)
+    plain = _offer(Strategy.ENTRIES, group, batch, facts)
     if (
         isinstance(plain, Offer)
         and (seconds := plain.price.seconds(facts.uses(group, batch))) < facts.figures.loading.trees
@@ -521,7 +534,7 @@ def _cheapest(group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Patter
             if planning >= min(seconds for seconds, _ in offers.values()):
                 told.append(Rejected(name, "takes longer to plan", planning))
                 continue
-        offer = way(name).offer(group, batch, facts)
+        offer = _offer(name, group, batch, facts)
         if isinstance(offer, Offer):
             # Code of trees, and what comes with it, is loaded: it told their prices.
             offers[name] = replace(offer.price, load=0.0).seconds(uses), offer.group

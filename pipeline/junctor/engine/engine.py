@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from junctor.backends.plan_memory import ProgramCache
 from junctor.engine.choose import Choice, choose, route_of
 from junctor.engine.run import BatchRun, in_order
-from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, sampled_scores, slices_of
+from junctor.engine.scores import ScoreMaker, rows_of, sampled_scores, slices_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import copy_answers
 from junctor.evidence.patterns import PatternGroup
@@ -25,7 +26,6 @@ from junctor.model.answers import (
     Answers,
     SampledAnswers,
     Scores,
-    clear_states,
     slice_rows,
     table_bytes,
     unanswered,
@@ -103,9 +103,9 @@ class Engine:
         store: PlanStore | None = None,
         batch_rows: int = 0,
     ) -> None:
-        # An explanation maximises over the variables of the file alone: auxiliary ones have to be summed out before.
-        network = network if query.kind == "posteriors" else network.expanded
-        # Scores of sampled rows are made of all posteriors and their errors.
+        question = query.question
+        network = question.network(network, query.targets)
+        # What is sampled is made of all posteriors and their errors.
         answered = query if query.method == "exact" else as_posteriors(network, query)
         self.facts = Facts(network, answered, options, costs, expected_rows, workers, gpu, store)
         self.network = network
@@ -120,7 +120,8 @@ class Engine:
         # Of the batch to come, for which another thread may choose while one is answered.
         self._choices: WeakKeyDictionary[EvidenceBatch, Choice] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
-        self._scores = ScoreMaker(network, query) if answered.has_scores else None
+        maker = answered.question.maker
+        self._scores: ScoreMaker | None = resolve_name(maker)(network, query) if maker else None
 
     @property
     def programs(self) -> tuple[ProgramCache, ...]:
@@ -254,17 +255,16 @@ class Engine:
         budget = Budget(self.allowed, held + reserved, reserved)
         full = batch.rows, max(batch.rows, self.batch_rows)
         run = BatchRun(facts, device, budget, self._programs, full, first_row)
+        write = run.answer if self._scores is None else partial(self._score, memory=memory, run=run)
         if batch.rows <= FEW_ROWS:
-            self._write(groups, batch, answers, memory, run)
+            write(groups, batch, answers)
         else:
             with counts_rows(lambda: int(np.count_nonzero(answers.status != UNANSWERED)), _rows_for_each(batch)):
-                self._write(groups, batch, answers, memory, run)
+                write(groups, batch, answers)
         if batch.equal is not None:
             # Equal rows get equal bytes: copies, not answers of their own.
             copy_answers(batch.equal, answers, facts.threads)
-        if isinstance(answers, Scores):
-            clear_unanswered(answers)
-        clear_states(answers)
+        answers.clear_unanswered()
         # Each has a reason, if only a general one.
         if explain and answers.reasons:
             self.explain(batch, answers, run.beside_trees, facts.threads)
@@ -272,7 +272,7 @@ class Engine:
         if answers.status.tobytes().count(UNANSWERED_BYTE):
             left_out = np.flatnonzero(answers.status == UNANSWERED)
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
-        if isinstance(answers, SampledAnswers) and self.query.has_scores:
+        if isinstance(answers, SampledAnswers) and self.query.question.maker:
             return sampled_scores(self.network, self.query, answers)
         return answers
 
@@ -290,25 +290,11 @@ class Engine:
 
             give_reasons(self.network, batch, answers, memory, threads)
 
-    def _write(
-        self,
-        groups: Sequence[PatternGroup],
-        batch: EvidenceBatch,
-        answers: Answers,
-        memory: npt.NDArray[Any],
-        run: BatchRun,
-    ) -> None:
-        """Write the answers to the rows of groups; memory: for posteriors of scores."""
-        if isinstance(answers, Scores):
-            self._score(groups, batch, answers, memory, run)
-        else:
-            run.answer(groups, batch, answers)
-
     def _score(
         self,
         groups: Sequence[PatternGroup],
         batch: EvidenceBatch,
-        scores: Scores,
+        scores: Answers,
         memory: npt.NDArray[Any],
         run: BatchRun,
     ) -> None:
@@ -330,7 +316,7 @@ class Engine:
         self,
         routes: Sequence[Route],
         batch: EvidenceBatch,
-        scores: Scores,
+        scores: Answers,
         memory: npt.NDArray[Any],
         run: BatchRun,
     ) -> None:
@@ -339,6 +325,8 @@ class Engine:
         groups = [route.group for route in routes]
         # What few rows a joint table or NumPy answers load no compiled code for their scores either.
         compiled = routes[0].runs_compiled
+        assert self._scores is not None
+        assert isinstance(scores, Scores)
         for parts in slices_of([group.rows for group in groups], most):
             rows, *others = (part for _, part in parts)
             rows = np.sort(np.concatenate([rows, *others])) if others else rows
@@ -352,12 +340,7 @@ class Engine:
             ]
             answers = self.blank(some, memory[: self._size(some.rows)])
             run.execute(here, some, answers)
-            self._score_maker.write(answers, rows, scores, run.facts.threads, compiled)
-
-    @property
-    def _score_maker(self) -> ScoreMaker:
-        assert self._scores is not None
-        return self._scores
+            self._scores.write(answers, rows, scores, run.facts.threads, compiled)
 
     def _open_gpu(self) -> BlockDevice:
         return self.facts.gpu if self.facts.gpu is not None else open_gpu(self.options.device_memory)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor_kernels.tables import scores as reference
 
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence, span_of
-from junctor.model.answers import Answers, SampledAnswers, Scores, score_bytes, unscored, without_numbers
+from junctor.model.answers import Answers, SampledAnswers, Scores, score_bytes, unscored
 from junctor.model.network import Network
 from junctor.model.query import Query, chosen_states, target_names
 from junctor.runtime.threads import in_threads
@@ -125,17 +125,8 @@ def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> S
     scores.ways.update(answers.ways)
     estimates = replace(answers, posteriors={}, errors={}, memory=None, error_memory=None)
     scores = replace(scores, errors=errors, chosen_errors=chosen_errors, estimates=estimates)
-    clear_unanswered(scores)
+    scores.clear_unanswered()
     return scores
-
-
-def clear_unanswered(scores: Scores) -> None:
-    """Set the numbers of rows that hold none: their posteriors were never written, and bytes must not vary."""
-    bad = np.flatnonzero(without_numbers(scores.status))
-    if bad.size:
-        scores.best[:, bad] = reference.NO_STATE
-        for numbers in (scores.probabilities, scores.entropies, scores.chosen):
-            numbers[:, bad] = math.nan
 
 
 def slices_of(groups: Sequence[Rows], most: int) -> Iterator[list[tuple[int, Rows]]]:

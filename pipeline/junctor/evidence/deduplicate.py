@@ -6,7 +6,7 @@ Main functions: `find_equal_rows` before a batch is answered, `copy_answers` aft
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import EqualRows, EvidenceBatch, Rows
-from junctor.model.answers import OK, Answers, Scores
+from junctor.model.answers import OK, Answers
 from junctor.runtime.threads import in_threads, stretches
 
 Array = npt.NDArray[Any]
@@ -92,7 +92,7 @@ def copy_answers(equal: EqualRows, answers: Answers, threads: int = 1) -> None:
     """
     distinct, numbers = equal.distinct, equal.numbers
     # Table by table: row by row, a copy would take longer than an answer.
-    tables = [table for table in _tables(answers) if table.size]
+    tables = [table for table in answers.by_row() if table.size]
     widest = max(table.nbytes // len(table) for table in tables)
     # NumPy copies whole tables several times as fast as scattered rows, of a copy of those that are answered.
     is_dense = 2 * len(distinct) < len(numbers) and len(distinct) * widest <= PIECE_BYTES
@@ -187,14 +187,3 @@ def _that_differ(batch: EvidenceBatch, rows: Rows, like: Rows, threads: int) -> 
 
     in_threads(mark, stretches(len(rows), min(threads, cells // PART_CELLS)), threads)
     return rows[differs]
-
-
-def _tables(answers: Answers) -> Iterator[Array]:
-    """Yield what there is of each row, [rows] or [rows, numbers]."""
-    yield answers.status
-    yield answers.log_value
-    yield from answers.posteriors.values()
-    yield from answers.states.values()
-    if isinstance(answers, Scores):
-        for tables in (answers.best, answers.probabilities, answers.entropies, answers.chosen):
-            yield from tables

@@ -70,6 +70,18 @@ class Answers:
         states = 0 if self.explained is None else self.explained.nbytes
         return self.status.nbytes + self.log_value.nbytes + tables + states
 
+    def by_row(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield what there is of each row, [rows] or [rows, numbers]."""
+        yield self.status
+        yield self.log_value
+        yield from self.posteriors.values()
+        yield from self.states.values()
+
+    def clear_unanswered(self) -> None:
+        """Set what was never written of rows that are not OK: bytes must not vary."""
+        if self.explained is not None:
+            self.explained[:, self.status != OK] = -1
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SampledAnswers(Answers):
@@ -130,6 +142,21 @@ class Scores(Answers):
         numbers = self.best, self.probabilities, self.entropies, self.chosen, self.errors, self.chosen_errors
         return self.status.nbytes + self.log_value.nbytes + sum(array.nbytes for array in numbers)
 
+    def by_row(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield what there is of each row, target by target."""
+        yield self.status
+        yield self.log_value
+        for tables in (self.best, self.probabilities, self.entropies, self.chosen):
+            yield from tables
+
+    def clear_unanswered(self) -> None:
+        """Set the numbers of rows that hold none: their posteriors were never written."""
+        bad = np.flatnonzero(without_numbers(self.status))
+        if bad.size:
+            self.best[:, bad] = -1
+            for numbers in (self.probabilities, self.entropies, self.chosen):
+                numbers[:, bad] = np.nan
+
 
 def unscored(
     query: Query,
@@ -152,7 +179,7 @@ def unscored(
     status[list(invalid)] = INVALID
     top, count = query.top or 1, len(targets) * rows
     # States last: numbers of eight bytes begin at multiples of eight.
-    numbers = memory[: memory.size - 4 * count * top].view(f"f{_number_bytes(query)}")
+    numbers = memory[: memory.size - 4 * count * top].view(f"f{query.number_bytes}")
     probabilities, entropies, chosen = np.split(numbers, [count * top, count * (top + 1)])
     return Scores(
         targets,
@@ -169,7 +196,7 @@ def unscored(
 
 def score_bytes(query: Query, targets: int, rows: int) -> int:
     """Return the bytes of the scores of so many targets and rows."""
-    number, top = _number_bytes(query), query.top or 1
+    number, top = query.number_bytes, query.top or 1
     return rows * (targets * (top * (4 + number) + number) + len(query.probabilities) * number)
 
 
@@ -197,7 +224,7 @@ def unanswered(
     bad = list(invalid)
     if bad:
         status[bad] = INVALID
-    if query.kind == "mpe":
+    if query.question.explains:
         explained = memory.view(np.int32).reshape(len(targets), rows)
         states = dict(zip(targets, explained, strict=True))
         return Answers(targets, status, log_value, states=states, reasons=dict(invalid), explained=explained)
@@ -227,17 +254,11 @@ def with_errors(answers: Answers, cardinalities: Sequence[int]) -> SampledAnswer
     )
 
 
-def clear_states(answers: Answers) -> None:
-    """Set the states of explanations of rows that are not OK, which were never written: bytes must not vary."""
-    if answers.explained is not None:
-        answers.explained[:, answers.status != OK] = -1
-
-
 def table_bytes(query: Query, targets: Sequence[int], cardinalities: Sequence[int], rows: int) -> int:
     """Return the bytes of the posteriors of so many rows, or of the states of their explanations."""
-    if query.kind == "mpe":
+    if query.question.explains:
         return 4 * rows * len(targets)
-    return _number_bytes(query) * rows * sum(cardinalities[v] for v in targets)
+    return query.number_bytes * rows * sum(cardinalities[v] for v in targets)
 
 
 class TargetTables(Mapping[int, npt.NDArray[Any]]):
@@ -297,25 +318,24 @@ def sources_of(
 
 def answer_width(network: Network, query: Query) -> int:
     """Return the bytes that the answers to one row take in memory."""
-    if query.kind == "mpe":
-        return 4 * len(target_names(network, query)) + _ROW_BYTES
-    number, exact = _number_bytes(query), query.method == "exact"
-    posteriors = number * sum(_sizes_answered(network, query)) + _ROW_BYTES
-    if not exact:
-        # Sampled posteriors come with standard errors of the same size.
-        posteriors = 2 * posteriors + _SAMPLED_ROW_BYTES
-    if not query.has_scores:
+    targets, question, exact = len(target_names(network, query)), query.question, query.method == "exact"
+    if question.explains:
+        return 4 * targets + _ROW_BYTES
+    made = 0 if question.maker is None else score_bytes(query, targets, 1) + _ROW_BYTES
+    if made and exact:
+        return made
+    posteriors = query.number_bytes * sum(_sizes_answered(network, query)) + _ROW_BYTES
+    if exact:
         return posteriors
-    targets, top, chosen = len(target_names(network, query)), query.top or 1, len(query.probabilities)
-    scores = score_bytes(query, targets, 1) + _ROW_BYTES
-    # Scores of sampled posteriors have errors of their own, and are made where all posteriors are in memory.
-    return scores if exact else scores + targets * top * number + chosen * number + posteriors
+    # Sampled numbers come with standard errors, and scores are made where all posteriors are in memory.
+    made += (targets * (query.top or 1) + len(query.probabilities)) * query.number_bytes if made else 0
+    return made + 2 * posteriors + _SAMPLED_ROW_BYTES
 
 
 def answer_bytes(network: Network, query: Query) -> Callable[[int], int]:
     """Return what tells the bytes that the answers to so many rows take while they are made."""
     width, most, slice_ = answer_width(network, query), 0, 0
-    if query.has_scores and query.method == "exact":
+    if query.question.maker is not None and query.method == "exact":
         most, slice_ = slice_rows(network, query), slice_width(network, query)
     return lambda rows: rows * width + min(rows, most) * slice_
 
@@ -328,12 +348,9 @@ def slice_rows(network: Network, query: Query) -> int:
 
 def slice_width(network: Network, query: Query) -> int:
     """Return the bytes of a row of such a slice: posteriors, and a copy of its evidence."""
-    return _number_bytes(query) * sum(_sizes_answered(network, query)) + 4 * len(network.variables) + _ROW_BYTES
-
-
-def _number_bytes(query: Query) -> int:
-    return 4 if query.precision == "single" else 8
+    return query.number_bytes * sum(_sizes_answered(network, query)) + 4 * len(network.variables) + _ROW_BYTES
 
 
 def _sizes_answered(network: Network, query: Query) -> list[int]:
+    network = query.question.network(network, query.targets)
     return [network.cardinalities[network.index[name]] for name in answered_names(network, query)]

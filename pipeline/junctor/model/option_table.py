@@ -29,16 +29,15 @@ from junctor.model.options import (
 from junctor.model.query import (
     LEAST_SAMPLES,
     MOST_TOP,
-    AnswerKind,
     Architecture,
     Method,
     Precision,
     Query,
-    QueryKind,
     Sampler,
     Sampling,
     Stages,
 )
+from junctor.model.question import AnswerKind, QueryKind
 from junctor.model.strategies import StrategyName
 
 # What a text of the command line stands for.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from junctor.model.errors import EvidenceError
-from junctor.model.query import Query, one_of
+from junctor.model.query import one_of
 from junctor.model.strategies import Strategy
 
 # Defined here and not with the devices, so that the command line offers the choices without looking for a GPU.
@@ -65,7 +65,7 @@ class AnswerFiles:
 
     format: Parquet or Arrow IPC.
     layout: posteriors as a list for each variable, or as a column of numbers for each state.
-    compression: of columns; `zstd` at its first level. Its default depends on the answers: `compression_of`.
+    compression: of columns; `zstd` at its first level. Its default is that of the question.
     keep: columns of the evidence that are carried through, after the case ids.
     """
 
@@ -80,12 +80,6 @@ class AnswerFiles:
         one_of("compression", self.compression, Compression)
         if twice := [name for name in self.keep if self.keep.count(name) > 1]:
             raise EvidenceError(f"column {twice[0]!r} to keep is named twice")
-
-
-def compression_of(asked: Compression | None, query: Query) -> Compression:
-    """Return the compression of answers to a query: as asked, or what suits them."""
-    # By measurement: scores hardly get smaller by zstd, which takes a third of their time.
-    return asked or ("lz4" if query.has_scores else "zstd")
 
 
 # What an engine of its own gets without options: answers need no more, and a caller's other threads stay free.

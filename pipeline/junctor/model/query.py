@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from junctor.model.errors import EvidenceError, nearest
+from junctor.model.question import AnswerKind, QueryKind, Question, question_name, question_of
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -20,9 +21,6 @@ MOST_TOP = 1024
 # Characters of a pattern of names.
 WILDCARDS = frozenset("*?[")
 
-QueryKind = Literal["posteriors", "mpe"]
-# What a row of posteriors shows of each target: all numbers, or its most probable states and the entropy.
-AnswerKind = Literal["posteriors", "scores"]
 Precision = Literal["double", "single", "log"]
 Method = Literal["exact", "sampling", "auto"]
 Sampler = Literal["ais-bn", "epis-bn", "sis", "lw"]
@@ -93,25 +91,32 @@ class Query:
         one_of("answers", self.answers, AnswerKind)
         self._check_scores()
         one_of("method", self.method, Method)
-        if self.method != "exact" and self.kind != "posteriors":
-            raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
+        if self.method != "exact":
+            self.question.refuse_samples()
         one_of("precision", self.precision, Precision)
 
     @property
-    def has_scores(self) -> bool:
-        """True if answers are scores."""
-        return self.answers == "scores"
+    def question(self) -> Question:
+        """What is asked, whatever the names."""
+        return question_of(question_name(self.kind, self.answers))
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number of the answers."""
+        return 4 if self.precision == "single" else 8
 
     def _check_scores(self) -> None:
-        if self.has_scores and self.kind != "posteriors":
+        if self.kind != "posteriors" and self.answers != "posteriors":
             raise EvidenceError(
-                "scores are of posteriors: an explanation is one state of every variable, found together, and none of "
-                "them has a probability of its own; use --query posteriors"
+                f"{self.answers} are of posteriors: an explanation is one state of every variable, found together, "
+                "and none of them has a probability of its own; use --query posteriors"
             )
-        if not self.has_scores and (self.top is not None or self.probabilities):
+        if not self.question.has_top and (self.top is not None or self.probabilities):
             given = "--probability" if self.probabilities else "--top"
-            if self.kind != "posteriors":
-                raise EvidenceError(f"explanations have no scores: leave out {given}, or use --query posteriors")
+            if self.question.name != "posteriors":
+                raise EvidenceError(
+                    f"{self.question.plural} have no scores: leave out {given}, or use --query posteriors"
+                )
             raise EvidenceError(f"posteriors have all states already: add --answers scores, or leave out {given}")
         if self.top is not None and not (type(self.top) is int and 1 <= self.top <= MOST_TOP):
             raise EvidenceError(f"found top {self.top!r}, expected a number of states from 1 to {MOST_TOP:,}")
@@ -181,10 +186,13 @@ def _chosen_state(network: Network, text: str) -> tuple[str, int]:
 
 
 def answered_names(network: Network, query: Query) -> tuple[str, ...]:
-    """Return the variables whose posteriors are computed: targets, then others of which a probability is asked."""
+    """Return the variables whose posteriors are computed: targets, then others of which a probability is asked.
+
+    Those that the question adds to the network take their place.
+    """
     names = target_names(network, query)
-    if not query.probabilities:
-        return names
+    if query.question.added or not query.probabilities:
+        return query.question.added or names
     return tuple(dict.fromkeys([*names, *(name for name, _ in chosen_states(network, query))]))
 
 
@@ -195,6 +203,11 @@ def named_variables(network: Network, query: Query) -> tuple[str, ...]:
     """
     names = () if query.targets is None else target_names(network, query)
     return tuple(dict.fromkeys([*names, *(name for name, _ in chosen_states(network, query))]))
+
+
+def repeating_names(network: Network, query: Query) -> tuple[str, ...]:
+    """Return those of them whose answers repeat the input where they are observed."""
+    return () if query.question.added else named_variables(network, query)
 
 
 def hidden_name(name: str) -> str:
@@ -216,8 +229,8 @@ def observed_words(name: str, observed: int, rows: int) -> str:
 
 
 def as_posteriors(network: Network, query: Query) -> Query:
-    """Return the query for the posteriors that scores are made of, or the query itself if it asks for no scores."""
-    if not query.has_scores:
+    """Return the query for the posteriors that its answers are made of, or the query itself if they are not made."""
+    if query.question.maker is None:
         return query
     targets = None if query.targets is None else answered_names(network, query)
     return replace(query, targets=targets, answers="posteriors", top=None, probabilities=())

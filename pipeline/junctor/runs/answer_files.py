@@ -27,8 +27,8 @@ from junctor.runs.results import (
     run_of,
     states_of,
     statuses_of,
+    tables_for,
 )
-from junctor.runs.score_tables import schema_of
 from junctor.runtime.arrow import columns_of_lists, in_one_piece, no_rows, numbers_of, parquet_batches
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
@@ -189,7 +189,7 @@ def refuse_taken_names(network: Network, query: Query, files: AnswerFiles) -> No
     """Raise EvidenceError for a kept column with the name of a column of answers; a hidden one gets another name."""
     if not files.keep:
         return
-    schema = schema_of(network, query)
+    schema = tables_for(network, query).make_schema(pa.int64())
     names = column_names(schema) if files.layout == "columns" else {}
     taken = set(schema_in_columns(schema, names).names)
     hidden = named_variables(network, query) if query.hide_targets else ()

@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import RunError
+from junctor.model.question import Question, question_of
 from junctor.runs.drift import Drift, Vector, drifts, marginals
 from junctor.runs.manifest import Manifest
 from junctor.runs.partition import Part, network_for
 from junctor.runs.statistics import Reason, Statistics, complete, merged, statistics_of
-from junctor.runs.storage import STATISTICS, Directory, RunDirectory, run_digest
+from junctor.runs.storage import STATISTICS, Directory, RunDirectory, RunSpec, run_digest
 from junctor.runs.thresholds import Verdict, parse_threshold, refuse_incomplete, refuse_unknown, verdicts
 from junctor.runtime.files import read_json, refused
 
@@ -69,12 +70,17 @@ class Outcome:
         refuse_unknown(thresholds, list(self.statistics.statuses), self.logarithm, lambda: self.statistics.columns)
 
     @property
+    def question(self) -> Question | None:
+        """What was asked of each row; None of sequences."""
+        spec = self.manifest.spec
+        return question_of(spec.folder) if isinstance(spec, RunSpec) else None
+
+    @property
     def logarithm(self) -> str:
         """Name of the column of logarithms."""
-        spec = self.manifest.spec
-        if self.network is None:
-            return "log_likelihood" if spec.query == "posteriors" else "log_probability"
-        return "log_evidence" if spec.query == "posteriors" else "log_probability"
+        if self.question is not None:
+            return self.question.log_column
+        return "log_likelihood" if self.manifest.spec.query == "posteriors" else "log_probability"
 
     def _distances(self, names: Collection[str]) -> dict[str, float]:
         if not names:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.results import AnswerTables
-    from junctor.runs.score_tables import ScoreTables
     from junctor.runs.statistics import Cells, Statistics
 
 # One process reads the next partition and writes the last ones while it propagates one: compiled kernels, Parquet and
@@ -587,7 +586,7 @@ def network_for(network_file: AnyPath, digest: str, given: Network | None = None
 
 
 @lru_cache(maxsize=1)
-def tables_of(directory: RunDirectory, spec: RunSpec) -> tuple[int, AnswerTables | ScoreTables, AnswerWriter]:
+def tables_of(directory: RunDirectory, spec: RunSpec) -> tuple[int, AnswerTables, AnswerWriter]:
     """Return the bytes of the answers to one row, what makes tables of them and what writes these.
 
     directory: has the network.
@@ -595,7 +594,7 @@ def tables_of(directory: RunDirectory, spec: RunSpec) -> tuple[int, AnswerTables
     """
     from junctor.model.answers import answer_width
     from junctor.runs.answer_files import AnswerWriter
-    from junctor.runs.score_tables import tables_for
+    from junctor.runs.results import tables_for
 
     network, query = network_for(directory.network, spec.network_digest), spec.as_query()
     return answer_width(network, query), tables_for(network, query), AnswerWriter(spec.as_files())

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,8 @@ SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 128 * 2**20
 # Rows that a partition has anyway, up to so many bytes.
 LEAST_ROWS, MOST_BYTES = 64, 4 * PARTITION_BYTES
-# The same of scores: three columns for each target take longer than a few thousand numbers in them, and a quarter of a
-# gigabyte of them, with the evidence, is a file of about 40 MB.
-LEAST_SCORED_ROWS, MOST_SCORED_BYTES = 16_384, 2 * PARTITION_BYTES
+# The same of rows that a question asks for: a quarter of a gigabyte of scores, with the evidence, is a file of 40 MB.
+MOST_ASKED_BYTES = 2 * PARTITION_BYTES
 
 # Of a cell of evidence in memory.
 STATE_BYTES = 4
@@ -75,7 +75,7 @@ KEPT_ID_BYTES = 1 << 12
 METHODS = ("exact", "sampling")
 
 _STATUS_TYPE = pa.dictionary(pa.int8(), pa.string())
-_STATE_TYPE = pa.dictionary(pa.int32(), pa.string())
+STATE_TYPE = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,8 @@ def columns_for(query: Query, targets: Sequence[str]) -> Columns:
 
 def columns_beside(query: Query, errors: tuple[str, ...], free: Callable[[str], str]) -> Columns:
     """Return the names of the columns that are not of targets; errors: those of their errors; free: as of names."""
-    log = "log_evidence" if query.kind == "posteriors" else "log_probability"
     sampled = (free("log_evidence_error"), free("effective_samples"), free("samples"), free("method"))
-    return Columns(free("case_id"), free(log), free("status"), free("reason"), *sampled, errors)
+    return Columns(free("case_id"), free(query.question.log_column), free("status"), free("reason"), *sampled, errors)
 
 
 def fields_beside(names: Columns, sampled: bool) -> list[pa.Field]:
@@ -147,8 +146,8 @@ def default_partition_rows(network: Network, query: Query, part_bytes: int | Non
         most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
         # Of long networks more: threads and vectors share out the rows of a partition.
         fitting = max(PARTITION_BYTES // width, min(LEAST_ROWS, MOST_BYTES // width))
-        if query.has_scores and query.method == "exact":
-            fitting = max(fitting, min(LEAST_SCORED_ROWS, MOST_SCORED_BYTES // width))
+        if query.method == "exact":
+            fitting = max(fitting, min(query.question.least_rows, MOST_ASKED_BYTES // width))
         fitting = max(1, min(most, fitting))
     return 1 << (fitting.bit_length() - 1)
 
@@ -164,11 +163,12 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
     lists = {size: pa.list_(number, size) for size in set(network.cardinalities)}
     for name, error in zip(targets, names.errors, strict=True):
         states = lists[network.cardinalities[network.index[name]]]
-        fields.append(pa.field(name, states if query.kind == "posteriors" else _STATE_TYPE))
+        fields.append(pa.field(name, STATE_TYPE if query.question.explains else states))
         if sampled:
             fields.append(pa.field(error, states))
     fields += fields_beside(names, sampled)
-    return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
+    errors = {"errors": dict(zip(targets, names.errors, strict=True))}
+    return pa.schema(fields, describe(network, query, targets, {}, errors))
 
 
 def with_kept(table: pa.Table, kept: pa.Table | None) -> pa.Table:
@@ -211,13 +211,13 @@ class AnswerTables:
         self._statuses = status_names(query)
         self._no_others = (0,) * (len(self._statuses) - 1)
         # By the type of case ids, and the number of rows of each status: only numbers change from call to call.
-        self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: answers_schema(network, query, kind))
+        self.schema = method_cache(KEPT_SCHEMAS, self.make_schema)
         self._schema_of_part = method_cache(KEPT_SCHEMAS, self._with_counts)
         # Of as many rows as the last batch.
         self._starts = method_cache(1, self._starts_of)
         self._no_reasons = lru_cache(KEPT_SCHEMAS)(lambda rows: _with_struct(reason_array({}, rows)))
         self._known_ids = pa.nulls(0), ArrayStruct(pa.nulls(0))
-        self._explains = query.kind == "mpe"
+        self._explains = query.question.explains
 
     def table(self, answers: Answers, case_ids: pa.Array, apart: bool = True) -> pa.Table:
         """Return the answers to one batch as a table, rows in the order of the batch.
@@ -228,11 +228,7 @@ class AnswerTables:
         The metadata under `junctor.part` has the number of rows of each status.
         """
         status, rows = answers.status, len(answers.status)
-        # Most batches have nothing else to count.
-        is_ok = status.tobytes().count(OK) == rows
-        counts = (rows, *self._no_others) if is_ok else np.bincount(status, minlength=len(self._statuses)).tolist()
-        schema = self._schema_of_part(case_ids.type, tuple(counts))
-        bad = None if is_ok else without_numbers(status)
+        schema, bad = self._schema_and_bad(status, case_ids.type)
         memory = answers.explained if self._explains else answers.memory
         if memory is not None and not isinstance(answers, SampledAnswers):
             return self._in_one_piece(answers, memory, bad, case_ids, schema, apart)
@@ -241,6 +237,21 @@ class AnswerTables:
             columns += sampled_columns(answers, bad)
         columns += [status_array(status, self._statuses), reason_array(answers.reasons, rows)]
         return table_of([case_ids, *columns], schema)
+
+    def make_schema(self, case_id_type: pa.DataType) -> pa.Schema:
+        """Return the schema of a table; `schema` keeps it."""
+        return answers_schema(self._network, self._query, case_id_type)
+
+    def _schema_and_bad(
+        self, status: npt.NDArray[np.int8], case_id_type: pa.DataType
+    ) -> tuple[pa.Schema, npt.NDArray[np.bool_] | None]:
+        """Return the schema of a part with such rows, and which of them hold no numbers, None if none."""
+        rows = len(status)
+        # Most batches have nothing else to count.
+        if status.tobytes().count(OK) == rows:
+            return self._schema_of_part(case_id_type, (rows, *self._no_others)), None
+        counts = np.bincount(status, minlength=len(self._statuses)).tolist()
+        return self._schema_of_part(case_id_type, tuple(counts)), without_numbers(status)
 
     def _in_one_piece(
         self,
@@ -277,7 +288,7 @@ class AnswerTables:
     @cached_property
     def _maker(self) -> BatchMaker:
         """What makes batches of exact posteriors or states; case ids and reasons come as arrays."""
-        schema = self._schema(pa.int64())
+        schema = self.schema(pa.int64())
         last = len(schema) - 1
         names = {last - 1: string_array(self._statuses)}
         if self._explains:
@@ -296,7 +307,7 @@ class AnswerTables:
         return rows * self._row_starts
 
     def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
-        schema = self._schema(case_id_type)
+        schema = self.schema(case_id_type)
         return schema.with_metadata({**(schema.metadata or {}), **_part_metadata(counts, self._statuses)})
 
     def _targets(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
@@ -304,6 +315,12 @@ class AnswerTables:
             pairs = [(answers.posteriors[variable], answers.errors[variable]) for variable in answers.targets]
             return [list_array(numbers, bad) for pair in pairs for numbers in pair]
         return [list_array(answers.posteriors[variable], bad) for variable in answers.targets]
+
+
+def tables_for(network: Network, query: Query) -> AnswerTables:
+    """Return what makes tables of the answers to a query."""
+    tables: AnswerTables = resolve_name(query.question.tables)(network, query)
+    return tables
 
 
 def _with_struct(array: pa.Array) -> tuple[pa.Array, ArrayStruct]:
@@ -373,7 +390,7 @@ def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
 def lists_of_scores(schema: pa.Schema) -> list[str]:
     """Return the names of the columns that are lists of the most probable states, or of numbers of these."""
     facts = facts_of(schema)
-    if facts.get("answers") != "scores" or facts["top"] is None:
+    if facts.get("top") is None:
         return []
     columns = (facts["probability_columns"], facts.get("error_columns", {}))
     return [*facts["states"], *(name for names in columns for name in names.values())]
@@ -394,17 +411,27 @@ def statuses_of(schema: pa.Schema) -> dict[str, int]:
     return statuses
 
 
-def _description(network: Network, query: Query, targets: Sequence[str]) -> dict[str, object]:
+def describe(
+    network: Network, query: Query, targets: Sequence[str], columns: Mapping[str, object], errors: Mapping[str, object]
+) -> dict[bytes, bytes]:
+    """Return the metadata of answers.
+
+    network, query: of the answers.
+    targets: names of their columns.
+    columns: what else is said of columns.
+    errors: the same of sampled answers alone.
+    """
+    shown = {} if query.answers == "posteriors" else {"answers": query.answers, "top": query.top}
     description: dict[str, object] = {
         "format_version": FORMAT_VERSION,
         "network": network.name,
         "network_digest": network.digest,
         "query": query.kind,
+        **shown,
         "precision": query.precision,
         "states": {name: network.variables[network.index[name]].states for name in targets},
+        **columns,
     }
     if query.method != "exact":
-        errors = columns_for(query, targets).errors
-        description |= {"method": query.method, "sampling": asdict(query.sampling)}
-        description["errors"] = dict(zip(targets, errors, strict=True))
-    return description
+        description |= {"method": query.method, "sampling": asdict(query.sampling), **errors}
+    return {METADATA_KEY: json.dumps(description).encode()}

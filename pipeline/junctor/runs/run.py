@@ -16,7 +16,7 @@ from typing import Any
 
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
 from junctor.model.errors import EvidenceError, JunctorError, RunError
-from junctor.model.query import named_variables
+from junctor.model.query import repeating_names
 from junctor.model.strategies import Chosen
 from junctor.runs.increments import (
     IncrementDirectory,
@@ -523,7 +523,7 @@ def observed_targets(directory: Directory[Any], spec: AnySpec, parts: Sequence[P
         return {}
     from junctor.runs.outcome import statistics_in
 
-    names = named_variables(network_for(directory.network, spec.network_digest), spec.as_query())
+    names = repeating_names(network_for(directory.network, spec.network_digest), spec.as_query())
     columns = statistics_in(directory, parts).columns
     observed = {name: sum(columns[name].states) for name in names if name in columns}
     return {name: rows for name, rows in observed.items() if rows}

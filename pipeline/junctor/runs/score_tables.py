@@ -1,38 +1,32 @@
 """Scores as an Arrow table: for each target its most probable state, the probability of that state and the entropy.
 
-Main function: `tables_for`, which gives what makes tables of scores or of other answers. Main class: ScoreTables, kept
-by the API from call to call.
+Main class: ScoreTables, kept by the API from call to call.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.model.answers import OK, Answers, Scores, without_numbers
+from junctor.model.answers import Answers, Scores
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runs.results import (
-    FORMAT_VERSION,
-    KEPT_SCHEMAS,
-    METADATA_KEY,
     SHARING_ROWS,
+    STATE_TYPE,
     AnswerTables,
     Columns,
-    answers_schema,
     columns_beside,
+    describe,
     fields_beside,
     free_names,
-    part_metadata,
     sampled_columns,
     status_array,
-    status_names,
     with_own,
 )
 from junctor.runtime.arrow import number_array, reason_array, string_array
@@ -44,8 +38,6 @@ from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 # `log_evidence`, (of sampled rows `log_evidence_error`, `effective_samples`, `samples`, `method`,) `status`, `reason`.
 # With `--top K` `X`, `X_probability` and `X_error` are fixed-size lists of K, null beyond the last state. Targets keep
 # their names, then come `variable=state`, then all others: a name that is taken gets a trailing underscore.
-
-_STATE = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +71,9 @@ def scores_schema(network: Network, query: Query, case_id_type: pa.DataType) -> 
     targets, sampled = target_names(network, query), query.method != "exact"
     names = score_columns(query, targets)
     number = pa.float32() if query.precision == "single" else pa.float64()
-    state, probability = _STATE, number
+    state, probability = STATE_TYPE, number
     if query.top is not None:
-        state, probability = pa.list_(_STATE, query.top), pa.list_(number, query.top)
+        state, probability = pa.list_(STATE_TYPE, query.top), pa.list_(number, query.top)
     fields = [pa.field(names.beside.case_id, case_id_type)]
     for n, target in enumerate(targets):
         fields += [pa.field(target, state), pa.field(names.probabilities[n], probability)]
@@ -93,16 +85,20 @@ def scores_schema(network: Network, query: Query, case_id_type: pa.DataType) -> 
         if sampled:
             fields.append(pa.field(error, number))
     fields += fields_beside(names.beside, sampled)
-    return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
+    columns = {
+        "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
+        "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
+        "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
+    }
+    errors = {"error_columns": dict(zip(targets, names.beside.errors, strict=True))}
+    return pa.schema(fields, describe(network, query, targets, columns, errors))
 
 
-class ScoreTables:
+class ScoreTables(AnswerTables):
     """Makes tables of the scores of one query; keeps schemas and names of states for the next one."""
 
     def __init__(self, network: Network, query: Query) -> None:
-        self._network, self._query = network, query
-        self._statuses = status_names(query)
-        self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: scores_schema(network, query, kind))
+        super().__init__(network, query)
         self._states = lru_cache(maxsize=None)(lambda v: string_array(network.variables[v].states))
 
     def table(self, answers: Answers, case_ids: pa.Array, apart: bool = True) -> pa.Table:
@@ -113,7 +109,7 @@ class ScoreTables:
         apart: as in `AnswerTables.table`.
         """
         assert isinstance(answers, Scores)
-        bad = without_numbers(answers.status) if (answers.status != OK).any() else None
+        schema, bad = self._schema_and_bad(answers.status, case_ids.type)
         columns = []
         for n, numbers in enumerate(answers.chosen):
             columns.append(number_array(numbers, bad))
@@ -123,14 +119,16 @@ class ScoreTables:
         if answers.estimates is not None:
             columns += sampled_columns(answers.estimates, bad)
         columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
-        schema = self._schema(case_ids.type)
-        schema = schema.with_metadata({**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)})
         return self._table(answers, bad, [case_ids, *columns], schema, apart)
+
+    def make_schema(self, case_id_type: pa.DataType) -> pa.Schema:
+        """Return the schema of a table of scores."""
+        return scores_schema(self._network, self._query, case_id_type)
 
     @cached_property
     def _maker(self) -> BatchMaker:
         """What makes the columns of the targets."""
-        schema, targets = self._schema(pa.int64()), target_names(self._network, self._query)
+        schema, targets = self.schema(pa.int64()), target_names(self._network, self._query)
         variables = [self._network.index[name] for name in targets]
         # Columns of a target: states, probabilities, the entropy, and of sampled rows errors.
         each = 3 if self._query.method == "exact" else 4
@@ -164,34 +162,3 @@ class ScoreTables:
         if not apart or rows <= SHARING_ROWS:
             return table
         return with_own(dict(zip(places, others, strict=True)), table)
-
-
-def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
-    """Return what makes tables of the answers to a query."""
-    return ScoreTables(network, query) if query.has_scores else AnswerTables(network, query)
-
-
-def schema_of(network: Network, query: Query) -> pa.Schema:
-    """Return the schema of the answers to a query, with numbers of rows as case ids."""
-    return (scores_schema if query.has_scores else answers_schema)(network, query, pa.int64())
-
-
-def _description(network: Network, query: Query, targets: Sequence[str]) -> Mapping[str, object]:
-    names = score_columns(query, targets)
-    description: dict[str, object] = {
-        "format_version": FORMAT_VERSION,
-        "network": network.name,
-        "network_digest": network.digest,
-        "query": query.kind,
-        "answers": query.answers,
-        "top": query.top,
-        "precision": query.precision,
-        "states": {name: network.variables[network.index[name]].states for name in targets},
-        "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
-        "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
-        "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
-    }
-    if query.method != "exact":
-        description |= {"method": query.method, "sampling": asdict(query.sampling)}
-        description["error_columns"] = dict(zip(targets, names.beside.errors, strict=True))
-    return description

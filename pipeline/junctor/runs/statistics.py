@@ -569,7 +569,9 @@ def _count_targets(
     last = set[int]()
     if answers.targets == tuple(range(len(network.public))):
         last.update(network.index[name] for name in cells)
-    small = [n for n, v in enumerate(answers.targets) if network.cardinalities[v] <= MOST_STATES]
+    # Variables that a question adds are none of the network.
+    known = [n for n, v in enumerate(answers.targets) if v < len(network.variables)]
+    small = [n for n in known if network.cardinalities[answers.targets[n]] <= MOST_STATES]
     first, others = ([n for n in small if (answers.targets[n] in last) is later] for later in (False, True))
     numbers = [*first, *others][:MOST_TARGETS]
     sizes = [network.cardinalities[answers.targets[n]] for n in numbers]

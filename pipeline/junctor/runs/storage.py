@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from junctor.model.errors import BudgetError, DeviceError, InputError, RefusedError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
-from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
+from junctor.model.query import Method, Precision, Query, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
+from junctor.model.question import AnswerKind, QueryKind, question_name
 from junctor.runtime.files import clear_temporaries, io_errors_for, read_json, sync_names, write_json
 from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
@@ -48,7 +49,7 @@ FORMAT_VERSION = 1
 # Seconds between looks at a lock that another process has.
 WAIT_SECONDS = 0.2
 # Of runs of both kinds: a directory holds one run of either.
-KINDS = ("posteriors", "scores", "mpe", "viterbi")
+KINDS = (*dict.fromkeys((*get_args(AnswerKind), *get_args(QueryKind))), "viterbi")
 INPUTS = ("evidence", "sequences")
 STATISTICS = "statistics"
 _FOLDERS = (*INPUTS, *KINDS, STATISTICS)
@@ -108,7 +109,7 @@ class RunSpec:
     @property
     def folder(self) -> str:
         """Name of the folder of the answers."""
-        return "scores" if self.answers == "scores" else self.query
+        return question_name(self.query, self.answers)
 
     def as_files(self) -> AnswerFiles:
         """Return how the answers are written."""

@@ -20,7 +20,7 @@ from junctor.evidence.files import Stamps, checked_separator, input_files, lists
 from junctor.evidence.pipes import STDIN
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.option_table import JobOptions, ReadingOptions, WorkloadOptions, options_for, takes_keywords
-from junctor.model.options import AnswerFiles, ComputeOptions, compression_of
+from junctor.model.options import AnswerFiles, ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.budget import parse_bytes
 from junctor.runs.closing import Closing, refuse_bytes
@@ -328,7 +328,9 @@ class Job(Workload):
     def files(self) -> AnswerFiles:
         """How the answers are written."""
         told, keep = self.options, tuple(self.options["keep"])
-        return AnswerFiles(told["output_format"], told["layout"], compression_of(told["compression"], self.query), keep)
+        return AnswerFiles(
+            told["output_format"], told["layout"], told["compression"] or self.query.question.compression, keep
+        )
 
     @property
     def part_bytes(self) -> int | None:
@@ -378,7 +380,7 @@ class Job(Workload):
         """Statuses of the answers, and the name of their column of logarithms."""
         from junctor.runs.results import status_names
 
-        return status_names(self.query), "log_evidence" if self.query.kind == "posteriors" else "log_probability"
+        return status_names(self.query), self.query.question.log_column
 
     @property
     def has_engine(self) -> bool:

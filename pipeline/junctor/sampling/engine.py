@@ -66,8 +66,7 @@ class SamplingEngine:
 
     def __init__(self, network: Network, query: Query, options: ComputeOptions = ONE_THREAD) -> None:
         refuse(network)
-        if query.kind != "posteriors":
-            raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
+        query.question.refuse_samples()
         self.network = network
         self.query = query
         self.options = options

@@ -146,7 +146,7 @@ class ChunkCuts:
 
         targets = None if self.facts.query.targets is None else frozenset(self.facts.targets)
         # An explanation needs the states of all variables: those of the targets depend on them.
-        problem = Problem(self.facts.shape, pattern, None if self.facts.query.kind == "mpe" else targets)
+        problem = Problem(self.facts.shape, pattern, None if self.facts.explains else targets)
         # Workers first: they have the memory and the cores of all machines.
         shared = self._cut_for_workers(problem, rows, algebra, free, gpu is not None)
         if shared is not None:

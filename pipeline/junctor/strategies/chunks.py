@@ -10,6 +10,7 @@ import numpy as np
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
+from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
@@ -20,6 +21,7 @@ class ChunkRows:
     """Plans that are cut for the memory."""
 
     name = Strategy.CHUNKS
+    supports = EVERY_NEED
     together = False
 
     def refuses(self, facts: Facts) -> str | None:

@@ -16,6 +16,7 @@ from junctor.cost.features.plans import plain_seconds, plan_work
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
+from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
@@ -34,6 +35,7 @@ class BlocksRows:
     """One plan, block by block."""
 
     name = Strategy.CPU_BLOCKS
+    supports = EVERY_NEED
     together = False
 
     def refuses(self, facts: Facts) -> str | None:

@@ -16,6 +16,7 @@ from junctor.cost.figures import Figures
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
+from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
@@ -35,6 +36,7 @@ class EntriesRows:
     """One plan, table by table."""
 
     name = Strategy.ENTRIES
+    supports = EVERY_NEED
     together = False
 
     def refuses(self, facts: Facts) -> str | None:

@@ -150,16 +150,18 @@ class Facts:
         self.spill_dir: Path = spill_folder(options.spill_dir)
         self.targets = tuple(network.index[name] for name in answered_names(network, query))
         self.shape: Shape = shape_of(network)
+        # Whether rows get the states of a maximum.
+        self.explains = query.question.explains
         self.ladder = ladder_of(query)
         self.chunk_ladder = chunk_ladder_of(query)
 
     @property
     def advice(self) -> str:
         """What makes rows possible that take too long."""
-        if self.query.kind == "mpe":
-            return "give evidence on more variables"
-        sampling = ", or sample such rows (--method auto)" if self.network.kind == "bayes" else ""
-        return f"ask for fewer targets, give evidence on more variables{sampling}"
+        question = self.query.question
+        fewer = "ask for fewer targets, " if question.needs.reads == "targets" else ""
+        can_sample = question.is_sampled and self.network.kind == "bayes"
+        return f"{fewer}give evidence on more variables{', or sample such rows (--method auto)' if can_sample else ''}"
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
@@ -171,7 +173,7 @@ class Facts:
         def compiled() -> Plan:
             targets = None if self.query.targets is None else self.targets
             # A search makes millions of small objects, none of which is garbage before its end.
-            what = pattern, targets, self.query.kind == "mpe", key[1]
+            what = pattern, targets, self.explains, key[1]
             with collector_paused():
                 return kept_plan(self.shape, *what, lambda: _made(self.shape, *what))
 
@@ -313,7 +315,7 @@ class Facts:
         if key not in self.store.row_engines:
             from junctor.backends.row_trees import RowEngine
 
-            self.store.row_engines[key] = RowEngine(self.network, self.targets, *key, self.query.kind == "mpe")
+            self.store.row_engines[key] = RowEngine(self.network, self.targets, *key, self.explains)
         return self.store.row_engines[key]
 
     @cached_property
@@ -342,11 +344,6 @@ class Facts:
     def beside_answers(self, batch: EvidenceBatch) -> int:
         """Return the bytes beside the answers to a batch."""
         return self.allowed - self.answer_bytes(batch.rows)
-
-    @property
-    def explains(self) -> bool:
-        """True if rows get explanations."""
-        return self.query.kind == "mpe"
 
     @cached_property
     def whole(self) -> RowWork:

@@ -17,6 +17,7 @@ from junctor.cost.model import CostModel, gpu_prices
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
+from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
@@ -30,6 +31,7 @@ class GpuRows:
     """One plan, block by block, on the device."""
 
     name = Strategy.GPU_BLOCKS
+    supports = EVERY_NEED
     together = False
 
     def refuses(self, facts: Facts) -> str | None:

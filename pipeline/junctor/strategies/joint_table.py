@@ -10,6 +10,7 @@ import numpy as np
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
+from junctor.model.question import MARGINALS
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run
@@ -19,12 +20,11 @@ class JointTableRows:
     """Sums over one table of all joint states."""
 
     name = Strategy.JOINT_TABLE
+    supports = frozenset({MARGINALS})
     together = False
 
     def refuses(self, facts: Facts) -> str | None:
-        """Explanations have none, nor have networks with many states."""
-        if facts.explains:
-            return "explanations have no joint table"
+        """Networks with many states have none."""
         if (table := facts.joint_table) is None:
             return "the network has too many joint states"
         if table.nbytes > facts.allowed:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.model.answers import Answers, Scores
 from junctor.runtime.threads import in_threads
-
-if TYPE_CHECKING:
-    pass
 
 # The first rows of a group tell whether a number format will do: so many of them, and the share of doubtful ones above
 # which all others begin in the next format. At a half, single precision and then double takes as long as double alone.

@@ -15,6 +15,7 @@ from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
+from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run
@@ -32,6 +33,7 @@ class RowTrees:
     """Trees that are planned where rows are answered."""
 
     name = Strategy.ROW_TREES
+    supports = EVERY_NEED
     together = True
 
     def refuses(self, facts: Facts) -> str | None:

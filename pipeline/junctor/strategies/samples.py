@@ -11,6 +11,7 @@ from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers, SampledAnswers
 from junctor.model.errors import BudgetError
+from junctor.model.question import MARGINALS
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run
@@ -20,6 +21,7 @@ class SampledRows:
     """Estimates with errors, by the sampler that the query names; which rows they are was found by the choice."""
 
     name = Strategy.SAMPLES
+    supports = frozenset({MARGINALS})
     together = True
 
     def refuses(self, facts: Facts) -> str | None:

@@ -15,6 +15,7 @@ from junctor.backends.plan_memory import BlockSizes
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
+from junctor.model.question import Needs
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
@@ -107,10 +108,12 @@ class Run(Protocol):
 class Way(Protocol):
     """How rows are answered: a strategy.
 
+    supports: needs of questions that it answers.
     together: whether groups of a batch are answered in one call, which all threads share.
     """
 
     name: ClassVar[Strategy]
+    supports: ClassVar[frozenset[Needs]]
     together: ClassVar[bool]
 
     def refuses(self, facts: Facts) -> str | None:

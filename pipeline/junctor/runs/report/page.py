@@ -252,7 +252,7 @@ class Page:
         found = len(self._counts.targets)
         if not found:
             return "No targets were counted"
-        what = {"mpe": "Most probable states", "scores": "Most probable states and their probabilities"}
+        what = {"states": "Most probable states", "best": "Most probable states and their probabilities"}
         return f"{what.get(self._kind, 'Posteriors')} of {counted(found, 'target')}"
 
     @property
@@ -261,8 +261,8 @@ class Page:
         if not self._counts.targets:
             return "" if self._outcome.network is not None else "Paths and posteriors of steps are not counted."
         text = {
-            "mpe": "Shares of rows by the state that their explanation has.",
-            "scores": "Rows by most probable state (share on the right) and its probability: the darker, the more.",
+            "states": "Shares of rows by the state that their explanation has.",
+            "best": "Rows by most probable state (share on the right) and its probability: the darker, the more.",
         }.get(self._kind, "Rows by the posterior of each state: the darker, the more; on the right its mean.")
         text += f" Counted in {counted(self._counts.counted, 'row')}"
         evenly = self._counts.counted < self._counts.statuses.get("ok", 0)
@@ -278,12 +278,12 @@ class Page:
         for name, table in list(self._counts.targets.items())[:PICTURED_TARGETS]:
             counts, states = np.array(table, dtype=np.float64), states_of(self._outcome, name)
             right = self._right(counts)
-            if self._kind == "mpe":
+            if self._kind == "states":
                 groups.append(bars(name, states, right, None))
             else:
                 order = np.sort(np.argsort(-right, kind="stable")[: pictures.MOST_STATES])
                 groups.append(pictures.Group(name, [states[i] for i in order], counts[order], right[order]))
-        if self._kind == "mpe":
+        if self._kind == "states":
             drawn = pictures.columns(groups)
         else:
             drawn = pictures.posteriors(groups, "posterior probability")

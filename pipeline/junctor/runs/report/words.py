@@ -76,9 +76,8 @@ def seconds(value: float) -> str:
 
 
 def kind_of(outcome: Outcome) -> str:
-    """Return what is answered: `posteriors`, `scores` or `mpe`; of sequences nothing that is counted by targets."""
-    spec = outcome.manifest.spec
-    return "mpe" if spec.query == "mpe" else str(getattr(spec, "answers", ""))
+    """Return what is counted of targets, as of `Question`; of sequences nothing."""
+    return "" if outcome.question is None else outcome.question.counted
 
 
 def title_of(outcome: Outcome) -> str:

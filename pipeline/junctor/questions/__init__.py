@@ -1,0 +1,1 @@
+"""What can be asked of every row: a module for each question."""

@@ -1,0 +1,5 @@
+"""The posterior of each target."""
+
+from junctor.model.question import Question
+
+QUESTION = Question("posteriors", "posteriors", is_sampled=True)
