@@ -21,7 +21,6 @@ from junctor.runs.results import (
     PARTITION_ROWS,
     AnswerTables,
     answer_width,
-    answers_schema,
     default_partition_rows,
     states_of,
     statuses_of,
@@ -103,7 +102,7 @@ def test_parquet_gives_back_rows_and_metadata(kind: str, tmp_path: Path) -> None
 
 def test_schema_is_known_before_there_are_answers() -> None:
     query = Query()
-    assert answers_schema(make_network(), query, pa.string()).equals(make_table(query).schema)
+    assert tables_for(make_network(), query).schema(pa.string()).equals(make_table(query).schema)
 
 
 def test_a_target_keeps_its_name_and_bookkeeping_gets_an_underscore() -> None:

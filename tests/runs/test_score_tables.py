@@ -17,7 +17,7 @@ from junctor.model.network import DraftTable, DraftVariable, Network, build_netw
 from junctor.model.query import Query, Sampling, as_posteriors
 from junctor.runs.results import METADATA_KEY, PARTITION_ROWS, default_partition_rows, states_of, statuses_of
 from junctor.runs.run import run
-from junctor.runs.score_tables import score_columns, scores_schema
+from junctor.runs.score_tables import ScoreTables, score_columns
 from junctor.runs.storage import RunDirectory
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -89,7 +89,7 @@ def test_names_that_are_taken_get_an_underscore() -> None:
     assert names.probabilities[:2] == ("a_probability_", "a_probability_probability")
     assert names.entropies[0] == "a_entropy_"
     assert (names.beside.status, names.beside.case_id) == ("status_", "case_id")
-    schema = scores_schema(network_of(*targets), query, pa.int64())
+    schema = ScoreTables(network_of(*targets), query).schema(pa.int64())
     assert len(set(schema.names)) == len(schema.names)
     columns = json.loads(schema.metadata[METADATA_KEY])
     assert columns["probabilities"] == {"a=yes": "a=yes_", "a_probability=no": "a_probability=no"}
@@ -102,7 +102,7 @@ def test_names_that_are_taken_get_an_underscore() -> None:
 
 def test_errors_may_not_collide_either() -> None:
     query = Query(answers="scores", method="sampling", probabilities=("x=no", "x=no_error=no"))
-    schema = scores_schema(network_of("x", "x_error", "x=no_error", "samples"), query, pa.int64())
+    schema = ScoreTables(network_of("x", "x_error", "x=no_error", "samples"), query).schema(pa.int64())
     assert len(set(schema.names)) == len(schema.names)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor_kernels.tables import scores as reference
 
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence, span_of
-from junctor.model.answers import Answers, SampledAnswers, Scores, score_bytes, unscored
+from junctor.model.answers import INVALID, UNANSWERED, Answers, SampledAnswers, Scores, score_bytes
 from junctor.model.network import Network
 from junctor.model.query import Query, chosen_states, target_names
 from junctor.runtime.threads import in_threads
@@ -44,7 +44,24 @@ class ScoreMaker:
     def blank(self, batch: EvidenceBatch, memory: npt.NDArray[np.uint8] | None = None) -> Scores:
         """Return scores to be written; memory: `size`, fresh if not given."""
         memory = np.empty(self.size(batch.rows), dtype=np.uint8) if memory is None else memory
-        return unscored(self._query, self.targets, self._chosen, batch.rows, batch.invalid, memory)
+        rows, targets, top = batch.rows, len(self.targets), self._query.top or 1
+        status = np.full(rows, UNANSWERED, dtype=np.int8)
+        status[list(batch.invalid)] = INVALID
+        # States last: numbers of eight bytes begin at multiples of eight.
+        numbers, best = np.split(memory, [memory.size - 4 * targets * rows * top])
+        ends = [targets * rows * top, targets * rows * (top + 1)]
+        probabilities, entropies, chosen = np.split(numbers.view(f"f{self._query.number_bytes}"), ends)
+        return Scores(
+            self.targets,
+            status,
+            np.full(rows, np.nan),
+            reasons=dict(batch.invalid),
+            best=best.view(np.int32).reshape(targets, rows, top),
+            probabilities=probabilities.reshape(targets, rows, top),
+            entropies=entropies.reshape(targets, rows),
+            chosen=chosen.reshape(len(self._chosen), rows),
+            choices=self._chosen,
+        )
 
     def write(self, answers: Answers, rows: Rows, scores: Scores, threads: int, compiled: bool) -> None:
         """Write the scores of answers to `rows` of a batch; they do not depend on threads or on what is compiled.

@@ -111,7 +111,7 @@ def copy_answers(equal: EqualRows, answers: Answers, threads: int = 1) -> None:
             table = table.view(np.dtype((np.void, table.itemsize * table.shape[1])))[:, 0]
         table[rows[part]] = table.take(sources[part])
 
-    threads = threads if answers.nbytes > THREAD_BYTES else 1
+    threads = threads if sum(table.nbytes for table in tables) > THREAD_BYTES else 1
     least = -(-PIECES * threads // len(tables))
     parts = stretches(len(numbers), least) if is_dense else stretches(len(rows), least, PIECE_BYTES // widest)
     in_threads(copy, [(table, part) for table in tables for part in parts], threads)

@@ -136,12 +136,6 @@ class Scores(Answers):
     chosen_errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
     estimates: SampledAnswers | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        numbers = self.best, self.probabilities, self.entropies, self.chosen, self.errors, self.chosen_errors
-        return self.status.nbytes + self.log_value.nbytes + sum(array.nbytes for array in numbers)
-
     def by_row(self) -> Iterator[npt.NDArray[Any]]:
         """Yield what there is of each row, target by target."""
         yield self.status
@@ -156,42 +150,6 @@ class Scores(Answers):
             self.best[:, bad] = -1
             for numbers in (self.probabilities, self.entropies, self.chosen):
                 numbers[:, bad] = np.nan
-
-
-def unscored(
-    query: Query,
-    targets: tuple[int, ...],
-    choices: tuple[tuple[int, int], ...],
-    rows: int,
-    invalid: Mapping[int, str],
-    memory: npt.NDArray[Any],
-) -> Scores:
-    """Return scores to be written.
-
-    query: what is asked.
-    targets: variable indices, in the order asked.
-    choices: variable index and state of each `variable=state` asked.
-    rows: number of rows.
-    invalid: row -> reason.
-    memory: uint8, `score_bytes`; not cleared.
-    """
-    status = np.full(rows, UNANSWERED, dtype=np.int8)
-    status[list(invalid)] = INVALID
-    top, count = query.top or 1, len(targets) * rows
-    # States last: numbers of eight bytes begin at multiples of eight.
-    numbers = memory[: memory.size - 4 * count * top].view(f"f{query.number_bytes}")
-    probabilities, entropies, chosen = np.split(numbers, [count * top, count * (top + 1)])
-    return Scores(
-        targets,
-        status,
-        np.full(rows, np.nan),
-        reasons=dict(invalid),
-        best=memory[memory.size - 4 * count * top :].view(np.int32).reshape(len(targets), rows, top),
-        probabilities=probabilities.reshape(len(targets), rows, top),
-        entropies=entropies.reshape(len(targets), rows),
-        chosen=chosen.reshape(len(choices), rows),
-        choices=choices,
-    )
 
 
 def score_bytes(query: Query, targets: int, rows: int) -> int:

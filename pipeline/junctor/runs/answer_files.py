@@ -189,7 +189,7 @@ def refuse_taken_names(network: Network, query: Query, files: AnswerFiles) -> No
     """Raise EvidenceError for a kept column with the name of a column of answers; a hidden one gets another name."""
     if not files.keep:
         return
-    schema = tables_for(network, query).make_schema(pa.int64())
+    schema = tables_for(network, query).schema(pa.int64())
     names = column_names(schema) if files.layout == "columns" else {}
     taken = set(schema_in_columns(schema, names).names)
     hidden = named_variables(network, query) if query.hide_targets else ()

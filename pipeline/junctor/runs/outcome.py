@@ -76,6 +76,11 @@ class Outcome:
         return question_of(spec.folder) if isinstance(spec, RunSpec) else None
 
     @property
+    def shown(self) -> str:
+        """What is counted of targets, as of `Question`; of sequences nothing."""
+        return "" if self.question is None else self.question.counted
+
+    @property
     def logarithm(self) -> str:
         """Name of the column of logarithms."""
         if self.question is not None:

@@ -106,12 +106,6 @@ def free_names(taken: Iterable[str]) -> Callable[[str], str]:
     return free
 
 
-def columns_for(query: Query, targets: Sequence[str]) -> Columns:
-    """Return the names of the columns other than `targets`."""
-    free = free_names(targets)
-    return columns_beside(query, tuple(free(f"{name}_error") for name in targets), free)
-
-
 def columns_beside(query: Query, errors: tuple[str, ...], free: Callable[[str], str]) -> Columns:
     """Return the names of the columns that are not of targets; errors: those of their errors; free: as of names."""
     sampled = (free("log_evidence_error"), free("effective_samples"), free("samples"), free("method"))
@@ -150,25 +144,6 @@ def default_partition_rows(network: Network, query: Query, part_bytes: int | Non
             fitting = max(fitting, min(query.question.least_rows, MOST_ASKED_BYTES // width))
         fitting = max(1, min(most, fitting))
     return 1 << (fitting.bit_length() - 1)
-
-
-def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of tables of posteriors or explanations, with the states of each target in its metadata."""
-    targets = target_names(network, query)
-    names = columns_for(query, targets)
-    number = pa.float32() if query.precision == "single" else pa.float64()
-    sampled = query.method != "exact"
-    fields = [pa.field(names.case_id, case_id_type)]
-    # Types are shared: there may be a hundred thousand targets.
-    lists = {size: pa.list_(number, size) for size in set(network.cardinalities)}
-    for name, error in zip(targets, names.errors, strict=True):
-        states = lists[network.cardinalities[network.index[name]]]
-        fields.append(pa.field(name, STATE_TYPE if query.question.explains else states))
-        if sampled:
-            fields.append(pa.field(error, states))
-    fields += fields_beside(names, sampled)
-    errors = {"errors": dict(zip(targets, names.errors, strict=True))}
-    return pa.schema(fields, describe(network, query, targets, {}, errors))
 
 
 def with_kept(table: pa.Table, kept: pa.Table | None) -> pa.Table:
@@ -211,7 +186,7 @@ class AnswerTables:
         self._statuses = status_names(query)
         self._no_others = (0,) * (len(self._statuses) - 1)
         # By the type of case ids, and the number of rows of each status: only numbers change from call to call.
-        self.schema = method_cache(KEPT_SCHEMAS, self.make_schema)
+        self._schema = method_cache(KEPT_SCHEMAS, self.schema)
         self._schema_of_part = method_cache(KEPT_SCHEMAS, self._with_counts)
         # Of as many rows as the last batch.
         self._starts = method_cache(1, self._starts_of)
@@ -238,9 +213,25 @@ class AnswerTables:
         columns += [status_array(status, self._statuses), reason_array(answers.reasons, rows)]
         return table_of([case_ids, *columns], schema)
 
-    def make_schema(self, case_id_type: pa.DataType) -> pa.Schema:
-        """Return the schema of a table; `schema` keeps it."""
-        return answers_schema(self._network, self._query, case_id_type)
+    def schema(self, case_id_type: pa.DataType) -> pa.Schema:
+        """Return the schema of a table of posteriors or explanations, with states and names in its metadata."""
+        network, query = self._network, self._query
+        targets = target_names(network, query)
+        free = free_names(targets)
+        names = columns_beside(query, tuple(free(f"{name}_error") for name in targets), free)
+        number = pa.float32() if query.precision == "single" else pa.float64()
+        sampled = query.method != "exact"
+        fields = [pa.field(names.case_id, case_id_type)]
+        # Types are shared: there may be a hundred thousand targets.
+        lists = {size: pa.list_(number, size) for size in set(network.cardinalities)}
+        for name, error in zip(targets, names.errors, strict=True):
+            states = lists[network.cardinalities[network.index[name]]]
+            fields.append(pa.field(name, STATE_TYPE if query.question.explains else states))
+            if sampled:
+                fields.append(pa.field(error, states))
+        fields += fields_beside(names, sampled)
+        errors = {"errors": dict(zip(targets, names.errors, strict=True))}
+        return pa.schema(fields, describe(network, query, targets, {}, errors))
 
     def _schema_and_bad(
         self, status: npt.NDArray[np.int8], case_id_type: pa.DataType
@@ -288,7 +279,7 @@ class AnswerTables:
     @cached_property
     def _maker(self) -> BatchMaker:
         """What makes batches of exact posteriors or states; case ids and reasons come as arrays."""
-        schema = self.schema(pa.int64())
+        schema = self._schema(pa.int64())
         last = len(schema) - 1
         names = {last - 1: string_array(self._statuses)}
         if self._explains:
@@ -307,7 +298,7 @@ class AnswerTables:
         return rows * self._row_starts
 
     def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
-        schema = self.schema(case_id_type)
+        schema = self._schema(case_id_type)
         return schema.with_metadata({**(schema.metadata or {}), **_part_metadata(counts, self._statuses)})
 
     def _targets(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:

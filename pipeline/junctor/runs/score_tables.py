@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.model.answers import Answers, Scores
-from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runs.results import (
     SHARING_ROWS,
@@ -66,40 +65,8 @@ def score_columns(query: Query, targets: Sequence[str]) -> ScoreColumns:
     return ScoreColumns(chosen, probabilities, entropies, chosen_errors, columns_beside(query, errors, free))
 
 
-def scores_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of a table of scores, with the names of columns and states in its metadata."""
-    targets, sampled = target_names(network, query), query.method != "exact"
-    names = score_columns(query, targets)
-    number = pa.float32() if query.precision == "single" else pa.float64()
-    state, probability = STATE_TYPE, number
-    if query.top is not None:
-        state, probability = pa.list_(STATE_TYPE, query.top), pa.list_(number, query.top)
-    fields = [pa.field(names.beside.case_id, case_id_type)]
-    for n, target in enumerate(targets):
-        fields += [pa.field(target, state), pa.field(names.probabilities[n], probability)]
-        fields.append(pa.field(names.entropies[n], number))
-        if sampled:
-            fields.append(pa.field(names.beside.errors[n], probability))
-    for name, error in zip(names.chosen, names.chosen_errors, strict=True):
-        fields.append(pa.field(name, number))
-        if sampled:
-            fields.append(pa.field(error, number))
-    fields += fields_beside(names.beside, sampled)
-    columns = {
-        "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
-        "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
-        "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
-    }
-    errors = {"error_columns": dict(zip(targets, names.beside.errors, strict=True))}
-    return pa.schema(fields, describe(network, query, targets, columns, errors))
-
-
 class ScoreTables(AnswerTables):
     """Makes tables of the scores of one query; keeps schemas and names of states for the next one."""
-
-    def __init__(self, network: Network, query: Query) -> None:
-        super().__init__(network, query)
-        self._states = lru_cache(maxsize=None)(lambda v: string_array(network.variables[v].states))
 
     def table(self, answers: Answers, case_ids: pa.Array, apart: bool = True) -> pa.Table:
         """Return the scores of one batch as a table, rows in the order of the batch.
@@ -121,18 +88,42 @@ class ScoreTables(AnswerTables):
         columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
         return self._table(answers, bad, [case_ids, *columns], schema, apart)
 
-    def make_schema(self, case_id_type: pa.DataType) -> pa.Schema:
-        """Return the schema of a table of scores."""
-        return scores_schema(self._network, self._query, case_id_type)
+    def schema(self, case_id_type: pa.DataType) -> pa.Schema:
+        """Return the schema of a table of scores, with the names of columns and states in its metadata."""
+        network, query = self._network, self._query
+        targets, sampled = target_names(network, query), query.method != "exact"
+        names = score_columns(query, targets)
+        number = pa.float32() if query.precision == "single" else pa.float64()
+        state, probability = STATE_TYPE, number
+        if query.top is not None:
+            state, probability = pa.list_(STATE_TYPE, query.top), pa.list_(number, query.top)
+        fields = [pa.field(names.beside.case_id, case_id_type)]
+        for n, target in enumerate(targets):
+            fields += [pa.field(target, state), pa.field(names.probabilities[n], probability)]
+            fields.append(pa.field(names.entropies[n], number))
+            if sampled:
+                fields.append(pa.field(names.beside.errors[n], probability))
+        for name, error in zip(names.chosen, names.chosen_errors, strict=True):
+            fields.append(pa.field(name, number))
+            if sampled:
+                fields.append(pa.field(error, number))
+        fields += fields_beside(names.beside, sampled)
+        columns = {
+            "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
+            "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
+            "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
+        }
+        errors = {"error_columns": dict(zip(targets, names.beside.errors, strict=True))}
+        return pa.schema(fields, describe(network, query, targets, columns, errors))
 
     @cached_property
     def _maker(self) -> BatchMaker:
         """What makes the columns of the targets."""
-        schema, targets = self.schema(pa.int64()), target_names(self._network, self._query)
+        schema, targets = self._schema(pa.int64()), target_names(self._network, self._query)
         variables = [self._network.index[name] for name in targets]
         # Columns of a target: states, probabilities, the entropy, and of sampled rows errors.
         each = 3 if self._query.method == "exact" else 4
-        names = {1 + each * n: self._states(v) for n, v in enumerate(variables)}
+        names = {1 + each * n: string_array(self._network.variables[v].states) for n, v in enumerate(variables)}
         filled = {}
         if (top := self._query.top) is not None:
             there = [min(top, self._network.cardinalities[v]) for v in variables]

@@ -10,23 +10,16 @@ import numpy as np
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run, Way
 
 
-class ChunkRows:
+class ChunkRows(Way):
     """Plans that are cut for the memory."""
 
     name = Strategy.CHUNKS
-    supports = EVERY_NEED
-    together = False
-
-    def refuses(self, facts: Facts) -> str | None:
-        """Every plan may be cut, as long as something fits."""
-        return None
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """Not asked: a cut takes seconds, and what fits in one piece goes in one piece."""

@@ -16,13 +16,12 @@ from junctor.cost.features.plans import plain_seconds, plan_work
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
 from junctor.strategies.number_ladder import answer_rows
 from junctor.strategies.plan_rows import MOST_OPERATIONS, on_cores, once_seconds, prepared, with_seconds
-from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run
+from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run, Way
 
 # Tables of a tree from which on rows never get a plan: those are made in Python, and lowered in more than linear time.
 MOST_PLANNED_TABLES = 50_000
@@ -31,16 +30,10 @@ MOST_PLANNED_TABLES = 50_000
 CACHE_SHARE = 1 / 16
 
 
-class BlocksRows:
+class BlocksRows(Way):
     """One plan, block by block."""
 
     name = Strategy.CPU_BLOCKS
-    supports = EVERY_NEED
-    together = False
-
-    def refuses(self, facts: Facts) -> str | None:
-        """Every row may have a plan, as long as it fits."""
-        return None
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """By the tree of the pattern: coefficients were measured."""

@@ -16,7 +16,6 @@ from junctor.cost.figures import Figures
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
@@ -29,19 +28,13 @@ from junctor.strategies.plan_rows import (
     prepared,
     with_seconds,
 )
-from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run
+from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run, Way
 
 
-class EntriesRows:
+class EntriesRows(Way):
     """One plan, table by table."""
 
     name = Strategy.ENTRIES
-    supports = EVERY_NEED
-    together = False
-
-    def refuses(self, facts: Facts) -> str | None:
-        """Every row may have a plan, as long as it fits."""
-        return None
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """By the plan, where that is made before compiled code would be loaded."""

@@ -17,22 +17,19 @@ from junctor.cost.model import CostModel, gpu_prices
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
 from junctor.strategies.facts import Facts
 from junctor.strategies.number_ladder import BlockExecutor, answer_rows
 from junctor.strategies.plan_rows import MOST_OPERATIONS, on_cores, prepared, with_seconds
-from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run
+from junctor.strategies.strategy import Allowance, Offer, Price, Route, Run, Way
 
 
-class GpuRows:
+class GpuRows(Way):
     """One plan, block by block, on the device."""
 
     name = Strategy.GPU_BLOCKS
-    supports = EVERY_NEED
-    together = False
 
     def refuses(self, facts: Facts) -> str | None:
         """Return that there is none, where there is none."""

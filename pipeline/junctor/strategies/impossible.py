@@ -10,18 +10,15 @@ import numpy as np
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run, Way
 
 
-class ImpossibleRows:
+class ImpossibleRows(Way):
     """Only written: which rows they are was found by the choice."""
 
     name = Strategy.IMPOSSIBLE
-    supports = EVERY_NEED
-    together = False
 
     def refuses(self, facts: Facts) -> str | None:
         """Return why nobody can ask for it."""

@@ -13,15 +13,14 @@ from junctor.model.answers import Answers
 from junctor.model.question import MARGINALS
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
 
 
-class JointTableRows:
+class JointTableRows(Way):
     """Sums over one table of all joint states."""
 
     name = Strategy.JOINT_TABLE
     supports = frozenset({MARGINALS})
-    together = False
 
     def refuses(self, facts: Facts) -> str | None:
         """Networks with many states have none."""

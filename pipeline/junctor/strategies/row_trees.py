@@ -15,10 +15,9 @@ from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
-from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
 
 if TYPE_CHECKING:
     from junctor.evidence.compiled_cells import EvidenceCells
@@ -29,16 +28,11 @@ SAMPLED_ROWS, MOST_SAMPLED_ROWS = 16, 1024
 SAMPLED_SHARE, SAMPLED_ERROR = 0.03, 0.05
 
 
-class RowTrees:
+class RowTrees(Way):
     """Trees that are planned where rows are answered."""
 
     name = Strategy.ROW_TREES
-    supports = EVERY_NEED
     together = True
-
-    def refuses(self, facts: Facts) -> str | None:
-        """Rows of any network may have trees; those that are too large get a plan."""
-        return None
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """By the tree of the pattern where rows may share it, or the trees of some of the rows."""

@@ -14,10 +14,10 @@ from junctor.model.errors import BudgetError
 from junctor.model.question import MARGINALS
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts
-from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run, Way
 
 
-class SampledRows:
+class SampledRows(Way):
     """Estimates with errors, by the sampler that the query names; which rows they are was found by the choice."""
 
     name = Strategy.SAMPLES

@@ -15,7 +15,7 @@ from junctor.backends.plan_memory import BlockSizes
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.errors import BudgetError
-from junctor.model.question import Needs
+from junctor.model.question import EVERY_NEED, Needs
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
@@ -108,16 +108,17 @@ class Run(Protocol):
 class Way(Protocol):
     """How rows are answered: a strategy.
 
-    supports: needs of questions that it answers.
+    supports: needs of questions that it answers: of all, unless it says otherwise.
     together: whether groups of a batch are answered in one call, which all threads share.
     """
 
     name: ClassVar[Strategy]
-    supports: ClassVar[frozenset[Needs]]
-    together: ClassVar[bool]
+    supports: ClassVar[frozenset[Needs]] = EVERY_NEED
+    together: ClassVar[bool] = False
 
     def refuses(self, facts: Facts) -> str | None:
         """Return why no row can be answered so, on this network and machine; None where some can."""
+        return None
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """Return what rows of a group would take, or why they are not answered so; nothing is planned for it."""

@@ -20,7 +20,6 @@ from junctor.runs.report.words import (
     drift_heading,
     facts_of,
     folder_of,
-    kind_of,
     means_of,
     missing_statistics,
     part,
@@ -172,13 +171,13 @@ class Comparison:
         """Target, distance, largest difference and whether it drifted; the most drifted first."""
         a, b = (each.statistics.targets for each in self._both)
         names = [name for name in a if name in b and self._alike(name) and np.shape(a[name]) == np.shape(b[name])]
-        if self._kind != kind_of(self._other):
+        if self._one.shown != self._other.shown:
             return []
         found = [self._target(name, np.array(a[name], np.float64), np.array(b[name], np.float64)) for name in names]
         return sorted(found, key=lambda each: -1.0 if math.isnan(each[1]) else each[1], reverse=True)
 
     def _target(self, name: str, a: Table, b: Table) -> tuple[str, float, str, bool]:
-        if self._kind == "posteriors":
+        if self._one.shown == "posteriors":
             # Of the state whose bins differ most.
             apart = max((distance(x, y) for x, y in zip(a, b, strict=True) if x.sum() and y.sum()), default=math.nan)
             numbers, places = (means_of(a), means_of(b)), int(np.count_nonzero((a + b).any(axis=0)))
@@ -204,10 +203,6 @@ class Comparison:
     @property
     def _both(self) -> tuple[Outcome, Outcome]:
         return self._one, self._other
-
-    @property
-    def _kind(self) -> str:
-        return kind_of(self._one)
 
     def _alike(self, name: str) -> bool:
         """Return whether a variable has the same states in both networks."""

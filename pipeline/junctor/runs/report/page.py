@@ -23,7 +23,6 @@ from junctor.runs.report.words import (
     bars,
     drift_heading,
     facts_of,
-    kind_of,
     means_of,
     missing_statistics,
     part,
@@ -94,6 +93,7 @@ class Page:
         self._outcome = outcome
         self._manifest = outcome.manifest
         self._counts = outcome.statistics
+        self._kind = outcome.shown
         self.title = title_of(outcome)
 
     @property
@@ -241,10 +241,6 @@ class Page:
         return self._counts.logarithms.lowest
 
     # Targets.
-
-    @property
-    def _kind(self) -> str:
-        return kind_of(self._outcome)
 
     @property
     def target_heading(self) -> str:

@@ -75,11 +75,6 @@ def seconds(value: float) -> str:
     return f"{value:,.1f}"
 
 
-def kind_of(outcome: Outcome) -> str:
-    """Return what is counted of targets, as of `Question`; of sequences nothing."""
-    return "" if outcome.question is None else outcome.question.counted
-
-
 def title_of(outcome: Outcome) -> str:
     """Return the title of a page: network and folder."""
     network = outcome.network.name if outcome.network is not None else ""
