@@ -1,4 +1,4 @@
-"""Modules of questions by their names, and one that only this test has: the probability that two targets are equal."""
+"""Modules of questions by their names, and two that only this test has: one adds a variable, one makes answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import junctor
 import junctor.questions
 import numpy as np
 import pyarrow as pa
@@ -15,17 +16,26 @@ import pytest
 from helpers.forced import FORCED, engine_by, few_threads  # noqa: F401
 from helpers.oracle import enumerate_posteriors
 from junctor.engine.choose import refusal
-from junctor.evidence.batch import EvidenceBatch
+from junctor.engine.engine import Engine
+from junctor.engine.scores import ScoreMaker
+from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.generate import random_network
 from junctor.model import query as queries
-from junctor.model.answers import answer_width
+from junctor.model.answers import Answers, Scores, answer_width
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.network import Factor, Network, Variable
-from junctor.model.query import Query
+from junctor.model.query import Query, Sampling
 from junctor.model.question import AnswerKind, Needs, QueryKind, Question, question_of
 from junctor.model.strategies import Strategy
-from junctor.runs.results import AnswerTables, tables_for
+from junctor.runs import storage
+from junctor.runs.outcome import outcome_of
+from junctor.runs.report.page import write_page
+from junctor.runs.results import tables_for
+from junctor.runs.run import run
+from junctor.runs.workload import Job
+from junctor.runtime.dask_cluster import Resources
 from junctor.strategies.registry import way
+from pyarrow import parquet
 
 NETWORK = random_network(6, states=2, seed=1)
 NAMES = NETWORK.variables[0].name, NETWORK.variables[1].name
@@ -33,8 +43,6 @@ BATCH = EvidenceBatch(2, {5: np.array([0, 1], dtype=np.int32)})
 
 
 def with_equality(network: Network, targets: tuple[str, ...] | None) -> Network:
-    if "alike" in network.index:
-        return network
     if targets is None or len(targets) != 2:
         raise EvidenceError("expected two targets")
     scope = (*(network.index[name] for name in targets), len(network.variables))
@@ -43,20 +51,45 @@ def with_equality(network: Network, targets: tuple[str, ...] | None) -> Network:
     return Network(network.name, variables, (*network.factors, Factor(scope, table)), network.kind)
 
 
-class EqualityTables(AnswerTables):
-    def __init__(self, network: Network, query: Query) -> None:
-        super().__init__(with_equality(network, query.targets), Query(targets=("alike",)))
+class SquareMaker(ScoreMaker):
+    """Of each target the square of the probability of its best state, in its place."""
+
+    def write(self, answers: Answers, rows: Rows, scores: Scores, threads: int, compiled: bool) -> None:
+        super().write(answers, rows, scores, threads, compiled)
+        scores.probabilities[:, rows] **= 2
+
+
+OWN = (
+    Question("alike", "alike ones", network=with_equality, added=("alike",)),
+    Question("squares", "squares", maker=f"{__name__}:SquareMaker", tables="junctor.runs.score_tables:ScoreTables"),
+)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
-    module = ModuleType("junctor.questions.alike")
-    tables = f"{__name__}:EqualityTables"
-    module.QUESTION = Question("alike", "alike ones", network=with_equality, added=("alike",), tables=tables)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(queries, "AnswerKind", Literal["posteriors", "alike"])
-    yield Query(targets=NAMES, answers="alike")  # type: ignore[arg-type]
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each has a name and a module."""
+    for question in OWN:
+        module = ModuleType(f"junctor.questions.{question.name}")
+        module.QUESTION = question  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for reader in (queries, storage):
+        monkeypatch.setattr(reader, "AnswerKind", Literal["posteriors", "scores", "alike", "squares"])
+    yield
     question_of.cache_clear()
+
+
+def asking(answers: str = "alike", **options: Any) -> Query:
+    return Query(answers=answers, **{"targets": NAMES, **options})  # type: ignore[arg-type]
+
+
+def shares_alike() -> list[float]:
+    """The probability that both targets are equal in each row, by enumeration."""
+    found = []
+    for state in range(BATCH.rows):
+        both = enumerate_posteriors(NETWORK, {5: state}, {})[0]
+        equal = [enumerate_posteriors(NETWORK, {5: state, 0: same, 1: same}, {})[0] for same in range(2)]
+        found.append(float(np.exp(np.array(equal) - both).sum()))
+    return found
 
 
 def test_each_name_is_that_of_a_module() -> None:
@@ -66,33 +99,78 @@ def test_each_name_is_that_of_a_module() -> None:
     assert {path.stem for path in Path(folder).glob("*.py")} == {*names, "__init__"}
 
 
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("strategy", FORCED)
-def test_a_question_is_a_record_and_a_name(strategy: Strategy, asked: Query) -> None:
-    engine = engine_by(strategy, NETWORK, asked)
-    table = tables_for(NETWORK, asked).table(engine.answer(BATCH), pa.array([0, 1]))
+def test_a_question_is_a_record_and_a_name(strategy: Strategy) -> None:
+    engine = engine_by(strategy, NETWORK, asking())
+    table = tables_for(NETWORK, asking()).table(engine.answer(BATCH), pa.array([0, 1]))
     assert table.column_names == ["case_id", "alike", "log_evidence", "status", "reason"]
-    assert answer_width(NETWORK, asked) == answer_width(NETWORK, Query(targets=NAMES[:1]))
-    for state, found in enumerate(table["alike"].to_pylist()):
-        both = enumerate_posteriors(NETWORK, {5: state}, {})[0]
-        equal = [enumerate_posteriors(NETWORK, {5: state, 0: same, 1: same}, {})[0] for same in range(2)]
-        assert found[1] == pytest.approx(np.exp(np.array(equal) - both).sum(), abs=1e-12)
+    assert answer_width(NETWORK, asking()) == answer_width(NETWORK, Query(targets=NAMES[:1]))
+    assert [share for _, share in table["alike"].to_pylist()] == pytest.approx(shares_alike(), abs=1e-12)
 
 
-def test_what_a_question_has_not_is_refused(asked: Query) -> None:
-    with pytest.raises(EvidenceError, match="not alike ones: use --method exact"):
-        Query(answers="alike", method="sampling")  # type: ignore[arg-type]
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("strategy", FORCED)
+def test_answers_made_of_posteriors_are_those_of_the_question_alone(strategy: Strategy) -> None:
+    (squares, scores) = (engine_by(strategy, NETWORK, asking(each)).answer(BATCH) for each in ("squares", "scores"))
+    assert isinstance(squares, Scores)
+    assert isinstance(scores, Scores)
+    np.testing.assert_allclose(squares.probabilities, scores.probabilities**2, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("answers", ["alike", "squares"])
+def test_samples_answer_what_is_made_of_posteriors(answers: str) -> None:
+    query = asking(answers, method="sampling", sampling=Sampling(samples=20_000))
+    sampled, exact = (
+        tables_for(NETWORK, each).table(Engine(NETWORK, each).answer(BATCH), pa.array([0, 1]))
+        for each in (query, asking(answers))
+    )
+    name = "alike" if answers == "alike" else f"{NAMES[0]}_probability"
+    assert np.array(sampled[name].to_pylist()) == pytest.approx(np.array(exact[name].to_pylist()), abs=0.03)
+    assert sampled["method"].to_pylist() == ["sampling", "sampling"]
+
+
+@pytest.mark.usefixtures("own")
+def test_it_goes_the_way_of_all_questions(tmp_path: Path) -> None:
+    evidence = pa.table({NETWORK.variables[5].name: [NETWORK.variables[5].states[state] for state in range(2)]})
+    table = junctor.posteriors(NETWORK, evidence, NAMES, answers="alike")  # type: ignore[arg-type]
+    assert [share for _, share in table["alike"].to_pylist()] == pytest.approx(shares_alike(), abs=1e-12)
+    junctor.write_network(NETWORK, tmp_path / "network.bif")
+    parquet.write_table(evidence, tmp_path / "evidence.parquet")
+    job = Job(str(tmp_path / "network.bif"), str(tmp_path / "evidence.parquet"), str(tmp_path / "run"), asking())
+    manifest = run(job, Resources(workers=0))
+    assert parquet.read_table(tmp_path / "run" / "alike").column("alike").equals(table["alike"])
+    outcome = outcome_of(storage.RunDirectory(tmp_path / "run"), manifest)
+    assert list(outcome.statistics.targets) == ["alike"]
+    write_page(outcome, [], tmp_path / "page.html")
+    assert "Posteriors of 1 target" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_question_has_not_is_refused() -> None:
     with pytest.raises(EvidenceError, match="alike ones have no scores: leave out --top"):
-        Query(answers="alike", top=2)  # type: ignore[arg-type]
-    with pytest.raises(EvidenceError, match="expected two targets"):
-        engine_by(Strategy.ENTRIES, NETWORK, Query(answers="alike"))  # type: ignore[arg-type]
+        asking(top=2)
+    for targets in (None, NAMES[:1], ("*",)):
+        with pytest.raises(EvidenceError, match="expected two targets"):
+            Engine(NETWORK, asking(targets=targets))
+    with pytest.raises(EvidenceError, match="the network has a variable 'alike', which alike ones add"):
+        Engine(with_equality(NETWORK, NAMES), asking())
 
 
+def test_samples_say_what_they_answer_in_one_way() -> None:
+    names = {*get_args(AnswerKind), *get_args(QueryKind)}
+    taken = {name for name in names if question_of(name).needs in way(Strategy.SAMPLES).supports}
+    assert taken == {name for name in names if question_of(name).is_sampled} == {"posteriors", "scores"}
+
+
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("strategy", FORCED)
 def test_a_strategy_is_not_asked_for_what_it_does_not_support(
-    strategy: Strategy, asked: Query, monkeypatch: pytest.MonkeyPatch
+    strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(way(strategy)), "supports", frozenset({Needs("max", "targets")}))
-    engine = engine_by(strategy, NETWORK, asked)
+    engine = engine_by(strategy, NETWORK, asking())
     assert refusal(strategy, engine.facts) == f"alike ones have no {strategy.value.replace('-', ' ')}"
     with pytest.raises(InputError, match="alike ones have no"):
         engine.answer(BATCH)

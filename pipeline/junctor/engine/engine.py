@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor.backends.plan_memory import ProgramCache
 from junctor.engine.choose import Choice, choose, route_of
 from junctor.engine.run import BatchRun, in_order
-from junctor.engine.scores import ScoreMaker, rows_of, sampled_scores, slices_of
+from junctor.engine.scores import ScoreMaker, rows_of, slices_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import copy_answers
 from junctor.evidence.patterns import PatternGroup
@@ -33,7 +33,7 @@ from junctor.model.answers import (
 )
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
-from junctor.model.query import Query, as_posteriors
+from junctor.model.query import Query, answering_network, as_posteriors
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
@@ -103,8 +103,8 @@ class Engine:
         store: PlanStore | None = None,
         batch_rows: int = 0,
     ) -> None:
-        question = query.question
-        network = question.network(network, query.targets)
+        query.question.refuse_taken(network.index)
+        self._asked, network = network, answering_network(network, query)
         # What is sampled is made of all posteriors and their errors.
         answered = query if query.method == "exact" else as_posteriors(network, query)
         self.facts = Facts(network, answered, options, costs, expected_rows, workers, gpu, store)
@@ -120,8 +120,10 @@ class Engine:
         # Of the batch to come, for which another thread may choose while one is answered.
         self._choices: WeakKeyDictionary[EvidenceBatch, Choice] = WeakKeyDictionary()
         self._pool, self._score_pool = BufferPool(), BufferPool()
-        maker = answered.question.maker
-        self._scores: ScoreMaker | None = resolve_name(maker)(network, query) if maker else None
+        maker = query.question.maker
+        self._maker: ScoreMaker | None = resolve_name(maker)(network, query) if maker else None
+        # Of exact answers, which are made slice by slice.
+        self._scores = self._maker if query.method == "exact" else None
 
     @property
     def programs(self) -> tuple[ProgramCache, ...]:
@@ -140,7 +142,7 @@ class Engine:
             # Models are fitted once for all variants, and only if one of them asks.
             costs, rows = lambda: facts.cost_models, facts.expected_rows
             shared = facts.gpu, facts.store, self.batch_rows
-            variant = Engine(self.network, self.query, options, costs, rows, workers, *shared)
+            variant = Engine(self._asked, self.query, options, costs, rows, workers, *shared)
             variant._variants = self._variants
             self._variants[key] = variant
         return self._variants[key]
@@ -272,8 +274,8 @@ class Engine:
         if answers.status.tobytes().count(UNANSWERED_BYTE):
             left_out = np.flatnonzero(answers.status == UNANSWERED)
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
-        if isinstance(answers, SampledAnswers) and self.query.question.maker:
-            return sampled_scores(self.network, self.query, answers)
+        if isinstance(answers, SampledAnswers) and self._maker is not None:
+            return self._maker.sampled(answers)
         return answers
 
     def explain(self, batch: EvidenceBatch, answers: Answers, memory: int, threads: int) -> None:
@@ -306,7 +308,8 @@ class Engine:
             if routes[0].strategy is Strategy.IMPOSSIBLE:
                 run.execute(routes, batch, scores)
                 continue
-            if routes[0].strategy is Strategy.GPU_BLOCKS:
+            # A GPU writes scores itself, which a class of their own makes otherwise.
+            if routes[0].strategy is Strategy.GPU_BLOCKS and type(self._scores) is ScoreMaker:
                 left = way(Strategy.GPU_BLOCKS).answer(routes, batch, scores, run)
                 routes = [replace(routes[0], group=replace(routes[0].group, rows=left))] if left.size else []
             if routes:

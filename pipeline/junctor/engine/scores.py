@@ -1,6 +1,6 @@
 """Scores made of posteriors, slice by slice, so that the posteriors of a batch are never in memory all at once.
 
-Main class: ScoreMaker, used by the engine for exact answers, and by `sampled_scores` for sampled ones.
+Main class: ScoreMaker, used by the engine.
 """
 
 from __future__ import annotations
@@ -89,6 +89,25 @@ class ScoreMaker:
                 for array, part in zip(whole, parts, strict=True):
                     array[at] = part
 
+    def sampled(self, answers: SampledAnswers) -> Scores:
+        """Return the scores of sampled posteriors, with standard errors of the probabilities that they state."""
+        rows = len(answers.status)
+        scores = self.blank(EvidenceBatch(rows))
+        self.write(answers, np.arange(rows), scores, 1, False)
+        errors, chosen_errors = np.full_like(scores.probabilities, math.nan), np.empty_like(scores.chosen)
+        for n, v in enumerate(self.targets):
+            there = scores.best[n] >= 0
+            errors[n] = np.where(
+                there, np.take_along_axis(answers.errors[v], np.maximum(scores.best[n], 0), axis=1), math.nan
+            )
+        for n, (v, state) in enumerate(self._chosen):
+            chosen_errors[n] = answers.errors[v][:, state]
+        scores.ways.update(answers.ways)
+        estimates = replace(answers, posteriors={}, errors={}, memory=None, error_memory=None)
+        scores = replace(scores, errors=errors, chosen_errors=chosen_errors, estimates=estimates)
+        scores.clear_unanswered()
+        return scores
+
     def _compiled(self, answers: Answers, at: Rows | slice, scores: Scores, threads: int) -> None:
         # Imported here: it loads compiled code.
         from junctor_kernels.cpu.scores import score_rows
@@ -120,30 +139,6 @@ class ScoreMaker:
     @cached_property
     def _sizes(self) -> npt.NDArray[np.int64]:
         return np.array([self._network.cardinalities[v] for v in self.targets], dtype=np.int64)
-
-
-def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> Scores:
-    """Return the scores of sampled posteriors, with standard errors of the probabilities that they state.
-
-    network, query: of the scores.
-    answers: to the query for posteriors, `as_posteriors`.
-    """
-    maker, rows = ScoreMaker(network, query), len(answers.status)
-    scores = maker.blank(EvidenceBatch(rows))
-    maker.write(answers, np.arange(rows), scores, 1, False)
-    errors, chosen_errors = np.full_like(scores.probabilities, math.nan), np.empty_like(scores.chosen)
-    for n, v in enumerate(maker.targets):
-        there = scores.best[n] >= 0
-        errors[n] = np.where(
-            there, np.take_along_axis(answers.errors[v], np.maximum(scores.best[n], 0), axis=1), math.nan
-        )
-    for n, (name, state) in enumerate(chosen_states(network, query)):
-        chosen_errors[n] = answers.errors[network.index[name]][:, state]
-    scores.ways.update(answers.ways)
-    estimates = replace(answers, posteriors={}, errors={}, memory=None, error_memory=None)
-    scores = replace(scores, errors=errors, chosen_errors=chosen_errors, estimates=estimates)
-    scores.clear_unanswered()
-    return scores
 
 
 def slices_of(groups: Sequence[Rows], most: int) -> Iterator[list[tuple[int, Rows]]]:

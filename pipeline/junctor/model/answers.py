@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.model.network import Network
-from junctor.model.query import Query, answered_names, target_names
+from junctor.model.query import Query, answered_names, answering_network, target_names
 
 # Status of a row: answered, P(e) = 0, evidence that names no state, no sample that fits the evidence, and too few
 # samples to state an error.
@@ -310,5 +310,5 @@ def slice_width(network: Network, query: Query) -> int:
 
 
 def _sizes_answered(network: Network, query: Query) -> list[int]:
-    network = query.question.network(network, query.targets)
+    network = answering_network(network, query)
     return [network.cardinalities[network.index[name]] for name in answered_names(network, query)]

@@ -113,11 +113,9 @@ class Query:
             )
         if not self.question.has_top and (self.top is not None or self.probabilities):
             given = "--probability" if self.probabilities else "--top"
-            if self.question.name != "posteriors":
-                raise EvidenceError(
-                    f"{self.question.plural} have no scores: leave out {given}, or use --query posteriors"
-                )
-            raise EvidenceError(f"posteriors have all states already: add --answers scores, or leave out {given}")
+            raise EvidenceError(
+                f"{self.question.plural} have no scores: leave out {given}, or use --query posteriors --answers scores"
+            )
         if self.top is not None and not (type(self.top) is int and 1 <= self.top <= MOST_TOP):
             raise EvidenceError(f"found top {self.top!r}, expected a number of states from 1 to {MOST_TOP:,}")
 
@@ -185,6 +183,16 @@ def _chosen_state(network: Network, text: str) -> tuple[str, int]:
     return name, network.variables[network.index[name]].states.index(state)
 
 
+def answering_network(network: Network, query: Query) -> Network:
+    """Return the network that answers a query; of what it returned the same again."""
+    question = query.question
+    if not network.index.keys().isdisjoint(question.added):
+        return network
+    names = None if query.targets is None else target_names(network, query)
+    # What is added comes last, where auxiliary variables would be.
+    return question.network(network.expanded if question.added else network, names)
+
+
 def answered_names(network: Network, query: Query) -> tuple[str, ...]:
     """Return the variables whose posteriors are computed: targets, then others of which a probability is asked.
 
@@ -229,11 +237,9 @@ def observed_words(name: str, observed: int, rows: int) -> str:
 
 
 def as_posteriors(network: Network, query: Query) -> Query:
-    """Return the query for the posteriors that its answers are made of, or the query itself if they are not made."""
-    if query.question.maker is None:
-        return query
-    targets = None if query.targets is None else answered_names(network, query)
-    return replace(query, targets=targets, answers="posteriors", top=None, probabilities=())
+    """Return the query for the posteriors that its answers are, or are made of."""
+    targets = None if query.targets is None and not query.question.added else answered_names(network, query)
+    return replace(query, kind="posteriors", targets=targets, answers="posteriors", top=None, probabilities=())
 
 
 def one_of(what: str, found: str, allowed: Any) -> None:

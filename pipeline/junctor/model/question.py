@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -41,9 +41,8 @@ class Question:
     name: in options, and of the folder of the answers.
     plural: its answers, for people.
     needs: of a strategy, which writes posteriors or states.
-    is_sampled: whether samples answer it as well.
-    network: returns the network that answers it, by the one asked and the targets; its first variables are the same.
-        Of what it returned it returns the same again. Raises EvidenceError for targets that it has no answer to.
+    network: returns the network that answers it, by the one asked and the names of the targets, None for all; its first
+        variables are the same. Raises EvidenceError for targets that it has no answer to.
     added: variables that `network` adds, whose posteriors are answered in place of those of the targets.
     maker: makes the answers of posteriors, slice by slice, as `ScoreMaker` does; None where these are the answers.
     has_top: whether a number of states, and probabilities of some, can be asked for.
@@ -57,7 +56,6 @@ class Question:
     name: str
     plural: str
     needs: Needs = MARGINALS
-    is_sampled: bool = False
     network: Callable[[Network, tuple[str, ...] | None], Network] = lambda network, targets: network
     added: tuple[str, ...] = ()
     maker: str | None = None
@@ -73,10 +71,21 @@ class Question:
         """True if rows get the states of a maximum."""
         return self.needs.reads == "traceback"
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether samples answer it, which estimate posteriors."""
+        return self.needs == MARGINALS
+
     def refuse_samples(self) -> None:
         """Raise EvidenceError unless samples answer it."""
         if not self.is_sampled:
             raise EvidenceError(f"sampling answers posteriors, not {self.plural}: use --method exact")
+
+    def refuse_taken(self, names: Container[str]) -> None:
+        """Raise EvidenceError for a network with variables of the names that it adds."""
+        for name in self.added:
+            if name in names:
+                raise EvidenceError(f"the network has a variable {name!r}, which {self.plural} add: rename it")
 
 
 def question_name(kind: str, answers: str) -> str:

@@ -2,4 +2,4 @@
 
 from junctor.model.question import Question
 
-QUESTION = Question("posteriors", "posteriors", is_sampled=True)
+QUESTION = Question("posteriors", "posteriors")

@@ -5,7 +5,6 @@ from junctor.model.question import Question
 QUESTION = Question(
     "scores",
     "scores",
-    is_sampled=True,
     maker="junctor.engine.scores:ScoreMaker",
     has_top=True,
     tables="junctor.runs.score_tables:ScoreTables",

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import RunError
+from junctor.model.query import answering_network
 from junctor.model.question import Question, question_of
 from junctor.runs.drift import Drift, Vector, drifts, marginals
 from junctor.runs.manifest import Manifest
@@ -74,6 +75,12 @@ class Outcome:
         """What was asked of each row; None of sequences."""
         spec = self.manifest.spec
         return question_of(spec.folder) if isinstance(spec, RunSpec) else None
+
+    @cached_property
+    def answering(self) -> Network | None:
+        """The network with what the question adds to it."""
+        spec = self.manifest.spec
+        return answering_network(self.network, spec.as_query()) if self.network and isinstance(spec, RunSpec) else None
 
     @property
     def shown(self) -> str:

@@ -198,15 +198,15 @@ class PartTask(PartitionTask[RunSpec]):
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         evidence, search = inputs.encoded, None
-        network, query = network_for(self.home.network, self.spec.network_digest), self.spec.as_query()
         engine = self._engine(options, workers)
         answers = engine.answer(evidence.batch, reserved, explain, evidence.first_row)
         if not explain and (answers.status == IMPOSSIBLE).any():
             search = partial(engine.explain, evidence.batch, answers, EXPLAINING_BYTES, threads=1)
+        names = status_names(self.spec.as_query())
         case_ids, kept, tables = evidence.case_ids, evidence.kept, tables_of(self.home, self.spec)[1]
         return Answered(
             lambda: with_kept(tables.table(answers, case_ids, apart=False), kept),
-            partial(count, network, inputs.cells, answers, case_ids, evidence.first_row, status_names(query)),
+            partial(count, engine.network, inputs.cells, answers, case_ids, evidence.first_row, names),
             evidence.batch.rows,
             search,
         )

@@ -26,7 +26,7 @@ from junctor.model.answers import (
     without_numbers,
 )
 from junctor.model.network import Network
-from junctor.model.query import Query, target_names
+from junctor.model.query import Query, answered_names, answering_network
 from junctor.runtime.arrow import (
     list_array,
     number_array,
@@ -181,7 +181,7 @@ class AnswerTables:
     """Makes tables of the answers to one query; keeps schemas, which take longer than the numbers of a few rows."""
 
     def __init__(self, network: Network, query: Query) -> None:
-        self._network = network
+        self._asked, self._network = network, answering_network(network, query)
         self._query = query
         self._statuses = status_names(query)
         self._no_others = (0,) * (len(self._statuses) - 1)
@@ -216,7 +216,7 @@ class AnswerTables:
     def schema(self, case_id_type: pa.DataType) -> pa.Schema:
         """Return the schema of a table of posteriors or explanations, with states and names in its metadata."""
         network, query = self._network, self._query
-        targets = target_names(network, query)
+        targets = answered_names(network, query)
         free = free_names(targets)
         names = columns_beside(query, tuple(free(f"{name}_error") for name in targets), free)
         number = pa.float32() if query.precision == "single" else pa.float64()
@@ -231,7 +231,32 @@ class AnswerTables:
                 fields.append(pa.field(error, states))
         fields += fields_beside(names, sampled)
         errors = {"errors": dict(zip(targets, names.errors, strict=True))}
-        return pa.schema(fields, describe(network, query, targets, {}, errors))
+        return pa.schema(fields, self._metadata(targets, {}, errors))
+
+    def _metadata(
+        self, targets: Sequence[str], columns: Mapping[str, object], errors: Mapping[str, object]
+    ) -> dict[bytes, bytes]:
+        """Return the metadata of a table.
+
+        targets: names of their columns.
+        columns: what else is said of columns.
+        errors: the same of sampled answers alone.
+        """
+        network, query = self._network, self._query
+        shown = {} if query.answers == "posteriors" else {"answers": query.answers, "top": query.top}
+        description: dict[str, object] = {
+            "format_version": FORMAT_VERSION,
+            "network": network.name,
+            "network_digest": self._asked.digest,
+            "query": query.kind,
+            **shown,
+            "precision": query.precision,
+            "states": {name: network.variables[network.index[name]].states for name in targets},
+            **columns,
+        }
+        if query.method != "exact":
+            description |= {"method": query.method, "sampling": asdict(query.sampling), **errors}
+        return {METADATA_KEY: json.dumps(description).encode()}
 
     def _schema_and_bad(
         self, status: npt.NDArray[np.int8], case_id_type: pa.DataType
@@ -289,7 +314,7 @@ class AnswerTables:
     @cached_property
     def _row_starts(self) -> npt.NDArray[np.int64]:
         """Where the posteriors or states of each target begin, int64: in bytes of a row; then two zeros."""
-        names = target_names(self._network, self._query)
+        names = answered_names(self._network, self._query)
         sizes = [1 if self._explains else self._network.cardinalities[self._network.index[name]] for name in names]
         number = 4 if self._explains or self._query.precision == "single" else 8
         return np.array([*(number * np.cumsum([0, *sizes[:-1]])), 0, 0], dtype=np.int64)
@@ -400,29 +425,3 @@ def statuses_of(schema: pa.Schema) -> dict[str, int]:
     if not statuses.keys() >= set(STATUS_NAMES) or not all(type(count) is int for count in statuses.values()):
         raise ValueError(f"found the statuses {statuses}")
     return statuses
-
-
-def describe(
-    network: Network, query: Query, targets: Sequence[str], columns: Mapping[str, object], errors: Mapping[str, object]
-) -> dict[bytes, bytes]:
-    """Return the metadata of answers.
-
-    network, query: of the answers.
-    targets: names of their columns.
-    columns: what else is said of columns.
-    errors: the same of sampled answers alone.
-    """
-    shown = {} if query.answers == "posteriors" else {"answers": query.answers, "top": query.top}
-    description: dict[str, object] = {
-        "format_version": FORMAT_VERSION,
-        "network": network.name,
-        "network_digest": network.digest,
-        "query": query.kind,
-        **shown,
-        "precision": query.precision,
-        "states": {name: network.variables[network.index[name]].states for name in targets},
-        **columns,
-    }
-    if query.method != "exact":
-        description |= {"method": query.method, "sampling": asdict(query.sampling), **errors}
-    return {METADATA_KEY: json.dumps(description).encode()}

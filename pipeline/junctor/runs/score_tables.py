@@ -21,7 +21,6 @@ from junctor.runs.results import (
     AnswerTables,
     Columns,
     columns_beside,
-    describe,
     fields_beside,
     free_names,
     sampled_columns,
@@ -114,7 +113,7 @@ class ScoreTables(AnswerTables):
             "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
         }
         errors = {"error_columns": dict(zip(targets, names.beside.errors, strict=True))}
-        return pa.schema(fields, describe(network, query, targets, columns, errors))
+        return pa.schema(fields, self._metadata(targets, columns, errors))
 
     @cached_property
     def _maker(self) -> BatchMaker:

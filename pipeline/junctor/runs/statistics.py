@@ -431,7 +431,7 @@ def count(
 ) -> Statistics:
     """Return the statistics of one partition.
 
-    network: of the variables.
+    network: that answers.
     cells: of its evidence columns.
     answers: to all of its rows.
     case_ids: Arrow array [rows].
@@ -569,9 +569,7 @@ def _count_targets(
     last = set[int]()
     if answers.targets == tuple(range(len(network.public))):
         last.update(network.index[name] for name in cells)
-    # Variables that a question adds are none of the network.
-    known = [n for n, v in enumerate(answers.targets) if v < len(network.variables)]
-    small = [n for n in known if network.cardinalities[answers.targets[n]] <= MOST_STATES]
+    small = [n for n, v in enumerate(answers.targets) if network.cardinalities[v] <= MOST_STATES]
     first, others = ([n for n in small if (answers.targets[n] in last) is later] for later in (False, True))
     numbers = [*first, *others][:MOST_TARGETS]
     sizes = [network.cardinalities[answers.targets[n]] for n in numbers]

@@ -206,7 +206,7 @@ class Comparison:
 
     def _alike(self, name: str) -> bool:
         """Return whether a variable has the same states in both networks."""
-        one, other = (each.network for each in self._both)
+        one, other = (each.answering for each in self._both)
         if one is None or other is None or name not in one.index or name not in other.index:
             return False
         return one.variables[one.index[name]].states == other.variables[other.index[name]].states

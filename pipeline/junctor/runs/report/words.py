@@ -165,5 +165,6 @@ def bars(title: str, states: Sequence[str], values: Table, marks: Table | None) 
 
 def states_of(outcome: Outcome, name: str) -> tuple[str, ...]:
     """Return the names of the states of a variable."""
-    assert outcome.network is not None
-    return tuple(outcome.network.variables[outcome.network.index[name]].states)
+    network = outcome.answering
+    assert network is not None
+    return tuple(network.variables[network.index[name]].states)
