@@ -60,7 +60,7 @@ def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12, lean: bool
         cuts: ChunkCuts, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
     ) -> ChunkRoute:
         # Of explanations there are max-marginals in chunks, which have the plans of posteriors.
-        anew = lean or cuts.facts.query.kind == "mpe"
+        anew = lean or cuts.facts.explains
         plan = compile_plan(cuts.facts.shape, pattern, rows=uses, lean=lean) if anew else cuts.facts.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:

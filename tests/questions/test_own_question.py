@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,32 +24,32 @@ from junctor.generate import random_network
 from junctor.model import query as queries
 from junctor.model.answers import Answers, Scores, answer_width
 from junctor.model.errors import EvidenceError, InputError
-from junctor.model.network import Factor, Network, Variable
-from junctor.model.query import Query, Sampling
+from junctor.model.query import Query, Sampling, answering_network
 from junctor.model.question import AnswerKind, Needs, QueryKind, Question, question_of
 from junctor.model.strategies import Strategy
-from junctor.runs import storage
-from junctor.runs.outcome import outcome_of
-from junctor.runs.report.page import write_page
 from junctor.runs.results import tables_for
-from junctor.runs.run import run
-from junctor.runs.workload import Job
-from junctor.runtime.dask_cluster import Resources
 from junctor.strategies.registry import way
 from pyarrow import parquet
 
 NETWORK = random_network(6, states=2, seed=1)
 NAMES = NETWORK.variables[0].name, NETWORK.variables[1].name
 BATCH = EvidenceBatch(2, {5: np.array([0, 1], dtype=np.int32)})
+EVIDENCE = pa.table({NETWORK.variables[5].name: NETWORK.variables[5].states})
+FOLDER = str(Path(__file__).parent / "own")
+# The command with one more name and one more file of questions.
+NAMED = """
+import sys
+from typing import Literal
 
+import junctor.questions
+from junctor.model import question
 
-def with_equality(network: Network, targets: tuple[str, ...] | None) -> Network:
-    if targets is None or len(targets) != 2:
-        raise EvidenceError("expected two targets")
-    scope = (*(network.index[name] for name in targets), len(network.variables))
-    table = np.stack([1 - np.eye(2), np.eye(2)], axis=-1)
-    variables = (*network.variables, Variable("alike", ("no", "yes")))
-    return Network(network.name, variables, (*network.factors, Factor(scope, table)), network.kind)
+question.AnswerKind = Literal["posteriors", "scores", "alike"]
+junctor.questions.__path__.append(sys.argv.pop(1))
+from junctor.cli import main
+
+sys.exit(main())
+"""
 
 
 class SquareMaker(ScoreMaker):
@@ -60,20 +61,20 @@ class SquareMaker(ScoreMaker):
 
 
 OWN = (
-    Question("alike", "alike ones", network=with_equality, added=("alike",)),
     Question("squares", "squares", maker=f"{__name__}:SquareMaker", tables="junctor.runs.score_tables:ScoreTables"),
+    Question("largest", "largest ones", Needs("max", "targets")),
 )
 
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each has a name and a module."""
+    """Questions of this test have names and modules, one of them a file."""
     for question in OWN:
         module = ModuleType(f"junctor.questions.{question.name}")
         module.QUESTION = question  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for reader in (queries, storage):
-        monkeypatch.setattr(reader, "AnswerKind", Literal["posteriors", "scores", "alike", "squares"])
+    monkeypatch.setattr(junctor.questions, "__path__", [*junctor.questions.__path__, FOLDER])
+    monkeypatch.setattr(queries, "AnswerKind", Literal["posteriors", "scores", "alike", "squares", "largest"])
     yield
     question_of.cache_clear()
 
@@ -132,19 +133,17 @@ def test_samples_answer_what_is_made_of_posteriors(answers: str) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_it_goes_the_way_of_all_questions(tmp_path: Path) -> None:
-    evidence = pa.table({NETWORK.variables[5].name: [NETWORK.variables[5].states[state] for state in range(2)]})
-    table = junctor.posteriors(NETWORK, evidence, NAMES, answers="alike")  # type: ignore[arg-type]
+def test_a_file_and_a_name_are_enough(tmp_path: Path) -> None:
+    table = junctor.posteriors(NETWORK, EVIDENCE, NAMES, answers="alike")  # type: ignore[arg-type]
     assert [share for _, share in table["alike"].to_pylist()] == pytest.approx(shares_alike(), abs=1e-12)
     junctor.write_network(NETWORK, tmp_path / "network.bif")
-    parquet.write_table(evidence, tmp_path / "evidence.parquet")
-    job = Job(str(tmp_path / "network.bif"), str(tmp_path / "evidence.parquet"), str(tmp_path / "run"), asking())
-    manifest = run(job, Resources(workers=0))
+    parquet.write_table(EVIDENCE, tmp_path / "evidence.parquet")
+    told = [tmp_path / "network.bif", tmp_path / "evidence.parquet", "-o", tmp_path / "run"]
+    asked = ["--answers", "alike", "--targets", ",".join(NAMES), "--report"]
+    # In a process of its own, where the name is there before anybody reads it.
+    subprocess.run([sys.executable, "-c", NAMED, FOLDER, "run", *told, *asked], check=True, capture_output=True)
     assert parquet.read_table(tmp_path / "run" / "alike").column("alike").equals(table["alike"])
-    outcome = outcome_of(storage.RunDirectory(tmp_path / "run"), manifest)
-    assert list(outcome.statistics.targets) == ["alike"]
-    write_page(outcome, [], tmp_path / "page.html")
-    assert "Posteriors of 1 target" in (tmp_path / "page.html").read_text()
+    assert "Posteriors of 1 target" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("own")
@@ -155,7 +154,18 @@ def test_what_a_question_has_not_is_refused() -> None:
         with pytest.raises(EvidenceError, match="expected two targets"):
             Engine(NETWORK, asking(targets=targets))
     with pytest.raises(EvidenceError, match="the network has a variable 'alike', which alike ones add"):
-        Engine(with_equality(NETWORK, NAMES), asking())
+        Engine(answering_network(NETWORK, asking()), asking())
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(("variables", "rows"), [(6, 2), (30, 2), (30, 2000)])
+def test_what_no_strategy_has_is_answered_by_none(variables: int, rows: int) -> None:
+    with pytest.raises(EvidenceError, match="sampling answers posteriors, not largest ones: use --method exact"):
+        asking("largest", method="sampling")
+    network = random_network(variables, states=2, seed=1)
+    batch = EvidenceBatch(rows, {5: np.arange(rows, dtype=np.int32) % 2})
+    with pytest.raises(InputError, match=r"largest ones have no .*: ask for another strategy"):
+        Engine(network, asking("largest"), expected_rows=rows).answer(batch)
 
 
 def test_samples_say_what_they_answer_in_one_way() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -47,6 +47,7 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield what to do and its name."""
     from junctor import generate
     from junctor.model.query import Query
+    from junctor.model.question import QueryKind
 
     # The grid is wide, so that a search for its order is worth it.
     network, grid = generate.random_network(60, (2, 3), seed=1), generate.grid(9, 9, 3, seed=1)
@@ -54,7 +55,7 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
     precisions: tuple[Precision, ...] = "double", "single", "log"
     samplers: tuple[Sampler, ...] = "lw", "sis", "ais-bn", "epis-bn"
     for precision in precisions:
-        for query in (Query(precision=precision), Query("mpe", precision=precision)):
+        for query in (Query(kind, precision=precision) for kind in get_args(QueryKind)):
             for share in (0.0, 0.05, 0.8):
                 yield f"{query.kind}, {precision}, {share:.0%} missing", partial(_answer, network, query, device, share)
             yield f"{query.kind}, {precision}, a wide network", partial(_answer, grid, query, device, 0.0, 20)

@@ -314,10 +314,10 @@ def refusal(strategy: Strategy, facts: Facts) -> str | None:
     """Return why a strategy cannot be asked for, on this network and machine; None where it can."""
     if facts.asks_gpu and strategy not in (*ON_DEVICES, Strategy.IMPOSSIBLE):
         return "it runs on CPUs, and a GPU is asked for"
-    return _lacking(strategy, facts) or way(strategy).refuses(facts)
+    return lacking(strategy, facts) or way(strategy).refuses(facts)
 
 
-def _lacking(strategy: Strategy, facts: Facts) -> str | None:
+def lacking(strategy: Strategy, facts: Facts) -> str | None:
     """Return that a strategy has no answers to the question; None where it has."""
     question = facts.query.question
     if question.needs in way(strategy).supports:
@@ -327,7 +327,7 @@ def _lacking(strategy: Strategy, facts: Facts) -> str | None:
 
 def _offer(strategy: Strategy, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
     """Return what rows of a group would take in a strategy, or why they are not answered so."""
-    return _lacking(strategy, facts) or way(strategy).offer(group, batch, facts)
+    return lacking(strategy, facts) or way(strategy).offer(group, batch, facts)
 
 
 def _as_a_whole(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:

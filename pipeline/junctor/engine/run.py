@@ -11,10 +11,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from junctor.backends.plan_memory import ProgramCache
-from junctor.engine.choose import by_plan, estimate, has_plan, may_take_long, route_of
+from junctor.engine.choose import by_plan, estimate, has_plan, lacking, may_take_long, route_of
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup, patterns_of
 from junctor.model.answers import Answers, table_bytes, unanswered
+from junctor.model.errors import InputError
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import fresh
@@ -76,7 +77,11 @@ class BatchRun:
 
     def execute(self, routes: Sequence[Route], batch: EvidenceBatch, answers: Answers) -> None:
         """Write the answers to the rows of routes of one strategy; what is left of them gets a plan."""
-        left = way(routes[0].strategy).answer(routes, batch, answers, self)
+        strategy = routes[0].strategy
+        # Choices know the prices of sums and tracebacks alone: what else is needed would be answered as one of these.
+        if (why := lacking(strategy, self.facts)) is not None:
+            raise InputError(f"{why}: ask for another strategy")
+        left = way(strategy).answer(routes, batch, answers, self)
         if left.size:
             again = [by_plan(group, batch, self.facts) for group in patterns_of(batch).exact(left)]
             self.answer(again, batch, answers, counted=False)

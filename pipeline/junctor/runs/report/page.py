@@ -93,7 +93,7 @@ class Page:
         self._outcome = outcome
         self._manifest = outcome.manifest
         self._counts = outcome.statistics
-        self._kind = outcome.shown
+        self._shown = outcome.shown
         self.title = title_of(outcome)
 
     @property
@@ -249,7 +249,7 @@ class Page:
         if not found:
             return "No targets were counted"
         what = {"states": "Most probable states", "best": "Most probable states and their probabilities"}
-        return f"{what.get(self._kind, 'Posteriors')} of {counted(found, 'target')}"
+        return f"{what.get(self._shown, 'Posteriors')} of {counted(found, 'target')}"
 
     @property
     def target_text(self) -> str:
@@ -259,7 +259,7 @@ class Page:
         text = {
             "states": "Shares of rows by the state that their explanation has.",
             "best": "Rows by most probable state (share on the right) and its probability: the darker, the more.",
-        }.get(self._kind, "Rows by the posterior of each state: the darker, the more; on the right its mean.")
+        }.get(self._shown, "Rows by the posterior of each state: the darker, the more; on the right its mean.")
         text += f" Counted in {counted(self._counts.counted, 'row')}"
         evenly = self._counts.counted < self._counts.statuses.get("ok", 0)
         text += f", up to {COUNTED_ROWS:,} of a part." if evenly else "."
@@ -274,12 +274,12 @@ class Page:
         for name, table in list(self._counts.targets.items())[:PICTURED_TARGETS]:
             counts, states = np.array(table, dtype=np.float64), states_of(self._outcome, name)
             right = self._right(counts)
-            if self._kind == "states":
+            if self._shown == "states":
                 groups.append(bars(name, states, right, None))
             else:
                 order = np.sort(np.argsort(-right, kind="stable")[: pictures.MOST_STATES])
                 groups.append(pictures.Group(name, [states[i] for i in order], counts[order], right[order]))
-        if self._kind == "states":
+        if self._shown == "states":
             drawn = pictures.columns(groups)
         else:
             drawn = pictures.posteriors(groups, "posterior probability")
@@ -287,7 +287,7 @@ class Page:
 
     def _right(self, counts: Table) -> Table:
         """Return for each state its mean posterior, or its share of the rows."""
-        if self._kind == "posteriors":
+        if self._shown == "posteriors":
             return means_of(counts)
         shares: Table = counts.sum(axis=1) / max(1.0, counts.sum())
         return shares
@@ -295,7 +295,7 @@ class Page:
     @property
     def target_columns(self) -> list[str]:
         """Columns of the table of targets."""
-        if self._kind != "posteriors":
+        if self._shown != "posteriors":
             return ["rows"]
         return ["mean", "rows below 10 %", "rows above 50 %", "rows above 90 %"]
 
@@ -308,7 +308,7 @@ class Page:
             right, whole = self._right(counts), np.maximum(1.0, counts.sum(axis=1))
             for n, state in enumerate(states_of(self._outcome, name)):
                 values = [float(right[n])]
-                if self._kind == "posteriors":
+                if self._shown == "posteriors":
                     tenth = BINS // 10
                     parts = counts[n, :tenth], counts[n, BINS // 2 :], counts[n, BINS - tenth :]
                     values += [float(some.sum() / whole[n]) for some in parts]
