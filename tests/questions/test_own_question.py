@@ -138,10 +138,17 @@ def test_a_file_and_a_name_are_enough(tmp_path: Path) -> None:
     assert [share for _, share in table["alike"].to_pylist()] == pytest.approx(shares_alike(), abs=1e-12)
     junctor.write_network(NETWORK, tmp_path / "network.bif")
     parquet.write_table(EVIDENCE, tmp_path / "evidence.parquet")
-    told = [tmp_path / "network.bif", tmp_path / "evidence.parquet", "-o", tmp_path / "run"]
-    asked = ["--answers", "alike", "--targets", ",".join(NAMES), "--report"]
-    # In a process of its own, where the name is there before anybody reads it.
-    subprocess.run([sys.executable, "-c", NAMED, FOLDER, "run", *told, *asked], check=True, capture_output=True)
+    asked = [
+        tmp_path / "network.bif",
+        tmp_path / "evidence.parquet",
+        "--answers",
+        "alike",
+        "--targets",
+        ",".join(NAMES),
+    ]
+    for command in (["inspect", *asked], ["run", *asked, "-o", tmp_path / "run", "--report"]):
+        # In a process of its own, where the name is there before anybody reads it.
+        subprocess.run([sys.executable, "-c", NAMED, FOLDER, *command], check=True, capture_output=True)
     assert parquet.read_table(tmp_path / "run" / "alike").column("alike").equals(table["alike"])
     assert "Posteriors of 1 target" in (tmp_path / "run" / "report.html").read_text()
 

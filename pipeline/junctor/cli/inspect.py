@@ -111,7 +111,7 @@ def inspect(
     tree = tree_of(engine.facts.shape)
     stored = _stored_facts(engine, tree)
     record |= {
-        "tree": _tree_facts(tree, model) | {"stored": stored},
+        "tree": _tree_facts(tree, engine.network) | {"stored": stored},
         "allowed_bytes": engine.allowed,
         "no_evidence": _no_evidence(engine, stored),
     }
@@ -130,7 +130,7 @@ def inspect(
         # Imported here, because matplotlib takes a second.
         from junctor.cli.picture import draw_tree
 
-        draw_tree(tree, model, plot)
+        draw_tree(tree, engine.network, plot)
     if options["json"]:
         print_document(record)
     else:

@@ -108,8 +108,8 @@ class Query:
     def _check_scores(self) -> None:
         if self.kind != "posteriors" and self.answers != "posteriors":
             raise EvidenceError(
-                f"{self.answers} are of posteriors: an explanation is one state of every variable, found together, "
-                "and none of them has a probability of its own; use --query posteriors"
+                f"{question_of(self.answers).plural} are of posteriors: an explanation is one state of every variable, "
+                "found together, and none of them has a probability of its own; use --query posteriors"
             )
         if not self.question.has_top and (self.top is not None or self.probabilities):
             given = "--probability" if self.probabilities else "--top"
