@@ -384,7 +384,7 @@ def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, mo
     held: list[int] = []
     real = Engine.answer
 
-    def answer(self: Engine, batch: EvidenceBatch, others: int = 0, explain: bool = True) -> Any:
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0, explain: bool = True, first: int = 0) -> Any:
         answers = real(self, batch, others)
         held.append(others)
         beside.append(len(writing))
@@ -413,7 +413,7 @@ def test_threads_of_a_worker_share_the_memory_in_the_same_way(
     beside: dict[int, int] = {}
     real = Engine.answer
 
-    def answer(self: Engine, batch: EvidenceBatch, others: int = 0, explain: bool = True) -> Any:
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0, explain: bool = True, first: int = 0) -> Any:
         answers = real(self, batch, others)
         assert others or batch.rows < PARTITION_ROWS or not writing
         beside[others] = max(beside.get(others, 0), len(writing))
@@ -489,7 +489,7 @@ def test_kept_columns_and_copies_are_taken_off_the_memory_of_plans(
     found: list[int] = []
     real = Engine.answer
 
-    def answer(self: Engine, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Any:
+    def answer(self: Engine, batch: EvidenceBatch, reserved: int = 0, explain: bool = True, first: int = 0) -> Any:
         found.append(reserved)
         return real(self, batch, reserved)
 
