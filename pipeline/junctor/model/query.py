@@ -91,8 +91,8 @@ class Query:
         one_of("answers", self.answers, AnswerKind)
         self._check_scores()
         one_of("method", self.method, Method)
-        if self.method != "exact":
-            self.question.refuse_samples()
+        if self.method != "exact" and not self.question.is_sampled:
+            raise EvidenceError(f"sampling answers posteriors, not {self.question.plural}: use --method exact")
         one_of("precision", self.precision, Precision)
 
     @property

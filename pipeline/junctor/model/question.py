@@ -76,11 +76,6 @@ class Question:
         """Whether samples answer it, which estimate posteriors."""
         return self.needs == MARGINALS
 
-    def refuse_samples(self) -> None:
-        """Raise EvidenceError unless samples answer it."""
-        if not self.is_sampled:
-            raise EvidenceError(f"sampling answers posteriors, not {self.plural}: use --method exact")
-
     def refuse_taken(self, names: Container[str]) -> None:
         """Raise EvidenceError for a network with variables of the names that it adds."""
         for name in self.added:

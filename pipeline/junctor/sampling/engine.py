@@ -56,17 +56,16 @@ class SamplingEngine:
     """Answers batches of evidence on one directed network by importance sampling.
 
     network: directed.
-    query: what is asked of every row, and how it is sampled.
+    query: for posteriors, and how they are sampled.
     options: what the process may use; a GPU is used where there is one, all of them for many samples of a row.
 
     A row's answer depends on network, evidence, targets, sampling options, its number and the seed; neither on the
     other rows of the batch nor on threads. Raises ModelError for Markov networks and variables of too many states,
-    EvidenceError for unknown targets and explanations, BudgetError where the tables do not fit.
+    EvidenceError for unknown targets, BudgetError where the tables do not fit.
     """
 
     def __init__(self, network: Network, query: Query, options: ComputeOptions = ONE_THREAD) -> None:
         refuse(network)
-        query.question.refuse_samples()
         self.network = network
         self.query = query
         self.options = options
