@@ -98,7 +98,7 @@ def side(seconds: dict[int, float] = SECONDS, rows: int = 2) -> SideBySide:
 def answered(pool: WorkerPool, route: ChunkRoute, algebra: Algebra, batch: EvidenceBatch) -> list[BlockOutcome]:
     found: list[BlockOutcome] = []
     for rows, made in pool.rounds_of(route, NETWORK, algebra, np.arange(batch.rows)):
-        found += [outcome for _, _, outcome in case_by_case(made, route.chunks.plan, batch, rows)]
+        found += [outcome for _, _, outcome in case_by_case(made, route, batch, rows)]
     return found
 
 
@@ -110,7 +110,7 @@ def here(
         devices: list[Any] = [cupy.Device(ROOM, n) for n in range(gpus)] if cupy else [CudaBlockDevice(0, ROOM)]
         group = DeviceGroup(route.chunks, algebra, *devices, slots=2)
         program = ChunkedGpuProgram(route.chunks, NETWORK, algebra, group)
-        cases = case_by_case([program], route.chunks.plan, batch, np.arange(batch.rows))
+        cases = case_by_case([program], route, batch, np.arange(batch.rows))
         return [outcome for _, _, outcome in cases]
 
 
@@ -285,7 +285,7 @@ def test_memory_of_a_program_goes_without_the_collector() -> None:
     with chunk_gpus() as cupy:
         device = cupy.Device(ROOM, 0)
         program = programs.program_of(route, NETWORK, algebra, device)
-        case_by_case([program], route.chunks.plan, batch, np.arange(1))
+        case_by_case([program], route, batch, np.arange(1))
         there, collects = weakref.ref(device), gc.isenabled()
         gc.disable()
         try:

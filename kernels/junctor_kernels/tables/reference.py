@@ -57,6 +57,11 @@ class Algebra:
         return self.combine is np.add
 
     @cached_property
+    def maximises(self) -> bool:
+        """Whether terms are maximised in place of added up."""
+        return self.join is np.maximum
+
+    @cached_property
     def tiny(self) -> float:
         """The smallest normal number; 0 on logarithms, where nothing underflows."""
         return 0.0 if self.logs else TINY[self.dtype]

@@ -98,7 +98,7 @@ def _in_turns(networks: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
 def plans_of(network: Network, most: float) -> list[Plan]:
     """Return plans of orders of different kinds, those with fewest of at most so many operations."""
     best: dict[str, Plan] = {}
-    for plan, _, _ in candidates(Problem(shape_of(network), Pattern(frozenset(), frozenset())), 1):
+    for plan, *_ in candidates(Problem(shape_of(network), Pattern(frozenset(), frozenset())), 1):
         # One plan for each criterion, so that the orders differ in kind.
         other = best.get(plan.criterion)
         if other is None or plan.operations < other.operations:

@@ -26,6 +26,7 @@ from junctor.out_of_core.pass_program import MaxMin, PartStep, PassProgram, larg
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import ChunkPass, ChunkPlan
 from junctor.planning.plan import Free, Reduce
+from junctor.planning.recompute import originals
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -105,6 +106,9 @@ class BoundPlan:
         # Only leaves are bound here: reductions have no numbers before their pass.
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
+        again = originals(self.plan)
+        # Losses of a message are weighed once, however often it is made.
+        self._closed = self._leaves.closed | {table for table, first in again.items() if first in self._leaves.closed}
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
         self.results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
         self.programs = [
@@ -191,7 +195,7 @@ class BoundPlan:
                 here += terms * operand.lost * excess
             else:
                 in_messages += operand.lost * (1 + in_messages)
-                open_messages += 0.0 if table in self._leaves.closed else operand.open
+                open_messages += 0.0 if table in self._closed else operand.open
         lost = growth * excess * in_messages + here * (1 + in_messages)
         still_open = (growth * excess * open_messages + here) * (1 + in_messages)
         return TableStats(exponent, lost * factor, still_open * factor, least, largest)

@@ -16,10 +16,11 @@ from junctor.out_of_core.memory_splits import MemoryLimits, Overlap, priced_back
 from junctor.planning.chunk_search import ChunkChoice
 from junctor.planning.chunks import PassRecord
 from junctor.planning.compile import Problem
+from junctor.planning.recompute import Drop
 from junctor.runtime.records import typed
 
 # Part of the key: another way to search, another number.
-SEARCH = 5
+SEARCH = 6
 _Numbers = tuple[int, ...]
 
 
@@ -45,6 +46,18 @@ class CachedChoice:
         """Keep how the tasks of the plan overlap on a GPU."""
         OVERLAP.keep(self.key, overlap)
 
+    def find_slices(self) -> _Numbers | None:
+        """Return the variables that were held constant, none or some; None where it is not known."""
+        return SLICES.find(self.key)
+
+    def keep_slices(self, variables: _Numbers) -> None:
+        """Keep which variables are held constant."""
+        SLICES.keep(self.key, variables)
+
+    def of_slices(self, variables: _Numbers) -> CachedChoice:
+        """Return where the choice for the slices of a row is kept."""
+        return CachedChoice((self.key, variables))
+
 
 def kept_cut(
     problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel | None, rows: int, shared_by: object
@@ -67,14 +80,15 @@ def kept_cut(
 
 
 def _unpack_choice(record: Any, _: Arrays, members: frozenset[int]) -> ChunkChoice:
-    kinds = tuple[_Numbers, str, bool, int, tuple[tuple[_Numbers, _Numbers], ...]]
-    variables, criterion, lean, split, passes = typed(kinds, record)
+    kinds = tuple[_Numbers, str, bool, int, tuple[tuple[_Numbers, _Numbers], ...], tuple[tuple[int, int], ...]]
+    variables, criterion, lean, split, passes, drops = typed(kinds, record)
     # Any permutation gives right answers, nothing else does. Whether passes are those of the plan shows when it is cut.
     if len(variables) != len(members) or frozenset(variables) != members or split < 0:
         raise ValueError("no choice for these variables")
     if not all(done for done, _ in passes):
         raise ValueError("a pass of no steps")
-    return ChunkChoice(variables, criterion, lean, split, tuple(PassRecord(*each) for each in passes))
+    recorded, again = tuple(PassRecord(*each) for each in passes), tuple(Drop(*each) for each in drops)
+    return ChunkChoice(variables, criterion, lean, split, recorded, again)
 
 
 def _unpack_overlap(record: Any, _: Arrays) -> Overlap:
@@ -83,4 +97,5 @@ def _unpack_overlap(record: Any, _: Arrays) -> Overlap:
 
 
 CUT = Section("cut", lambda choice: (choice, {}), _unpack_choice)
+SLICES = Section("slices", lambda variables: (variables, {}), lambda record, _: typed(_Numbers, record))
 OVERLAP = Section("overlap", lambda overlap: (overlap, {}), _unpack_overlap)

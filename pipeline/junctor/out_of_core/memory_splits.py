@@ -26,20 +26,23 @@ from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
 from junctor.cost.features.chunked_gpu import gpu_counts, least_gpu_work, pass_seconds
 from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.cost.features.registry import BACKENDS
+from junctor.cost.figures import shipped_figures
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
 from junctor.cost.policy import DISK_BYTE
 from junctor.placement.pass_spans import side_by_side
 from junctor.placement.placement import slot_bytes
+from junctor.placement.residency import placed
 from junctor.planning.chunk_search import KEPT_STEPS, KeptChoice, MemorySplit
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
+from junctor.planning.shape import Pattern
 
 # Shares of the memory that a task may take, and bytes of one whose tables stay in a cache; on a GPU, the smaller a
 # task, the sooner copies and kernels overlap.
 SHARES, CACHED_BYTES = (3 / 4, 1 / 2, 1 / 4, 1 / 8), 1 << 25
-GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+GPU_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 4)
 # Groups of tasks in flight at once on a GPU, of which the number is chosen: more where that takes so much less.
 SLOTS, USUAL_SLOTS, SLOT_GAIN = (1, 2, 3, 4, 6), 3, 0.995
 # Most that sums of terms take on a GPU.
@@ -124,6 +127,15 @@ class KeptSearch(KeptChoice, Protocol):
     def keep_overlap(self, overlap: Overlap) -> None:
         """Keep how they do."""
 
+    def find_slices(self) -> tuple[int, ...] | None:
+        """Return the variables that were held constant, none or some; None where it is not known."""
+
+    def keep_slices(self, variables: tuple[int, ...]) -> None:
+        """Keep which variables are held constant."""
+
+    def of_slices(self, variables: tuple[int, ...]) -> KeptSearch:
+        """Return where the choice for the slices of a row is kept."""
+
 
 class CpuSplits:
     """Ways to divide the memory of this machine. costs: of its CPU. rows: cases to come."""
@@ -170,6 +182,14 @@ class CpuSplits:
         arithmetic = Arithmetic(self._itemsize, entries, threads > 0)
         return CpuSplit(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
 
+    def beyond(self, chunks: ChunkPlan, split: MemorySplit) -> int:
+        """Return 0: stored tables have the memory of a split as it is."""
+        return 0
+
+    def aside(self, chunks: ChunkPlan, split: MemorySplit) -> int:
+        """Return the bytes of stored tables in files."""
+        return chunks.peak(on_disk=True) * self._itemsize
+
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
         return min(self._least(plan, compiled) for compiled in (True, False))
@@ -199,16 +219,19 @@ class CpuSplits:
 
 
 class GpuSplits:
-    """Ways to divide the memory of GPUs that share the tasks. costs: of one of them."""
+    """Ways to divide the memory of GPUs that share the tasks. costs: of one of them. rows: cases to come."""
 
-    def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, gpus: int) -> None:
-        self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
+    def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, gpus: int, rows: int = 1) -> None:
+        self._limits, self._itemsize, self._gpus, self._rows = limits, algebra.dtype.itemsize, gpus, rows
         (self._backend,) = priced_backends(algebra, on_gpu=True)
+        self._step = costs.figures.planning.cutting_step
         # A GPU that has never been measured in chunks still gets a plan.
         self._costs = costs if self._backend in costs.coefficients else NOMINAL
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
         # Of the plans that are alive: to find it takes as long as the counts of a number of slots.
         self._slot: WeakKeyDictionary[ChunkPlan, int] = WeakKeyDictionary()
+        # With the plan, whose number stays its own while it lives.
+        self._leasts: dict[int, tuple[Plan, float]] = {}
 
     def fixed(self, plan: Plan) -> int:
         """Return what a plan takes of the memory however it is divided."""
@@ -217,7 +240,7 @@ class GpuSplits:
     @property
     def room(self) -> int:
         """Bytes that tables may take anywhere."""
-        return self._limits.memory + self._limits.disk + self._whole
+        return self._limits.memory + self._limits.disk + self._gpus * self._whole
 
     def _slot_bytes(self, chunks: ChunkPlan) -> int:
         if chunks not in self._slot:
@@ -225,20 +248,50 @@ class GpuSplits:
         return self._slot[chunks]
 
     def splits(self, plan: Plan) -> list[MemorySplit]:
-        """Return the ways to divide the memory, the largest task first; all stored tables may be on the host."""
-        free = self._limits.memory - self.fixed(plan)
+        """Return the ways to divide the memory, the smallest task first; tables are stored on GPUs and on the host."""
         # More tasks, where there are several to do them.
-        smaller = [GPU_SHARES[-1] / 2**n for n in range(1, self._gpus.bit_length())]
-        shares = (*GPU_SHARES, *smaller)
-        return [MemorySplit(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in shares]
+        smaller = [GPU_SHARES[0] / 2**n for n in range(self._gpus.bit_length() - 1, 0, -1)]
+        tasks = [int(self._whole * share) for share in (*smaller, *GPU_SHARES)]
+        free = self._limits.memory - self.fixed(plan)
+        left = [self._gpus * max(0, self._whole - task) for task in tasks]
+        disk = self._limits.disk
+        return [MemorySplit(task - PARTIAL_BYTES, free + more, disk) for task, more in zip(tasks, left, strict=True)]
+
+    def beyond(self, chunks: ChunkPlan, split: MemorySplit) -> int:
+        """Return the bytes by which stored tables exceed the host: those that have no room on GPUs beside one slot."""
+        return self._beyond(chunks, 1)
+
+    def aside(self, chunks: ChunkPlan, split: MemorySplit) -> int:
+        """Return the bytes of stored tables on the host and in files."""
+        return self._pinned_bytes(chunks, self._usual(chunks)) + chunks.peak(on_disk=True) * self._itemsize
+
+    def _beyond(self, chunks: ChunkPlan, slots: int) -> int:
+        free = self._limits.memory - self.fixed(chunks.plan)
+        # To place them takes a while.
+        if chunks.peak(on_disk=False) * self._itemsize <= free:
+            return 0
+        return max(0, self._pinned_bytes(chunks, slots) - free)
+
+    def _pinned_bytes(self, chunks: ChunkPlan, slots: int) -> int:
+        rates = shipped_figures().gpu_rates
+        left = self._left(chunks, slots)
+        return placed(chunks, self._itemsize, left, self._gpus, bus=rates.bus, device=rates.copy).pinned_bytes
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
-        return self._costs.seconds(self._backend, least_gpu_work(plan, self._itemsize))
+        if id(plan) not in self._leasts:
+            seconds = self._costs.seconds(self._backend, least_gpu_work(plan, self._itemsize))
+            self._leasts[id(plan)] = plan, seconds
+        return self._leasts[id(plan)][1]
 
     def seconds(self, chunks: ChunkPlan, split: MemorySplit) -> float:
         """Return about what a case takes, with as many slots as are usually best."""
-        return self.seconds_with(chunks, min(USUAL_SLOTS, self.most_slots(chunks)))
+        return self.seconds_with(chunks, self._usual(chunks))
+
+    def _usual(self, chunks: ChunkPlan) -> int:
+        """Return the number of slots that is usually best, or the next one below that fits."""
+        numbers = range(min(USUAL_SLOTS, self.most_slots(chunks)), 1, -1)
+        return next((slots for slots in numbers if not self._beyond(chunks, slots)), 1)
 
     def most_slots(self, chunks: ChunkPlan) -> int:
         """Return the number of slots that there is room for; one has to fit."""
@@ -271,31 +324,45 @@ class GpuSplits:
         if found is not None and {found.one, found.two or found.one} <= set(fitting):
             slots = found.two or found.one
             there = self._side_by_side(chunks, found.one) if found.two else chunks
-            if there is chunks or self._fits(there, split):
+            if self._fits(there, slots):
                 return self._route(there, self.seconds_with(there, slots), slots)
         seconds, slots = self._best_slots(chunks, fitting)
-        overlap, beside = Overlap(slots), self._side_by_side(chunks, slots)
-        if self._fits(beside, split):
+        overlap = Overlap(slots)
+        if self._pays(chunks, seconds):
+            beside = self._side_by_side(chunks, slots)
             # Two passes have as many slots, or some more.
             first = fitting.index(slots)
-            less, more = self._best_slots(beside, fitting[first : first + 2])
-            if less < seconds:
-                overlap, seconds, slots, chunks = Overlap(slots, more), less, more, beside
+            if not chunks.on_disk and self._fits(beside, slots):
+                less, more = self._best_slots(beside, fitting[first : first + 2])
+                if less < seconds:
+                    overlap, seconds, slots, chunks = Overlap(slots, more), less, more, beside
         if kept is not None and len(chunks.plan.steps) * len(fitting) >= KEPT_STEPS:
             kept.keep_overlap(overlap)
         return self._route(chunks, seconds, slots)
 
-    def _fits(self, chunks: ChunkPlan, split: MemorySplit) -> bool:
-        return chunks.peak(on_disk=False) * self._itemsize <= split.memory and not chunks.on_disk
+    def _fits(self, chunks: ChunkPlan, slots: int) -> bool:
+        return not self._beyond(chunks, slots)
+
+    def _pays(self, chunks: ChunkPlan, seconds: float) -> bool:
+        """Return True if cases that take so long may take less by as much as looking further takes."""
+        return self._rows * (seconds - self.least(chunks.plan)) > self._step * len(chunks.plan.steps)
 
     def _route(self, chunks: ChunkPlan, seconds: float, slots: int) -> ChunkRoute:
         working, overhead = OFFSET_BYTES + slots * self._slot_bytes(chunks), launch_bytes(chunks.plan)
-        return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
+        stored = self._pinned_bytes(chunks, slots)
+        return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots, pinned=stored)
 
     def _best_slots(self, chunks: ChunkPlan, numbers: Sequence[int]) -> tuple[float, int]:
         """Return the seconds of a case with the best number of slots, of some in ascending order, and that number."""
+        # The first one fits.
+        best = max(numbers[0], min(self._usual(chunks), numbers[-1]))
+        seconds = self.seconds_with(chunks, best)
+        if not self._pays(chunks, seconds):
+            return seconds, best
         seconds, best = math.inf, numbers[0]
         for slots in numbers:
+            if slots > numbers[0] and not self._fits(chunks, slots):
+                break
             # Of about equals the fewest slots.
             if (this := self.seconds_with(chunks, slots)) < SLOT_GAIN * seconds:
                 seconds, best = this, slots
@@ -406,6 +473,8 @@ class ChunkRoute:
     workers: that answer rows, 0 where this process does; then `memory` is that of all.
     side: how GPUs answer several rows at a time. None where those of this process share each row, or where workers
         share the tasks of each.
+    pinned: bytes of stored tables in the memory of the host, None for all that are in no file.
+    slices: variables held constant, one propagation for each of their configurations; evidence of the plan.
     """
 
     chunks: ChunkPlan
@@ -419,11 +488,25 @@ class ChunkRoute:
     slots: int = 0
     workers: int = 0
     side: SideBySide | None = None
+    pinned: int | None = None
+    slices: tuple[int, ...] = ()
+
+    @property
+    def pattern(self) -> Pattern:
+        """The evidence of a row."""
+        found = self.chunks.plan.pattern
+        return Pattern(found.sliced.difference(self.slices), found.weighted)
+
+    @property
+    def propagations(self) -> int:
+        """Propagations of a row."""
+        return self.chunks.plan.shape.entries(self.slices)
 
     @cached_property
     def memory(self) -> int:
         """The peak bytes of everything that is not on a disk or a GPU."""
-        of_row = fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.overhead
+        stored = self.chunks.peak(on_disk=False) * self.itemsize if self.pinned is None else self.pinned
+        of_row = fixed_bytes(self.chunks.plan) + stored + self.overhead
         return of_row * (self.side.rows if self.side else 1)
 
     @cached_property
@@ -433,7 +516,7 @@ class ChunkRoute:
 
     @property
     def loaded(self) -> int:
-        """Bytes that come into the memory of tasks."""
+        """Bytes of a propagation that come into the memory of tasks."""
         return self.chunks.loaded * self.itemsize
 
     @property

@@ -6,7 +6,9 @@ not fit goes into files. Everything is chosen before anything runs, and determin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,10 +35,19 @@ from junctor.out_of_core.memory_splits import (
 )
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import exact_bytes, format_bytes, too_long
-from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
+from junctor.planning.chunk_search import (
+    SEARCHED_CUTS,
+    ChunkPrices,
+    MemorySplit,
+    TooLongError,
+    candidates,
+    cheapest_chunks,
+)
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+from junctor.planning.slices import MOST_SLICES, best_slice
 from junctor.runtime.threads import in_threads
 
 if TYPE_CHECKING:
@@ -50,10 +61,10 @@ Rows = npt.NDArray[np.int64]
 # Returns what `cut` does for the same arguments.
 Search = Callable[[Problem, Algebra, MemoryLimits, "CostModel", int, int], ChunkRoute]
 
+# Largest tables that are there at once where a sweep turns: messages up and down, of both sides.
+TURNING = 3
 # What makes rows possible that take too long.
 ADVICE = "ask for fewer targets, or give evidence on more variables"
-# Orders and memory splits that a search for a plan cuts, about: 28 x 28 takes half a minute.
-SEARCHED_CUTS = 100
 
 
 def cut(
@@ -67,32 +78,114 @@ def cut(
 ) -> ChunkRoute:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
+    Where stored tables do not fit, or lie in slower memory, rows may go slice by slice.
     costs: of the device.
     rows: cases to come, which bound the search.
     gpus: that share the tasks.
     kept: where a search for the same arguments leaves its choice.
     """
-    taken: list[int] = []
-    ways: GpuSplits | CpuSplits
-    ways = GpuSplits(limits, algebra, costs, gpus) if limits.on_gpu else CpuSplits(limits, algebra, costs, rows)
-
-    def splits(plan: Plan) -> Sequence[MemorySplit]:
-        # For the message of a refusal: the least that any plan takes however it is cut.
-        taken.append(ways.fixed(plan))
-        return ways.splits(plan)
-
+    search = _CutSearch(algebra, limits, costs, rows, gpus)
+    known = kept.find_slices() if kept is not None else None
+    if known is not None and problem.free().issuperset(known):
+        # What was kept may have been made by anybody: then the search decides.
+        with suppress(BudgetError):
+            return search.cut(problem, known, kept)
+    best, refused = None, None
     try:
-        least, step = least_entry(costs.figures, limits.on_gpu), costs.figures.planning.cutting_step
-        prices = ChunkPrices(ways.least, ways.seconds, step, limits.seconds, ways.room, least)
-        cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows, kept)
-    except TooSmallError as error:
-        raise _refusal(error, limits, min(taken)) from None
-    except TooLongError as error:
-        if error.seconds is not None:
-            threads = 1 if limits.on_gpu else limits.threads
-            raise too_long(error.seconds / threads, limits.seconds / threads, "a row in chunks", ADVICE) from None
-        raise BudgetError(f"propagation in chunks takes years ({error}); {ADVICE}") from None
-    return ways.chunking(*cheapest, kept)
+        best = search.cut(problem, (), kept)
+    except BudgetError as error:
+        refused = error
+    best = search.sliced(problem, best, refused, kept)
+    if best is None:
+        assert refused is not None
+        raise refused
+    if kept is not None and best.slices:
+        kept.keep_slices(best.slices)
+    return best
+
+
+class _CutSearch:
+    """A search for the plan of a row in chunks, and of its slices; arguments as of `cut`."""
+
+    def __init__(self, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int) -> None:
+        self._algebra, self._limits, self._costs, self._rows = algebra, limits, costs, rows
+        self._ways: GpuSplits | CpuSplits
+        self._ways = GpuSplits(limits, algebra, costs, gpus, rows)
+        if not limits.on_gpu:
+            self._ways = CpuSplits(limits, algebra, costs, rows)
+
+    def cut(
+        self, problem: Problem, slices: tuple[int, ...], kept: KeptSearch | None, most: float = math.inf
+    ) -> ChunkRoute:
+        """Return the plan that takes least time with some variables held constant; raises BudgetError.
+
+        most: seconds that a row may take, if fewer than those of the limits.
+        """
+        ways, limits, taken = self._ways, self._limits, list[int]()
+        count = problem.shape.entries(slices)
+        seconds = min(limits.seconds, most) / count
+
+        def splits(plan: Plan) -> Sequence[MemorySplit]:
+            # For the message of a refusal: the least that any plan takes however it is cut.
+            taken.append(ways.fixed(plan))
+            return ways.splits(plan)
+
+        kept = kept.of_slices(slices) if kept is not None and slices else kept
+        try:
+            least, step = least_entry(self._costs.figures, limits.on_gpu), self._costs.figures.planning.cutting_step
+            prices = ChunkPrices(ways.least, ways.seconds, step, ways.beyond, ways.aside, seconds, ways.room, least)
+            what = with_slices(problem, slices), self._algebra.dtype.itemsize, splits, prices, self._rows * count
+            cheapest = cheapest_chunks(*what, kept, further=not slices)
+        except TooSmallError as error:
+            raise _refusal(error, limits, min(taken)) from None
+        except TooLongError as error:
+            if error.seconds is not None:
+                threads = 1 if limits.on_gpu else limits.threads
+                told = count * error.seconds / threads, limits.seconds / threads
+                raise too_long(*told, "a row in chunks", ADVICE) from None
+            raise BudgetError(f"propagation in chunks takes years ({error}); {ADVICE}") from None
+        route = ways.chunking(*cheapest, kept)
+        return replace(route, seconds=count * route.seconds, slices=slices)
+
+    def sliced(
+        self, problem: Problem, best: ChunkRoute | None, refused: BudgetError | None, kept: KeptSearch | None
+    ) -> ChunkRoute | None:
+        """Return what takes less than the best that is known, with more and more variables held constant."""
+        plan, slices = None if best is None else best.chunks.plan, tuple[int, ...]()
+        if best is not None and not self._pays(best, self._ways.least(best.chunks.plan), best.chunks.plan):
+            return best
+        allowed = problem.free() - problem.pattern.weighted
+        while True:
+            with suppress(TooLongError, StopIteration):
+                plan = plan or next(candidates(with_slices(problem, slices), self._rows)).plan
+            held = None if plan is None else best_slice(plan, allowed.difference(slices))
+            if held is None or problem.shape.entries((*slices, held)) > MOST_SLICES:
+                return best
+            slices, plan = (*slices, held), None
+            plan = next(candidates(with_slices(problem, slices), self._rows)).plan
+            least = problem.shape.entries(slices) * self._ways.least(plan)
+            if least > self._limits.seconds or (best is not None and not self._pays(best, least, plan)):
+                return best
+            largest = max((table.entries for table in plan.tables), default=0) * self._algebra.dtype.itemsize
+            if TURNING * largest > self._ways.room:
+                continue
+            try:
+                found = self.cut(problem, slices, kept, math.inf if best is None else best.seconds)
+            except BudgetError:
+                continue
+            if best is not None and found.seconds >= best.seconds:
+                return best
+            best, plan = found, found.chunks.plan
+
+    def _pays(self, best: ChunkRoute, least: float, plan: Plan) -> bool:
+        step = self._costs.figures.planning.cutting_step
+        return self._rows * (best.seconds - least) > step * len(plan.steps)
+
+
+def with_slices(problem: Problem, slices: tuple[int, ...]) -> Problem:
+    """Return the problem of a slice of a row."""
+    pattern = problem.pattern
+    return replace(problem, pattern=Pattern(pattern.sliced.union(slices), pattern.weighted)) if slices else problem
 
 
 def least_entry(figures: Figures, on_gpu: bool) -> float:
@@ -222,7 +315,8 @@ def _group_of(chunking: ChunkRoute, algebra: Algebra, devices: Sequence[CudaBloc
     from junctor.out_of_core.gpu.devices import DeviceGroup
 
     try:
-        return DeviceGroup(chunking.chunks, algebra, *devices, slots=chunking.slots)
+        most = chunking.limits.memory
+        return DeviceGroup(chunking.chunks, algebra, *devices, slots=chunking.slots, most=most)
     # Other programs may have taken some of the device since the plan was cut.
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
@@ -253,27 +347,28 @@ def rounds_of(
 
 
 def case_by_case(
-    programs: Sequence[SingleCaseProgram], plan: Plan, batch: EvidenceBatch, rows: Rows
+    programs: Sequence[SingleCaseProgram], route: ChunkRoute, batch: EvidenceBatch, rows: Rows
 ) -> list[tuple[Rows, EvidenceBlock, BlockOutcome]]:
     """Return each of `rows` as a part of its own, with its evidence and what its propagation found.
 
-    programs: of one plan; each answers a row at a time, in a thread of its own if there are several.
+    programs: of the route; each answers a row at a time, in a thread of its own if there are several.
     """
+    sizes = route.chunks.plan.shape.cardinalities
 
     def propagate(part: Rows, place: int) -> tuple[Rows, EvidenceBlock, BlockOutcome]:
-        block = block_of(batch, part, plan.pattern, plan.shape.cardinalities)
+        block = block_of(batch, part, route.pattern, sizes)
         return part, block, programs[place].run(block)
 
     return in_threads(propagate, [rows[n : n + 1] for n in range(len(rows))], len(programs))
 
 
 def answer_case_by_case(
-    programs: Sequence[SingleCaseProgram], plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
+    programs: Sequence[SingleCaseProgram], route: ChunkRoute, batch: EvidenceBatch, rows: Rows, answers: Answers
 ) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones. Arguments as of `case_by_case`."""
 
     def answer(part: Rows, place: int) -> Rows:
-        ((_, block, outcome),) = case_by_case(programs[place : place + 1], plan, batch, part)
+        ((_, block, outcome),) = case_by_case(programs[place : place + 1], route, batch, part)
         # Rows of answers lie apart, so threads may write theirs at the same time.
         write_tables(outcome, block, part, answers)
         write(outcome, part, answers)

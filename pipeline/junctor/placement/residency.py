@@ -1,21 +1,31 @@
 """Which stored tables of a cut plan stay on GPUs, from when on, and where: those that take most off the bus.
 
-Pure arithmetic, known before anything runs. `gpu.devices` and the cost model call `choose_residency`.
+Pure arithmetic, known before anything runs. `gpu.devices`, memory splits and the cost model call `placed`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.placement.fusion import touched_entries
-from junctor.placement.placement import Residency, results, share_bytes, stored, sums_on_host
-from junctor.placement.sharding import Sharding, Shardings
+from junctor.placement.placement import (
+    Residency,
+    leaf_offsets,
+    outer_variables,
+    pinned_offsets,
+    results,
+    share_bytes,
+    stored,
+    sums_on_host,
+)
+from junctor.placement.sharding import Sharding, Shardings, shard_passes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.first_fit import first_gap
 
@@ -28,6 +38,48 @@ MOST_PLACED_ANEW = 16
 
 # A pass, and what it moves of a table, in entries over the bus: in, out, and on the device (none).
 _Crossing = tuple[int, tuple[float, ...]]
+
+
+class Places(NamedTuple):
+    """Where the tables of a cut plan lie on GPUs and in pinned memory.
+
+    leaves: of factors and evidence on every GPU, as of `leaf_offsets`, and `leaf_bytes` in all.
+    shardings: which GPU does which tasks, and has which parts.
+    resident: stored tables that stay on GPUs.
+    pinned: offsets of the others in pinned memory, and `pinned_bytes` in all.
+    """
+
+    leaves: Mapping[int, tuple[int, int]]
+    leaf_bytes: int
+    shardings: Shardings
+    resident: Mapping[int, Residency]
+    pinned: Mapping[int, int]
+    pinned_bytes: int
+
+
+# Of the plans that are alive: to place all tables takes as long as half of a cut.
+_PLACED: WeakKeyDictionary[ChunkPlan, dict[object, Places]] = WeakKeyDictionary()
+
+
+def placed(
+    chunks: ChunkPlan, itemsize: int, room: int, gpus: int, *, bus: float, device: float, apart: bool = False
+) -> Places:
+    """Return where all tables lie; kept with the plan.
+
+    room: bytes of each GPU beside its slots.
+    apart: whether GPUs do not reach each other's memory: then no stored table stays there.
+    All others: as of `choose_residency`.
+    """
+    of_plan, key = _PLACED.setdefault(chunks, {}), (itemsize, room, gpus, bus, device, apart)
+    if key not in of_plan:
+        leaves, size = leaf_offsets(chunks, itemsize, room)
+        outer = [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes]
+        shardings = shard_passes(chunks, outer, gpus)
+        left = 0 if apart else room - size
+        resident = choose_residency(chunks, itemsize, left, shardings, bus=bus, device=device)
+        pinned = pinned_offsets(chunks, itemsize, resident)
+        of_plan[key] = Places(leaves, size, shardings, resident, *pinned)
+    return of_plan[key]
 
 
 def choose_residency(

@@ -165,7 +165,7 @@ def chunk_plan(
     recorded: passes of an earlier cut of the same plan, None to look for some.
     Raises TooSmallError where that cannot be, ValueError for records of other passes.
     """
-    passes = tuple(_passes(plan, working) if recorded is None else _recorded(plan, working, recorded))
+    passes = tuple(_passes(plan, working, memory + disk) if recorded is None else _recorded(plan, working, recorded))
     cuts = _cuts(plan, passes)
     on_disk = _spilled(plan, passes, memory)
     peaks = [parts.peak(parts.entries)[0] for parts in (_Parts(plan, pass_.steps, pass_.fixed) for pass_ in passes)]
@@ -202,9 +202,9 @@ def _recorded(plan: Plan, working: int, records: Sequence[PassRecord]) -> list[C
     return passes
 
 
-def _passes(plan: Plan, working: int) -> list[ChunkPass]:
-    """Return passes, each behind those that it needs; raises TooSmallError."""
-    passes = _OpenPasses(plan, working)
+def _passes(plan: Plan, working: int, stored: int) -> list[ChunkPass]:
+    """Return passes, each behind those that it needs; raises TooSmallError. stored: entries of stored ones."""
+    passes = _OpenPasses(plan, working, stored)
     for step in _reductions(plan):
         passes.add(step)
     return passes.close_all()
@@ -234,8 +234,8 @@ class _OpenPass:
 class _OpenPasses:
     """Passes in the making: a step joins one that has an operand where that moves fewer entries than its own pass."""
 
-    def __init__(self, plan: Plan, working: int) -> None:
-        self._plan, self._working = plan, working
+    def __init__(self, plan: Plan, working: int, stored: int) -> None:
+        self._plan, self._working, self._stored = plan, working, stored
         self._cutting, self._preferred = _Cutting(plan, working), set[int]()
         self._made_by: dict[int, _OpenPass] = {}
         self._open: list[_OpenPass] = []
@@ -268,12 +268,17 @@ class _OpenPasses:
             if other in self._open and other.may_take(makers.keys()) and len(pass_.steps) < MOST_STEPS:
                 joined = self._cutting.fixed_pass([*pass_.steps, step], self._preferred)
                 spared = moved + alone[1] - joined[1] if joined else 0
-                if joined and spared > gain and (moved <= LARGE_PASS or spared >= SPARED_SHARE * moved):
+                worth = spared > gain and (moved <= LARGE_PASS or spared >= SPARED_SHARE * moved)
+                if joined and worth and self._fits(joined[0]):
                     into, best, gain = other, joined, spared
         into.found = best
         if not gain:
             self._open.append(into)
         return into
+
+    def _fits(self, pass_: ChunkPass) -> bool:
+        """Return True if all that a pass loads and stores may be there at once."""
+        return sum(self._plan.tables[table].entries for table in (*pass_.loads, *pass_.stores)) <= self._stored
 
     def _close(self, open_: _OpenPass) -> None:
         for needed in open_.needs:

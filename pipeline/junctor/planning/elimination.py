@@ -164,26 +164,33 @@ def good_orders(
 
 
 def varied_orders(
-    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int, whole: Graph
+    graph: Graph,
+    members: AbstractSet[int],
+    cardinalities: Sequence[int],
+    rows: int,
+    whole: Graph,
+    worth: Callable[[float], bool],
 ) -> Iterator[list[EliminationOrder]]:
     """Yield orders of different strengths: few tables at once or small ones, then few operations.
 
     The last ones are searched for while the caller works with the first ones.
     whole: the graph with what is observed as well, whose levels are more regular: a grid's are its diagonals.
+    worth: tells by the entries of an order whether the search begins before it is asked for.
     All others: as in `best_order`.
     """
     greedy, sizes = (
         _greedy(tuple(map(frozenset, graph)), frozenset(members), tuple(cardinalities)),
         Sizes(cardinalities),
     )
-    good = _apart(partial(good_orders, graph, members, cardinalities, rows))
     sweeps = (_sweep(graph, members), tuple(v for v in _sweep(whole, range(len(whole))) if v in members))
     found = (order_of(graph, each, sizes, "sweep", HOPELESS) for each in sweeps)
     orders = [min(found, key=lambda order: order.entries)]
+    search = partial(good_orders, graph, members, cardinalities, rows)
+    good = _apart(search) if worth(orders[0].entries) else None
     orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
     known = {order.variables: order for order in orders if len(order.variables) == len(members)}
     yield list(known.values())
-    yield [order for order in good.result() if order.variables not in known]
+    yield [order for order in (search() if good is None else good.result()) if order.variables not in known]
 
 
 def _sweep(graph: Graph, members: Collection[int]) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from junctor.out_of_core.programs import (
     program_of,
     rounds_of,
 )
+from junctor.out_of_core.slices import SlicedProgram
 from junctor.planning.plan import Plan
 from junctor.runtime.devices import open_other_gpus
 from junctor.strategies.chunk_cuts import ChunkCuts
@@ -67,7 +68,7 @@ class ChunkedRows:
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             doubtful = [rows[:0]]
             for part, programs in self._in_rounds(chunks, algebra, rows):
-                doubtful.append(answer_case_by_case(programs, chunks.chunks.plan, batch, part, answers))
+                doubtful.append(answer_case_by_case(programs, chunks, batch, part, answers))
                 # Their memory goes first.
                 programs.clear()
             rows = self.answer_impossible(np.concatenate(doubtful), batch, answers)
@@ -88,7 +89,7 @@ class ChunkedRows:
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             found: list[tuple[Rows, EvidenceBlock, BlockOutcome]] = []
             for part, programs in self._in_rounds(chunks, algebra, rows):
-                found += case_by_case(programs, chunks.chunks.plan, batch, part)
+                found += case_by_case(programs, chunks, batch, part)
                 # Their memory goes first: what is ambiguous of a row is answered in one piece.
                 programs.clear()
             left = rows[:0]
@@ -112,7 +113,7 @@ class ChunkedRows:
         """Return the evidence of the only row of a batch, and what its propagation finds in an algebra."""
         chunks = self._chunks_in(algebra, route)
         ((row, programs),) = self._in_rounds(chunks, algebra, np.arange(1))
-        ((_, block, outcome),) = case_by_case(programs, chunks.chunks.plan, batch, row)
+        ((_, block, outcome),) = case_by_case(programs, chunks, batch, row)
         return block, outcome
 
     def _chunks_in(self, algebra: Algebra, route: Route) -> ChunkRoute:
@@ -127,6 +128,17 @@ class ChunkedRows:
 
         Whoever takes them clears the list, so that the memory is free for the next ones.
         """
+        sizes = [self.facts.network.cardinalities[v] for v in chunks.slices]
+        for part, programs in self._programs(chunks, algebra, rows):
+            if chunks.slices:
+                # In place: the list is what keeps them.
+                programs[:] = [SlicedProgram(program, chunks.slices, sizes, algebra) for program in programs]
+            yield part, programs
+
+    def _programs(
+        self, chunks: ChunkRoute, algebra: Algebra, rows: Rows
+    ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
+        """Yield rows, and what answers them, or the slices of them."""
         facts, options = self.facts, self.facts.options
         if facts.workers is not None and chunks.workers:
             yield from facts.workers.rounds_of(chunks, facts.network, algebra, rows)

@@ -18,9 +18,9 @@ from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS
 from junctor.cost.features.names import GPU_CHUNK_WORK
 from junctor.cost.figures import shipped_figures
 from junctor.placement.fusion import fused_steps
-from junctor.placement.placement import Resident, crosses_bus, leaf_offsets, outer_variables, sums_on_host
-from junctor.placement.residency import choose_residency
-from junctor.placement.sharding import Sharding, agreement, shard_passes
+from junctor.placement.placement import Resident, crosses_bus, sums_on_host
+from junctor.placement.residency import placed
+from junctor.placement.sharding import Sharding, agreement
 from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
@@ -91,12 +91,11 @@ class _PassWork:
 
 
 def _pass_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int) -> list[_PassWork]:
-    plan, (leaves, size) = chunks.plan, leaf_offsets(chunks, itemsize, room)
-    dealt = shard_passes(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
-    of_host, rates = shipped_figures().gpu_host, shipped_figures().gpu_rates
-    resident = choose_residency(chunks, itemsize, room - size, dealt, bus=rates.bus, device=rates.copy)
+    plan, of_host, rates = chunks.plan, shipped_figures().gpu_host, shipped_figures().gpu_rates
+    places = placed(chunks, itemsize, room, gpus, bus=rates.bus, device=rates.copy)
+    leaves, resident = places.leaves, places.resident
     found = list[_PassWork]()
-    for n, (pass_, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
+    for n, (pass_, deal) in enumerate(zip(chunks.passes, places.shardings.passes, strict=True)):
         there = leaves.keys() | {table for table in resident if not crosses_bus(resident, table, n)}
         whole = plan.shape.entries(pass_.fixed)
         tasks = whole * deal.most / deal.count

@@ -7,6 +7,7 @@ the part that its tasks make. Others copy from there, since all devices reach ea
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
@@ -25,8 +26,8 @@ from junctor.out_of_core.gpu.staging import Staging, pinned
 from junctor.out_of_core.memory_splits import STAGING_BYTES
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement import placement
-from junctor.placement.residency import choose_residency
-from junctor.placement.sharding import Sharding, agreement, shard_passes
+from junctor.placement.residency import placed
+from junctor.placement.sharding import Sharding, agreement
 from junctor.planning.chunks import ChunkPlan, configurations
 from junctor.planning.first_fit import aligned
 
@@ -60,13 +61,21 @@ class DeviceGroup:
     chunks: the plan.
     algebra: of its tables.
     slots: of each device, at most.
+    most: bytes of pinned memory that stored tables may take.
     shardings: which device does which tasks.
     barriers: table -> the last pass that needs what lies where the table goes.
     first_steps: number of the first step of every pass among those of all passes, and of all steps.
-    Raises MemoryError where not even one slot fits.
+    Raises MemoryError where not even one slot fits, or where stored tables do not.
     """
 
-    def __init__(self, chunks: ChunkPlan, algebra: Algebra, *devices: CudaBlockDevice, slots: int = SLOTS) -> None:
+    def __init__(
+        self,
+        chunks: ChunkPlan,
+        algebra: Algebra,
+        *devices: CudaBlockDevice,
+        slots: int = SLOTS,
+        most: float = math.inf,
+    ) -> None:
         self.chunks = chunks
         self._sizes = chunks.plan.shape.cardinalities
         self.algebra, self.dtype = algebra, algebra.dtype
@@ -76,20 +85,18 @@ class DeviceGroup:
         self.slots: list[Slot] = []
         for device in self.devices:
             self.slots += device.new_slots(len(self.slots))
-        self.leaves, size = placement.leaf_offsets(chunks, itemsize, min(device.room for device in self.devices))
-        self._leaves = pinned(size).view(self.dtype)
+        apart = not all(one.enable_peer(other) for one, other in itertools.permutations(devices, 2))
+        room, rates = min(device.room for device in self.devices), shipped_figures().gpu_rates
+        places = placed(chunks, itemsize, room, len(devices), bus=rates.bus, device=rates.copy, apart=apart)
+        self.leaves, self.shardings, self.resident = places.leaves, places.shardings, places.resident
+        # Planned like the memory of devices: pinning anew for each table takes longer than many passes.
+        self._pinned, size = places.pinned, places.pinned_bytes
+        if size > most:
+            raise MemoryError(f"stored tables take {size:,} bytes of the host, {most:,} are allowed")
+        self._leaves = pinned(places.leaf_bytes).view(self.dtype)
         for device in self.devices:
             # Every device has all leaves: they are small, and all tasks read them.
-            device.reserve_leaves(size)
-        outer = [placement.outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes]
-        self.shardings = shard_passes(chunks, outer, len(self.devices))
-        # Without room nothing is resident: then no device needs the memory of another one.
-        reach_each_other = all(one.enable_peer(other) for one, other in itertools.permutations(devices, 2))
-        room = min(device.room for device in self.devices) if reach_each_other else 0
-        rates = shipped_figures().gpu_rates
-        self.resident = choose_residency(chunks, itemsize, room, self.shardings, bus=rates.bus, device=rates.copy)
-        # Planned like the memory of devices: pinning anew for each table takes longer than many passes.
-        self._pinned, size = placement.pinned_offsets(chunks, itemsize, self.resident)
+            device.reserve_leaves(places.leaf_bytes)
         self.barriers = placement.reuse_barriers(chunks, itemsize, self.resident, self._pinned)
         self.first_steps = list(accumulate((len(pass_.steps) for pass_ in chunks.passes), initial=0))
         # Behind the tables: what devices report of the steps, four words each.
