@@ -8,12 +8,9 @@ import junctor
 import junctor_kernels
 
 assert find_spec("distributed") is find_spec("matplotlib") is find_spec("prefect") is None, "there are extras"
-# Serializers of Dask's, which its workers load.
-IN_EXTRAS = {"junctor.out_of_core.cluster.shared_memory"}
 for package in (junctor, junctor_kernels):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name not in IN_EXTRAS:
-            importlib.import_module(module.name)
+        importlib.import_module(module.name)
 table = junctor.posteriors("data/asia.bif", {"smoke": ["yes", None]}, targets=["lung"])
 assert table["status"].to_pylist() == ["ok", "ok"], table
 assert abs(table["lung"][0].as_py()[0] - 0.1) < 1e-12, table

@@ -383,16 +383,6 @@ def _chunks_gpu_room(_: Path) -> Outputs:
     return {f"{count} devices": stand_in.chunks_on_gpus(network, "double", count, 1 << 12) for count in (1, 2)}
 
 
-@each_precision("chunks-workers", slow=True)
-def _chunks_workers(_: Path, precision: str) -> Outputs:
-    return {"propagated": stand_in.chunks_over_workers(grid(5, 5, (2, 3), seed=3), precision)}
-
-
-@job("chunks-workers-gpu", slow=True)
-def _chunks_workers_gpu(_: Path) -> Outputs:
-    return {"propagated": stand_in.chunks_over_gpu_workers(grid(3, 4, seed=2), "double")}
-
-
 @job("workers", slow=True)
 def _workers(_: Path) -> Outputs:
     options = (*HERE, *ENOUGH, "--workers", "2", "--threads", "1")

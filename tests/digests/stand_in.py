@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,15 +27,9 @@ from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.model.strategies import Strategy
-from junctor.out_of_core.bound_plan import BoundPlan
-from junctor.out_of_core.cluster import gpu_worker as worker_gpu
-from junctor.out_of_core.cluster import run as chunk_cluster
-from junctor.out_of_core.cluster.gpu_worker import GpuTasks
-from junctor.out_of_core.cluster.run import ClusterRun
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
-from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -45,7 +37,6 @@ from junctor.planning.shape import Pattern, shape_of
 from junctor.runs import placement
 from junctor.runs.results import tables_for
 from junctor.runtime import devices
-from junctor.runtime.local_cluster import silent_dask
 from junctor.runtime.machine import compute_options
 from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.gpu import GpuSampling
@@ -134,8 +125,6 @@ def chunk_gpus() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         emulated_cupy.stand_in(patch)
-        patch.setattr(worker_gpu, "opened", None)
-        patch.setattr(worker_gpu, "open_device", lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM)))
         emulated_cupy.chance.seed(0)
         yield emulated_cupy
 
@@ -156,42 +145,6 @@ def chunks_on_gpus(network: Network, precision: str, count: int, room: int | Non
             device.room = beside + (room or 0)
         program = ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra, *found))
         return table_of(network, program.run(EvidenceBlock(1, {}, {})))
-
-
-def chunks_over_workers(network: Network, precision: str) -> pa.Table:
-    """Return the posteriors of one row over workers on CPUs."""
-    with workers() as client:
-        run = ClusterRun(client, BoundPlan(cut(network, 60), network, ALGEBRAS[precision], as_summed=True))
-        return table_of(network, run.outcome(EvidenceBlock(1, {}, {})))
-
-
-def chunks_over_gpu_workers(network: Network, precision: str) -> pa.Table:
-    """Return the posteriors of one row over workers, each with a device."""
-    chunks, algebra = cut(network), ALGEBRAS[precision]
-    device = GpuTasks(algebra, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), ROOM)
-    with chunk_gpus(), workers() as client:
-        run = ClusterRun(client, BoundPlan(chunks, network, algebra, as_summed=True), gpu=device)
-        found = table_of(network, run.outcome(EvidenceBlock(1, {}, {})))
-        del run
-        gc.collect()
-        return found
-
-
-@contextmanager
-def workers() -> Iterator[Any]:
-    """Context manager: two workers, threads of this process, that send small tables away as if they were large."""
-    from distributed import Client, LocalCluster
-
-    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        silent_dask(),
-        LocalCluster(n_workers=2, threads_per_worker=2, memory_limit=0, **options) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        for name, value in (("SMALL_TABLE", 0), ("SMALL_ENTRIES", 0), ("SMALL_WORK", -1)):
-            patch.setattr(chunk_cluster, name, value)
-        yield client
 
 
 def table_of(network: Network, outcome: BlockOutcome) -> pa.Table:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import EntryLaunch, launches_of, record
+from junctor_kernels.gpu.entries import SIGN, EntryLaunch, launches_of, record
 from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
 
 from emulation.build import built
 
@@ -68,3 +70,9 @@ def reduced(what: Any, tables: list[Any], algebra: str) -> tuple[Any, Any]:
         extremes = emulated(launch, tables, out, algebra)
         tables = [out]
     return tables[0], extremes
+
+
+def ranks_of(entries: npt.NDArray[Any], algebra: Algebra) -> npt.NDArray[Any]:
+    """Return the words that kernels compare instead of entries, in their order."""
+    words = np.ascontiguousarray(entries).view(f"u{algebra.dtype.itemsize}")
+    return np.where(words >> 63 != 0, ~words, words | SIGN) if algebra.logs else words

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation.entries import ALGEBRAS, emulated, library, reduced
+from emulation.entries import ALGEBRAS, emulated, library, ranks_of, reduced
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
@@ -66,7 +66,7 @@ def test_words_are_in_the_order_of_entries(algebra: str) -> None:
     entries = np.array([0, 1e-30, 0.5, 1, 3e7, np.inf], what.dtype)
     if what.logs:
         entries = np.array([-np.inf, -1e300, -3.5, -0.0, 1e-300, 2, 1e300, np.inf])
-    words = entries_gpu.ranks_of(entries, what)
+    words = ranks_of(entries, what)
     assert (np.diff(words.astype(object)) > 0).all()
     found, least = entries_gpu.extremes_of(np.stack([words, ~words], axis=-1), what)
     np.testing.assert_array_equal(found, entries)
@@ -319,7 +319,7 @@ def test_logarithms_are_read_less_their_lead(algebra: str, entries: int) -> None
     (launch,) = launches_of(contraction([0], [], [[0]], {0: entries}))
     table, out = np.append(np.arange(1.0, entries), -np.inf), np.empty(entries)
     for lead in (-np.inf, -1e300, -700.5, -0.0, 3.0, 1e300, np.inf, np.nan):
-        word = entries_gpu.ranks_of(np.array([lead]), ALGEBRAS[algebra])
+        word = ranks_of(np.array([lead]), ALGEBRAS[algebra])
         emulated(launch, [table], out, algebra, lead=word)
         np.testing.assert_array_equal(out, table + entries_gpu.shift_of(lead, ALGEBRAS[algebra]))
     emulated(launch, [table], out, algebra, lead=np.zeros(1, np.uint64))

@@ -22,7 +22,7 @@ from junctor.hmm.run import SequenceJob
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
-from junctor.out_of_core import programs
+from junctor.out_of_core import memory_splits, programs
 from junctor.out_of_core.cluster import workers as cluster_workers
 from junctor.out_of_core.cluster.workers import WorkerPool, pool_here
 from junctor.runs import estimate as estimates
@@ -293,8 +293,7 @@ def test_jobs_go_where_they_are_placed(
     patch(estimates, "cluster_client", lambda _: nullcontext())
     walk = shipped_figures().walks.transition * asked.longer
     changed = {"workers": {"task": asked.task}, "walks": {"transition": walk}, "gpu_host": {"held": asked.held}}
-    set_figures(monkeypatch, hmm_run, cluster_workers, programs, **changed)
-    patch(estimates, "shipped_figures", lambda: figures(workers={"task": 0.0}))
+    set_figures(monkeypatch, hmm_run, memory_splits, programs, **changed)
     patch(part_sizes, "MOST_SHARED", math.inf)
     patch(programs, "SEARCHED_CUTS", asked.searched)
     patch(cluster_workers, "pool_of", lambda *_: asked.pool)

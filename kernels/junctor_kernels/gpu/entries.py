@@ -550,14 +550,6 @@ def scale_of(shift: float, algebra: Algebra) -> int:
     return bits_of(shift if algebra.logs else 2.0**shift)
 
 
-def ranks_of(entries: Integers, algebra: Algebra) -> Integers:
-    """Return the words that kernels compare instead of entries, in their order."""
-    words = np.ascontiguousarray(entries).view(f"u{algebra.dtype.itemsize}")
-    if not algebra.logs:
-        return words
-    return np.where(words >> 63 != 0, ~words, words | SIGN)
-
-
 def extremes_of(words: Integers, algebra: Algebra) -> tuple[Integers, Integers]:
     """Return the largest entries, and the smallest above zero, 1 where there is none (and of logarithms).
 

@@ -148,20 +148,9 @@ class WalkFigures(NamedTuple):
 
 
 class WorkerFigures(NamedTuple):
-    """Tasks of one row over workers.
-
-    task: seconds a task of client and scheduler.
-    operation, byte: seconds an entry operation in a task, and a byte to or from it on its worker.
-    gpu_operation, gpu_byte: the same on a GPU.
-    transfer: seconds a byte from one worker to another.
-    """
+    """Rows over workers. task: seconds a task of client and scheduler."""
 
     task: float
-    operation: float
-    byte: float
-    gpu_operation: float
-    gpu_byte: float
-    transfer: float
 
 
 class GpuHostFigures(NamedTuple):

@@ -60,13 +60,11 @@ class CachedChoice:
 
 
 def kept_cut(
-    problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel | None, rows: int, shared_by: object
+    problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int, gpus: int
 ) -> CachedChoice:
     """Return where the choice for a problem is kept.
 
-    costs: of the device, None where no measurement counts.
-    shared_by: how many GPUs share a row, or the workers that do.
-    All others: as of `junctor.out_of_core.programs.cut`.
+    Arguments: as of `junctor.out_of_core.programs.cut`.
     """
     pattern = problem.pattern
     targets = None if problem.targets is None else sorted(problem.targets)
@@ -74,9 +72,9 @@ def kept_cut(
     # What a user allowed with evidence and answers is for messages, and the folder is a name.
     memory = limits.memory, limits.task, limits.disk, limits.threads, limits.on_gpu
     names = priced_backends(algebra, limits.on_gpu)
-    known = {} if costs is None else costs.coefficients
+    known = costs.coefficients
     prices = [(name, astuple(known[name])) for name in names if name in known]
-    return CachedChoice((SEARCH, problem.shape, task, algebra.name, memory, prices, rows, shared_by))
+    return CachedChoice((SEARCH, problem.shape, task, algebra.name, memory, prices, rows, gpus))
 
 
 def _unpack_choice(record: Any, _: Arrays, members: frozenset[int]) -> ChunkChoice:

@@ -417,9 +417,9 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """How GPUs answer rows of one plan: several at a time, each on a share of the GPUs of a machine.
+    """How GPUs, or workers, answer rows of one plan: several at a time, each on a share of the GPUs of a machine.
 
-    gpus: how many a machine has.
+    gpus: how many a machine has, 1 for a CPU.
     rows: at a time, at the most, on all machines.
     seconds: GPUs that share a row -> about what it takes.
     host: seconds of a row in which its thread keeps all others from running; 0 where rows have processes.
@@ -471,8 +471,8 @@ class ChunkRoute:
     entry_threads: of compiled contractions, 0 where there are none.
     slots: groups of tasks in flight at once on a GPU.
     workers: that answer rows, 0 where this process does; then `memory` is that of all.
-    side: how GPUs answer several rows at a time. None where those of this process share each row, or where workers
-        share the tasks of each.
+    side: how GPUs, or workers, answer several rows at a time, or slices of them. None where those of this process share
+        each row.
     pinned: bytes of stored tables in the memory of the host, None for all that are in no file.
     slices: variables held constant, one propagation for each of their configurations; evidence of the plan.
     """
@@ -501,6 +501,21 @@ class ChunkRoute:
     def propagations(self) -> int:
         """Propagations of a row."""
         return self.chunks.plan.shape.entries(self.slices)
+
+    def rounds(self, rows: int) -> list[tuple[int, int]]:
+        """Return which rows go how many at a time, as of `SideBySide.rounds`; slices of a row, where there are some."""
+        if self.side is None or not rows:
+            return [(rows, 1)]
+        rounds = self.side.rounds(rows * self.propagations)
+        return [(rows, rounds[0][1])] if self.slices else rounds
+
+    def total(self, rows: int) -> float:
+        """Return about what so many rows take."""
+        if self.side is None:
+            return rows * self.seconds
+        propagations = rows * self.propagations
+        task = shipped_figures().workers.task if self.workers else 0.0
+        return self.side.total(self.side.rounds(propagations)) + propagations * task
 
     @cached_property
     def memory(self) -> int:

@@ -1,7 +1,6 @@
-"""What a task of a cut plan does to parts of tables: plain functions, the same here and on other machines.
+"""What a task of a cut plan does to parts of tables: plain functions.
 
-A task is one configuration of the chunk variables of a pass. `PassProgram` has its steps; `program.ThreadRunner` and
-`cluster.tasks` call it.
+A task is one configuration of the chunk variables of a pass. `PassProgram` has its steps; `ChunkedProgram` calls it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.numpy import contracted
 
 Array = npt.NDArray[np.floating[Any]]
-# Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.
+# Contracts parts of tables [entries, 1] to another one.
 Contract = Callable[[Contraction, Sequence[Array]], Array]
 # The largest entry of a table, and the smallest above zero (1 on logarithms, where nothing is lost).
 MaxMin = tuple[float, float]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,9 +19,9 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.network import Network
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport
 from junctor.out_of_core.pass_program import Contract, CpuTasks, MaxMin, add_to, joined, largest_of, shifted
-from junctor.out_of_core.pass_runner import propagate
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import ChunkPlan, configurations
+from junctor.runtime.progress import pass_done
 from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[np.floating[Any]]
@@ -55,59 +56,37 @@ class ChunkedProgram:
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises DiskError where the disk is full."""
-        store = ChunkStore(self._bound.chunks, self._bound.algebra.dtype, self._folder)
-        return propagate(self._bound, block, ThreadRunner(self._bound, store, self._contract, self._threads))
+        bound, passes = self._bound, self._bound.chunks.passes
+        store = ChunkStore(bound.chunks, bound.algebra.dtype, self._folder)
+        stats = bound.begin(block, store)
+        # Passes that make or read a table and are not done.
+        users = Counter(table for pass_ in passes for table in {*pass_.loads, *pass_.stores})
+        for number, pass_ in enumerate(passes):
+            bound.update(stats, self._pass(number, store, bound.shifts(number, stats)))
+            pass_done(number + 1, len(passes))
+            tables = {*pass_.loads, *pass_.stores}
+            users.subtract(tables)
+            # Answers are read off at the end, in the order of the plan.
+            for table in sorted(table for table in tables if not users[table] and table not in bound.results):
+                store.drop(table)
+        return bound.outcome(block, {table: store.part(table, {}) for table in bound.results}, stats)
 
-
-class ThreadRunner:
-    """Does passes one after the other, the tasks of each on some threads.
-
-    bound: the plan.
-    store: where all tables are.
-    contract: the contraction of parts.
-    threads: groups of tasks that are done at once.
-    """
-
-    def __init__(self, bound: BoundPlan, store: ChunkStore, contract: Contract, threads: int = 1) -> None:
-        self.store = store
-        self._bound = bound
-        self._contract = contract
-        self._threads = threads
-        self._reports: list[PassReport] = []
-
-    def accepts(self, _: int) -> bool:
-        """Return True if no pass waits to be reported."""
-        return not self._reports
-
-    def submit(self, number: int, shifts: Mapping[int, float]) -> None:
-        """Do all tasks of a pass."""
+    def _pass(self, number: int, store: ChunkStore, shifts: Mapping[int, float]) -> PassReport:
+        """Do all tasks of a pass; shifts: table -> its shift (`TableStats`), of all tables that it reads."""
         pass_ = self._bound.chunks.passes[number]
         for table in pass_.stores:
-            self.store.make(table)
+            store.make(table)
         sizes = self._bound.plan.shape.cardinalities
         # Tasks that differ in summed variables alone follow each other in a group, whose sum stays in one place.
         outer = [v for v in pass_.fixed if v not in pass_.summed]
-        tasks = _PassTasks(self._bound, number, self.store, shifts, self._contract)
+        tasks = _PassTasks(self._bound, number, store, shifts, self._contract)
         groups = configurations([sizes[v] for v in outer])
         # The pilot task chooses the scale factors: nobody works beside it.
         tasks.group(dict(zip(outer, next(groups), strict=True)))
         while batch := list(islice(groups, GROUPS)):
             states = [dict(zip(outer, group, strict=True)) for group in batch]
             in_threads(tasks.group, states, self._threads)
-        self._reports.append(PassReport(number, tasks.max_min, tasks.factors))
-
-    def reports(self) -> Iterator[PassReport]:
-        """Yield the reports of the passes done since."""
-        while self._reports:
-            yield self._reports.pop(0)
-
-    def fetch(self, table: int) -> Array:
-        """Return the entries of a table."""
-        return self.store.part(table, {})
-
-    def drop(self, table: int) -> None:
-        """Forget a table."""
-        self.store.drop(table)
+        return PassReport(number, tasks.max_min, tasks.factors)
 
 
 class _PassTasks:

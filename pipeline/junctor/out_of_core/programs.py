@@ -190,7 +190,7 @@ def with_slices(problem: Problem, slices: tuple[int, ...]) -> Problem:
 
 def least_entry(figures: Figures, on_gpu: bool) -> float:
     """Return the seconds of an entry of a clique, at the least."""
-    return figures.workers.gpu_operation if on_gpu else figures.blocks.operation / 2
+    return 1 / figures.gpu_rates.loads if on_gpu else figures.blocks.operation / 2
 
 
 def cut_for_gpus(
@@ -220,23 +220,24 @@ def cut_for_gpus(
             raise
         beside, share = 1, gpus.share(limits, 1)
         route = search(problem, algebra, share, costs, rows, gpus.each)
-    side = _side(route, algebra, share, costs, gpus, min(rows, beside * gpus.machines))
-    rounds = side.rounds(rows)
+    propagations = rows * route.propagations
+    side = _side(route, algebra, share, costs, gpus, min(propagations, beside * gpus.machines))
+    rounds = side.rounds(propagations)
     total = side.total(rounds)
-    if beside > 1 and rounds == [(rows, gpus.machines)]:
+    if beside > 1 and rounds == [(propagations, gpus.machines)]:
         # Another plan may be faster where all GPUs share each row; the search for it takes seconds, too.
         alone = gpus.share(limits, 1)
         least = GpuSplits(alone, algebra, costs, gpus.each).least(route.chunks.plan) / gpus.each
         gain = total - -(-rows // gpus.machines) * least
         if gain > search_seconds(route.chunks.plan):
             together = search(problem, algebra, alone, costs, rows, gpus.each)
-            each = _side(together, algebra, alone, costs, gpus, min(rows, gpus.machines))
-            if each.total(each.rounds(rows)) < total:
-                route, side, total = together, each, each.total(each.rounds(rows))
+            each, of_all = _side(together, algebra, alone, costs, gpus, gpus.machines), rows * together.propagations
+            if each.total(each.rounds(of_all)) < total:
+                route, side, total = together, each, each.total(each.rounds(of_all))
     if gpus.opening:
         first = _side(route, algebra, share, costs, GpuGroup(1), 1)
-        if rows * first.seconds[1] <= total + (gpus.count - 1) * gpus.opening:
-            return replace(route, seconds=first.seconds[1], side=first)
+        if propagations * first.seconds[1] <= total + (gpus.count - 1) * gpus.opening:
+            return replace(route, seconds=route.propagations * first.seconds[1], side=first)
     if side.rows == 1 and not gpus.processes:
         return route
     return replace(route, seconds=total / rows, side=side)
@@ -333,7 +334,7 @@ def rounds_of(
 
     chunks, folder, first = chunking.chunks, chunking.limits.folder, 0
     bound = bound_for_gpus(chunks, network, algebra)
-    for count, abreast in chunking.side.rounds(len(rows)) if chunking.side else [(len(rows), 1)]:
+    for count, abreast in chunking.rounds(len(rows)):
         each = len(devices) // abreast
         shares = [devices[n * each : (n + 1) * each] for n in range(abreast)]
         # Side by side, since most of it is pinning memory.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.runtime.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor.out_of_core.programs import SingleCaseProgram
@@ -24,30 +25,39 @@ Floats = npt.NDArray[np.float64]
 
 
 class SlicedProgram:
-    """Answers one case at a time by a program of its slices.
+    """Answers one case at a time by programs of its slices.
 
-    program: of a plan that has the variables as evidence.
+    programs: of a plan that has the variables as evidence; each answers a slice at a time.
     variables: held constant.
     sizes: numbers of their states.
     algebra: of the program.
     """
 
     def __init__(
-        self, program: SingleCaseProgram, variables: Sequence[int], sizes: Sequence[int], algebra: Algebra
+        self, programs: Sequence[SingleCaseProgram], variables: Sequence[int], sizes: Sequence[int], algebra: Algebra
     ) -> None:
-        self._program, self._variables, self._sizes, self._algebra = program, variables, sizes, algebra
+        self._programs, self._variables, self._sizes, self._algebra = tuple(programs), variables, sizes, algebra
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate all slices of one case; doubtful where one of them is."""
-        found: list[tuple[tuple[int, ...], BlockOutcome]] = []
-        for states in itertools.product(*map(range, self._sizes)):
+        # By what the case has alone: the batch knows no states of these variables.
+        alone = block.alone()
+
+        doubtful: list[BlockOutcome] = []
+
+        def propagate(states: tuple[int, ...], place: int) -> BlockOutcome:
+            # The first doubtful slice is the last one.
+            if doubtful:
+                return doubtful[0]
             held = {v: np.array([state], np.int32) for v, state in zip(self._variables, states, strict=True)}
-            # By what the case has alone: the batch knows no states of these variables.
-            outcome = self._program.run(replace(block.alone(), states={**block.states, **held}))
+            outcome = self._programs[place].run(replace(alone, states={**alone.states, **held}))
             if outcome.doubtful[0]:
-                return self._nothing_of(outcome)
-            found.append((states, outcome))
-        return self._together(found)
+                doubtful.append(outcome)
+            return outcome
+
+        slices = list(itertools.product(*map(range, self._sizes)))
+        found = in_threads(propagate, slices, len(self._programs))
+        return self._nothing_of(doubtful[0]) if doubtful else self._together(list(zip(slices, found, strict=True)))
 
     def _together(self, found: Sequence[tuple[tuple[int, ...], BlockOutcome]]) -> BlockOutcome:
         """Return what all slices together tell; found: states of the variables, and what their slice tells."""

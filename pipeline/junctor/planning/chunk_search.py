@@ -286,16 +286,16 @@ def _with_fewer(candidate: Candidate, entries: int, whole: bool) -> Candidate | 
     """
     plan, drops = candidate.plan, list(candidate.drops)
     waiting = Waiting(plan)
-    first = waiting.profile().max()
+    first = max(waiting.profile())
     most = MOST_AGAIN * plan.operations
-    while waiting.profile().max() > first - entries and len(drops) < MOST_DROPS:
+    while max(waiting.profile()) > first - entries and len(drops) < MOST_DROPS:
         drop = waiting.best_drop()
         plan = plan if drop is None else waiting.without(drop)
         if drop is None or plan.operations > most:
             break
         drops.append(drop)
         waiting = Waiting(plan)
-    gained = first - waiting.profile().max()
+    gained = first - max(waiting.profile())
     if not gained or (whole and gained < entries):
         return None
     return candidate._replace(plan=waiting.plan, drops=tuple(drops))

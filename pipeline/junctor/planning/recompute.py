@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from junctor.planning.plan import Free, Plan, Reduce, Step
 
 # Steps that a message waits for at the least, to be dropped; as a pass of a cut plan has.
@@ -46,13 +43,13 @@ class Waiting:
                 if table in self._reads:
                     self._reads[table].append(n)
 
-    def profile(self) -> npt.NDArray[np.float64]:
+    def profile(self) -> list[int]:
         """Return the entries of messages that wait, at each reduction."""
-        change = np.zeros(len(self._steps) + 1)
+        change = [0] * (len(self._steps) + 1)
         for table, begin, end in self._gaps():
             change[begin + 1] += self.plan.tables[table].entries
             change[end] -= self.plan.tables[table].entries
-        return np.cumsum(change)
+        return list(itertools.accumulate(change))
 
     def _gaps(self) -> Iterator[tuple[int, int, int]]:
         """Yield the messages that wait, with the reductions that use them before and after."""
@@ -65,7 +62,7 @@ class Waiting:
     def best_drop(self) -> Drop | None:
         """Return the message that is made again with the fewest operations for the entries that the peak loses."""
         profile = self.profile()
-        peak, least = int(profile.argmax()), LEAST_SHARE * profile.max()
+        peak, least = profile.index(max(profile)), LEAST_SHARE * max(profile)
         found: list[tuple[float, Drop]] = []
         for table, begin, end in self._gaps():
             entries = self.plan.tables[table].entries

@@ -6,7 +6,7 @@ Pearl 1988; slicing of tensor networks, Gray and Kourtis 2021.)
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from junctor.planning.plan import Plan, Reduce
 
@@ -19,12 +19,13 @@ def best_slice(plan: Plan, allowed: frozenset[int]) -> int | None:
 
     allowed: variables to choose from. None where no table has one of them.
     """
-    sizes, gains = plan.shape.cardinalities, np.zeros(len(plan.shape.cardinalities))
+    sizes, gains = plan.shape.cardinalities, [0.0] * len(plan.shape.cardinalities)
     for step in plan.steps:
         if isinstance(step, Reduce):
             table = plan.tables[step.out]
-            # Squared, because the largest have to become smaller.
-            gains[list(table.scope)] += float(table.entries) ** 2
-    share = {v: gains[v] * (1 - 1 / sizes[v]) / np.log(sizes[v]) for v in allowed if sizes[v] > 1 and gains[v] > 0}
+            for v in table.scope:
+                # Squared, because the largest have to become smaller.
+                gains[v] += float(table.entries) ** 2
+    share = {v: gains[v] * (1 - 1 / sizes[v]) / math.log(sizes[v]) for v in allowed if sizes[v] > 1 and gains[v] > 0}
     # The first of equals.
     return min(share, key=lambda v: (-share[v], v)) if share else None

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.figures import shipped_figures
 from junctor.engine.forecast import forecast, survey
 from junctor.evidence.encoded import read_partition
 from junctor.model.errors import BudgetError
@@ -114,7 +113,7 @@ class PlannedRun:
         return [(route, route.chunks) for route in routes if route.chunks is not None]
 
     def _shared(self, found: RunEstimate, engine: Engine, workers: WorkerPool) -> RunEstimate:
-        """Return the estimate with rows of one process beside those whose tasks all workers share."""
+        """Return the estimate with rows of one process beside those that workers answer one each."""
         both = engine, engine.with_options(engine.options, workers)
         alone, together = (sum(route.seconds for route, _ in self._in_chunks(each)) for each in both)
         return replace(found, by_parts=alone, by_rows=together)
@@ -125,7 +124,7 @@ class PlannedRun:
         for route, chunks in self._in_chunks(engine):
             if chunks.side is not None:
                 # The same plan; only threads wait for each other.
-                threads, rows = chunks.side, len(route.group.rows)
+                threads, rows = chunks.side, len(route.group.rows) * chunks.propagations
                 processes = replace(threads, rows=min(threads.rows, workers), host=0.0)
                 by_threads += len(self.pending) * threads.total(threads.rounds(rows))
                 by_processes += len(self.pending) * processes.total(processes.rounds(rows))
@@ -143,11 +142,11 @@ class PlannedRun:
             return RunEstimate()
         one_by_one = by_partition = 0.0
         for route, chunks in routes:
-            side, rows = chunks.side, len(route.group.rows)
+            side, rows = chunks.side, len(route.group.rows) * chunks.propagations
             if side is None or 1 not in side.seconds:
                 # No GPU and its share of the memory is enough for a row.
                 return RunEstimate(by_parts=math.inf)
-            one_by_one += count * (side.total(side.rounds(rows)) + rows * shipped_figures().workers.task)
+            one_by_one += count * chunks.total(len(route.group.rows))
             # Each worker searches for its plan anew.
             by_partition += -(-count // gpus.count) * rows * side.seconds[1] + search_seconds(chunks.chunks.plan)
         return RunEstimate(by_parts=by_partition, by_rows=one_by_one)

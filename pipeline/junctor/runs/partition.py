@@ -126,7 +126,7 @@ class PartitionTask(ABC, Generic[Spec]):
         inputs: result of `read`.
         options: of this process, with its memory and threads.
         reserved: bytes of that memory for answers of earlier partitions that are being written.
-        workers: share the tasks of out-of-core rows, if there are any.
+        workers: answer out-of-core rows, if there are any.
         explain: False to leave that to `Answered.explain`.
         Raises BudgetError if they do not fit, even if they would without the reserved bytes.
         """
@@ -314,7 +314,7 @@ def propagate_here(
 
     tasks: partitions of one run.
     memory: bytes for propagation, and for answers to write.
-    workers: share the tasks of out-of-core rows.
+    workers: answer out-of-core rows.
     """
     # The calling thread propagates: Ctrl-C stops it, and parts that are being written are finished.
     # All GPUs are ours if there are no other workers.

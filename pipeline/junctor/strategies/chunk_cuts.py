@@ -178,7 +178,6 @@ class ChunkCuts:
         """Return how rows go over workers, if there are any; None where these have too little memory for it."""
         if self.facts.workers is None:
             return None
-        from junctor.out_of_core.kept_cuts import kept_cut
         from junctor.out_of_core.memory_splits import MemoryLimits
 
         # On GPUs as those of this process, so that a plan is searched once for either.
@@ -187,14 +186,13 @@ class ChunkCuts:
             free, self.facts.options.device_memory, 0, self.facts.spill_dir, threads, on_gpu, self.facts.allowed
         )
         device = self.facts.workers.device
-        costs = self.facts.gpu_costs if device is None else self.facts.cost_models.gpu(device)
-        pool = self.facts.workers
-        shared_by = pool.workers, pool.memory, pool.room, pool.threads
-        kept = kept_cut(problem, algebra, limits, None, rows, shared_by)
+        costs = self.facts.cpu_costs
+        if on_gpu:
+            costs = self.facts.gpu_costs if device is None else self.facts.cost_models.gpu(device)
         try:
-            return pool.cut(problem, algebra, limits, rows, costs, self._searched, kept)
+            return self.facts.workers.cut(problem, algebra, limits, rows, costs, self._searched)
         except BudgetError as error:
-            logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
+            logger.warning("workers do not answer rows in chunks, one process answers them on its CPU: %s", error)
             return None
 
     def _searched(

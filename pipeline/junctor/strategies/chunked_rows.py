@@ -132,7 +132,7 @@ class ChunkedRows:
         for part, programs in self._programs(chunks, algebra, rows):
             if chunks.slices:
                 # In place: the list is what keeps them.
-                programs[:] = [SlicedProgram(program, chunks.slices, sizes, algebra) for program in programs]
+                programs[:] = [SlicedProgram(programs, chunks.slices, sizes, algebra)]
             yield part, programs
 
     def _programs(

@@ -45,9 +45,8 @@ class ChunkRows(Way):
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the tasks of the cut plan."""
         assert route.chunks is not None
-        return replace(
-            route, seconds=len(route.group.rows) * route.chunks.seconds + route.rows * facts.figures.files.row
-        )
+        seconds = route.chunks.total(len(route.group.rows)) + route.rows * facts.figures.files.row
+        return replace(route, seconds=seconds)
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """Case by case."""

@@ -1,8 +1,9 @@
-"""Rows in chunks that a worker answers whole: one task of the scheduler for each, by the code of one process.
+"""Rows in chunks, or slices of them, that a worker answers whole, by the code of one process.
 
-The worker uses its own GPU, or leads: then it uses several GPUs of its machine, and the workers whose own they are have
-nothing to do. Only plan, evidence and answer travel. A row is a pure function of plan and evidence, so the row of a
-worker that dies is answered again by another one, with the same bytes whatever GPUs that has.
+Each is a task of the scheduler. The worker uses its CPU, its own GPU, or leads: then it uses several GPUs of its
+machine, and the workers whose own they are have nothing to do. Only plan, evidence and answer travel. A row is a pure
+function of plan and evidence, so the row of a worker that dies is answered again by another one, with the same bytes
+whatever GPUs that has.
 """
 
 from __future__ import annotations
@@ -89,11 +90,14 @@ _kept: _KeptProgram | None = None
 
 
 def answer_row(plan: SentPlan, gpus: Sequence[str], block: EvidenceBlock) -> RowOutcome | JunctorError:
-    """Propagate one case on GPUs of this machine; the errors of a user are returned, since Dask would try again.
+    """Propagate one case on this machine; the errors of a user are returned, since Dask would try again.
 
     gpus: names. In place of a single one, or where it does not see them all, this process uses its own GPU.
     """
     try:
+        if not plan.chunking.limits.on_gpu:
+            with _at_row:
+                return RowOutcome.packed(_program(plan, ()).run(block))
         check_device("gpu")
         seen = visible_gpus()
         here = tuple(gpus) if len(gpus) > 1 and set(gpus) <= set(seen) else seen[:1]
@@ -112,7 +116,7 @@ def _program(plan: SentPlan, gpus: tuple[str, ...]) -> SingleCaseProgram:
         # Its memory first.
         _kept = None
         machine_gpus.held.clear()
-        devices = machine_gpus.open_gpus(gpus, plan.chunking.limits.task)
+        devices = machine_gpus.open_gpus(gpus, plan.chunking.limits.task) if gpus else ()
         program = program_of(plan.chunking, plan.network, plan.algebra, *devices)
         _kept = _KeptProgram(plan.key, gpus, program)
         machine_gpus.held.update(gpus)

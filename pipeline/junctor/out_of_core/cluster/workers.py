@@ -1,15 +1,12 @@
 """Rows out of core over the workers of a cluster: how they are cut for it, and the programs that do them.
 
-With GPUs a worker answers a row whole, as one process does: alone, or with several GPUs of its machine (`rows`). Where
-no machine has memory enough, and on CPUs, all workers share the tasks of a row (`run`). Such a task is small, so that
-there are several for each worker: on a CPU `TASK_BYTES`, or less where workers have little memory, on a GPU a share of
-the device. Workers with memory enough cut a row alike whatever their number, so its answer is the same to the last bit;
-where they have less, or all of them together too little for that plan, another is taken.
+A worker answers a row whole, as one process does (`rows`): on its CPU, on its GPU, or with several GPUs of its machine.
+Where no machine has memory enough, the row goes slice by slice, and its slices are what workers answer. Workers cut a
+row for the memory of one, so its answer is the same to the last bit whatever their number.
 """
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,68 +14,36 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
-from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.figures import shipped_figures
 from junctor.cost.model import CostModel
-from junctor.model.errors import BudgetError, JunctorError
+from junctor.model.errors import JunctorError
 from junctor.model.network import Network
-from junctor.out_of_core import memory_splits
-from junctor.out_of_core.bound_plan import BoundPlan
-from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, close
 from junctor.out_of_core.cluster.machine_gpus import MachineGpus, WorkerGpus, gpus_here, machines_of
 from junctor.out_of_core.cluster.rows import ROWS_AHEAD, RowProgram, SentPlan, forget_program, same
-from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
-from junctor.out_of_core.cluster.tasks import GpuTasks, forget_shared
-from junctor.out_of_core.memory_splits import ChunkRoute, GpuGroup, MemoryLimits, gpu_room
-from junctor.out_of_core.pass_program import CpuTasks
+from junctor.out_of_core.memory_splits import ChunkRoute, GpuGroup, MemoryLimits, SideBySide, gpu_room
 from junctor.out_of_core.programs import Rows, Search, SingleCaseProgram, cut, cut_for_gpus
-from junctor.placement.fusion import single_steps
-from junctor.placement.placement import slot_bytes
-from junctor.planning import chunk_search
-from junctor.planning.budget import exact_bytes, format_bytes
-from junctor.planning.chunk_search import ChunkPrices, KeptChoice, MemorySplit, cheapest_chunks
-from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, loaded_entries, part
 from junctor.planning.compile import Problem
-from junctor.planning.plan import Plan
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, workers_of
 from junctor.runtime.machine import allowed_memory
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# What a task takes on a CPU. A worker keeps so many times as much for those in flight, for what they read from
-# elsewhere, there and here, and for what waits to be added up.
-TASK_BYTES, RESERVED = 1 << 26, 16
-# The same on a GPU: shares of the device, and what is kept in the memory of the machine.
-GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
-# Workers that plans are chosen for, however many there are.
-CHOSEN_FOR = 4
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSplit(MemorySplit):
-    """Tables of a task, and stored tables of all workers together; task: bytes with the scratch of contractions."""
-
-    task: int
-
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Workers that answer rows: one each, or all of them together.
+    """Workers that answer rows, or slices of them, one each.
 
     workers: how many there are.
     memory: bytes of each, None for an equal share of what rows may take.
     room: bytes of the GPU of each, None for CPUs.
-    threads: of a task on a CPU.
-    gpus: how those of workers can share rows; None where workers answer none by themselves.
+    threads: of a row on a CPU.
+    gpus: how those of workers can share rows; None for CPUs.
     device: the GPU of a worker, None for that of this machine.
     client: of their cluster; none where only plans are made.
-    machines: which GPUs those are, and whose.
+    machines: the workers of each, and their GPUs.
     sent: plans on their way to workers or there, and what keeps them there.
     """
 
@@ -98,127 +63,42 @@ class WorkerPool:
         algebra: Algebra,
         limits: MemoryLimits,
         rows: int,
-        costs: CostModel | None = None,
+        costs: CostModel,
         search: Search = cut,
-        kept: KeptChoice | None = None,
     ) -> ChunkRoute:
         """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
         limits: `memory` of all workers together where they have none of their own, `task` of each on CPUs; no files.
-        costs: of the GPU of a worker, None on CPUs.
+        costs: of the device of a worker.
         search: as of `cut_for_gpus`.
-        kept: as of `cut`, where all workers share a row.
         """
-        if self.gpus is not None and limits.on_gpu and costs is not None:
-            with suppress(BudgetError):
-                return self._cut_for_machines(problem, algebra, limits, rows, costs, search)
-        return self._cut_into_parts(problem, algebra.dtype.itemsize, limits, rows, kept)
-
-    def _cut_for_machines(
-        self, problem: Problem, algebra: Algebra, limits: MemoryLimits, rows: int, costs: CostModel, search: Search
-    ) -> ChunkRoute:
-        """Return the plan for rows that workers answer whole; raises BudgetError where no machine has the memory."""
-        assert self.gpus is not None
-        each, machines = self.gpus.each, self.gpus.machines
-        memory = limits.memory // machines if self.memory is None else self.memory * each
-        there = replace(limits, memory=memory, task=self.room, disk=0)
-        route = cut_for_gpus(problem, algebra, there, costs, rows, self.gpus, search)
-        return replace(route, workers=self.workers, seconds=route.seconds + shipped_figures().workers.task)
-
-    def _cut_into_parts(
-        self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int, kept: KeptChoice | None
-    ) -> ChunkRoute:
-        """Return the plan for rows whose tasks all workers share; raises BudgetError where they have too little."""
-        figures = shipped_figures()
-        operation = figures.workers.gpu_operation if limits.on_gpu else figures.workers.operation
-        prices = ChunkPrices(
-            # A lower bound: multiply-adds alone, spread evenly over the workers.
-            least=lambda plan: plan.operations * operation / CHOSEN_FOR,
-            seconds=lambda chunks, _: _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR),
-            cutting=0.0,
-        )
-        try:
-            chunks, split = cheapest_chunks(
-                problem, itemsize, lambda plan: self._splits(plan, itemsize, limits), prices, rows, kept
-            )
-        except TooSmallError as error:
-            working = error.where == "working"
-            where = "for the tables of a task" if working else "in their memory"
-            there = "allowed for it" if working else "there beside their tasks"
-            raise BudgetError(
-                f"propagation in chunks over {self.workers} workers needs about {exact_bytes(error.needed)} "
-                f"{where}, {format_bytes(max(0, error.allowed))} are {there}; "
-                f"allow more memory (--memory){'' if working else ', or more workers'}"
-            ) from None
-        except chunk_search.TooLongError as error:
-            raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
-        task = split.task
-        _, scratch, compiled = _contracts(task)
-        # Loading compiled code takes a second on every worker.
-        worth = chunks.plan.operations * rows * figures.workers.operation > figures.loading.compiled
-        reserved = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
-        task_bytes = task
-        if limits.on_gpu:
-            task_bytes = memory_splits.OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
-        return ChunkRoute(
-            chunks=chunks,
-            limits=limits,
-            itemsize=itemsize,
-            working=task_bytes,
-            overhead=self.workers * reserved,
-            seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
-            scratch=scratch,
-            entry_threads=self.threads if compiled and worth and not limits.on_gpu else 0,
-            workers=self.workers,
-        )
-
-    def _splits(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> list[WorkerSplit]:
-        """Return the ways to divide the memory of all workers together."""
-        memory = self._memory(limits) - memory_splits.fixed_bytes(plan)
-        if limits.on_gpu:
-            device = (self.room or limits.task or memory) - memory_splits.OFFSET_BYTES
-            tasks = [int(device * share) for share in GPU_SHARES]
-            tables = [task - memory_splits.PARTIAL_BYTES for task in tasks]
-            # What slots leave of the device keeps parts of tables, as the memory of the machine does.
-            stored = [memory - GPU_RESERVED * task + device - MOST_SLOTS * task for task in tasks]
+        if self.gpus is not None and limits.on_gpu:
+            each, machines = self.gpus.each, self.gpus.machines
+            memory = limits.memory // machines if self.memory is None else self.memory * each
+            there = replace(limits, memory=memory, asked=memory, task=self.room, disk=0)
+            route = cut_for_gpus(problem, algebra, there, costs, rows, self.gpus, search)
         else:
-            # Half of the memory at the most is reserved for tasks in flight.
-            tasks = [min(limits.task or TASK_BYTES, memory // (2 * RESERVED))]
-            tables = [(tasks[0] - _contracts(tasks[0])[0]) * itemsize // (itemsize + memory_splits.MASK_BYTES)]
-            stored = [memory - RESERVED * tasks[0]]
-        return [
-            WorkerSplit(working, max(0, self.workers * left), 0, task)
-            for task, working, left in zip(tasks, tables, stored, strict=True)
-        ]
-
-    def _memory(self, limits: MemoryLimits) -> int:
-        """Return the bytes of memory of a worker."""
-        return limits.memory // self.workers if self.memory is None else self.memory
-
-    def room_for_tables(self, chunking: ChunkRoute, itemsize: int) -> int:
-        """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
-        limits = chunking.limits
-        memory = self._memory(limits) - memory_splits.fixed_bytes(chunking.chunks.plan)
-        if not limits.on_gpu:
-            return memory - RESERVED * chunking.working
-        slot = slot_bytes(chunking.chunks, itemsize, single_steps)
-        return memory - GPU_RESERVED * slot + max(0, (self.room or limits.task or memory) - chunking.working)
+            memory = limits.memory // self.workers if self.memory is None else self.memory
+            there = replace(limits, memory=memory, asked=memory, disk=0, threads=self.threads, on_gpu=False)
+            route = search(problem, algebra, there, costs, -(-rows // self.workers), 1)
+            side = SideBySide(1, self.workers, {1: route.seconds / route.propagations}, 0.0, 0.0, self.workers)
+            route = replace(route, side=side)
+        route = replace(route, workers=self.workers)
+        return replace(route, seconds=route.total(rows) / rows)
 
     def rounds_of(
         self, chunking: ChunkRoute, network: Network, algebra: Algebra, rows: Rows
     ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
         """Yield rows, and what answers so many of them at a time by a plan that was cut for these workers."""
-        if chunking.side is None:
-            yield rows, [WorkerProgram(self, chunking, network, algebra)]
-            return
         assert self.client is not None
+        assert chunking.side is not None
         key = chunking, algebra.name
         if key not in self.sent:
             sent_plan = SentPlan(uuid.uuid4().hex, chunking, network, algebra)
             self.sent[key] = sent_plan, self.client.submit(same, sent_plan, pure=False)
         _, plan = self.sent[key]
         first = 0
-        for count, abreast in chunking.side.rounds(len(rows)):
+        for count, abreast in chunking.rounds(len(rows)):
             share = chunking.side.share(abreast)
             programs: list[SingleCaseProgram] = [
                 RowProgram(self.client, plan, *self._leader(n, share)) for n in range(abreast)
@@ -232,83 +112,18 @@ class WorkerPool:
         return there.workers[begin], there.gpus[begin : begin + share]
 
 
-class WorkerProgram:
-    """A cut plan bound to the numbers of a network, whose tasks workers do; answers one case at a time."""
-
-    def __init__(self, workers: WorkerPool, chunking: ChunkRoute, network: Network, algebra: Algebra) -> None:
-        assert workers.client is not None
-        on_gpu, chunks = chunking.limits.on_gpu, chunking.chunks
-        self._client = workers.client
-        self._bound = BoundPlan(chunks, network, algebra, as_summed=on_gpu)
-        self._contract = CpuTasks(algebra, chunking.scratch, chunking.entry_threads)
-        slot = slot_bytes(chunks, algebra.dtype.itemsize, single_steps)
-        self._gpu = GpuTasks(algebra, slot, chunking.limits.task) if on_gpu else None
-        self._room = workers.room_for_tables(chunking, algebra.dtype.itemsize)
-
-    def run(self, block: EvidenceBlock) -> BlockOutcome:
-        """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
-        # On a GPU one task copies in, one computes, one copies out.
-        in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
-        run = ClusterRun(self._client, self._bound, self._contract, in_flight, self._gpu, self._room)
-        return run.outcome(block)
-
-
-def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:
-    """Return about what a row takes: the pilot task of a pass, then the others side by side."""
-    figures = shipped_figures().workers
-    operation, byte = (figures.gpu_operation, figures.gpu_byte) if on_gpu else (figures.operation, figures.byte)
-    plan, seconds = chunks.plan, chunks.tasks * figures.task
-    for pass_ in chunks.passes:
-        tasks = plan.shape.entries(pass_.fixed)
-        moved = loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
-        work = sum(plan.work(step) for step in pass_.steps) * operation
-        work += moved * itemsize * byte
-        # The pilot task alone, then the others in rounds over the workers.
-        seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
-    return seconds + transferred_entries(chunks, workers) * itemsize * figures.transfer / workers
-
-
-def transferred_entries(chunks: ChunkPlan, workers: int) -> float:
-    """Return about how many entries are read on other workers than the one where they were made.
-
-    A part stays in place as far as the passes that make and read it hold the same of its variables constant; every
-    task that reads it counts, also where tasks differ in nothing that it depends on.
-    """
-    made: dict[int, ChunkPass] = {}
-    transferred = 0.0
-    for pass_ in chunks.passes:
-        for table in pass_.loads:
-            if table in made:
-                shared = set(made[table].fixed).intersection(pass_.fixed, chunks.plan.tables[table].scope)
-                read = chunks.plan.shape.entries(pass_.fixed) * part(chunks.plan, table, pass_.fixed)
-                transferred += read * max(0.0, 1 - chunks.plan.shape.entries(shared) / workers)
-        made.update(dict.fromkeys(pass_.stores, pass_))
-    return transferred
-
-
-def _contracts(task: int) -> tuple[int, int, bool]:
-    """Return the bytes that contractions of a task take, scratch in NumPy in entries, and whether code is compiled."""
-    compiled = ENTRIES_BYTES + ENTRIES_THREAD_BYTES
-    # With less, the scratch of compiled code would leave the tables too little.
-    if compiled <= task // 2:
-        return compiled, reference.SCRATCH_ENTRIES, True
-    entry = reference.SCRATCH_ARRAYS * 8
-    entries = min(reference.SCRATCH_ENTRIES, max(1, task // 4 // entry))
-    return entries * entry, entries, False
-
-
 def pool_of(client: Client, resources: Resources, threads: int | None) -> WorkerPool:
     """Return the workers that are there, and their GPUs; raises DeviceError where they have none and should.
 
     client: of their cluster.
     resources: what is asked for.
-    threads: of a task; None for those of the workers.
+    threads: of a row; None for those of the workers.
     """
     workers = workers_of(client)
     memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
-    # Two tasks of a worker run side by side and share its threads.
-    shared = min(int(worker["nthreads"]) for worker in workers.values()) // IN_FLIGHT
-    pool = WorkerPool(len(workers), memory, threads=threads or max(1, shared), client=client)
+    threads = threads or min(int(worker["nthreads"]) for worker in workers.values())
+    each = tuple(MachineGpus((), (address,)) for address in sorted(workers))
+    pool = WorkerPool(len(workers), memory, threads=threads, client=client, machines=each)
     found: dict[str, WorkerGpus | None] = client.run(gpus_here, resources.compute.device, version("junctor"))
     with_gpu = {address: gpus for address, gpus in found.items() if gpus is not None}
     if not found or len(with_gpu) < len(found):
@@ -339,10 +154,7 @@ def open_workers(resources: Resources, threads: int | None) -> Iterator[WorkerPo
         finally:
             # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
             with suppress(OSError, RuntimeError, JunctorError):
-                if pool.room is not None:
-                    client.run(forget_program, [plan.key for plan, _ in pool.sent.values()])
-                    client.run(close)
-                client.run(forget_shared)
+                client.run(forget_program, [plan.key for plan, _ in pool.sent.values()])
 
 
 def memory_here(workers: WorkerPool, resources: Resources) -> int:

@@ -2,7 +2,7 @@
 
 One thread of the host enqueues everything, well ahead of the devices, and waits for nothing: events tell which slot
 waits for what, also across the end of a pass (Bistaffa, Farinelli and Bombieri 2014, figures 8 and 9; their `max_s` is
-the number of slots). So `GpuRun` has a loop of its own beside `pass_runner.propagate`.
+the number of slots). So `GpuRun` has a loop of its own beside that of `ChunkedProgram`.
 """
 
 from __future__ import annotations

@@ -273,17 +273,6 @@ class DeviceSlots:
         """Whether offsets leave too little of their room to those of the next pass."""
         return self._offset_bytes > OFFSET_BYTES * 3 // 4
 
-    @property
-    def is_full(self) -> bool:
-        """Whether offsets take more than half of their room."""
-        return self._offset_bytes > OFFSET_BYTES // 2
-
-    def forget_launches(self) -> None:
-        """Release all offsets; nothing in flight may need them."""
-        self._prepared.clear()
-        self._offset_bytes = 0
-        self.generation += 1
-
 
 def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Array | None]:
     """Return the launches of a contraction and where the panels of its result begin, None if in their order.
