@@ -4,6 +4,7 @@
     python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2] [--timeline picture.svg]
     python benchmarks/oversize.py workers plans.pickle [--gpus 4]
     python benchmarks/oversize.py enqueue plans.pickle [--gpus 4]
+    python benchmarks/oversize.py command WHAT ... [--repeat 3] [-- --device gpu --precision single]
 
 WHAT is a grid, ROWSxCOLUMNS, also of mixed cardinalities (24x24:2-4), or the variables of a complete graph. With
 `--query mpe` max-marginals are measured, and how many variables are ambiguous. `prepare` needs no GPU, `run` no
@@ -14,14 +15,19 @@ bytes that the kernels read and write, each at the rate of a copy in the same ru
 `--timeline` records one more propagation: what streams and the thread of the host do when, as a picture, as a trace
 beside it (picture.json, for https://ui.perfetto.dev) and as shares of the time. `workers` starts Dask-CUDA workers, one
 for each GPU: one of them leads all GPUs for a row, then all answer rows side by side. `enqueue` counts what the host
-asks of devices, and the seconds it takes where these do nothing, the driver left out; it needs no GPU.
+asks of devices, and the seconds it takes where these do nothing, the driver left out; it needs no GPU. `command` is
+what a user types: `junctor run` of a file and one row, each time in a process of its own; the first one plans.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import pickle
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +43,7 @@ from junctor.backends.number_formats import chunk_ladder_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import local_cost_models
+from junctor.formats import write_network
 from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
@@ -65,10 +72,13 @@ from junctor.runtime.threads import in_threads
 from junctor_kernels.gpu.device import CudaDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
+from pyarrow import parquet
 from timeline import DeviceClock, recorded, shares, write_trace
 from timeline_picture import draw
 
 COPY_BYTES = 1 << 30
+# The command line, wherever it is installed.
+JUNCTOR = "from junctor.cli import main; main()"
 # Rows that each of several side by side answers.
 ROWS_EACH = 4
 # A GPU that is elsewhere: prices are those of the one that was measured.
@@ -209,6 +219,33 @@ def run(arguments: argparse.Namespace) -> None:
             title = f"{text}, {name}, {len(devices)} x {format_bytes(room)} of {kind}"
             path = arguments.timeline
             show_timeline(program, gpu, title, path if len(plans) == 1 else path.with_stem(f"{path.stem}-{text}"))
+
+
+def command(arguments: argparse.Namespace) -> None:
+    """Answer one row without evidence by `junctor run`, again and again; print what each of them took."""
+    for text in arguments.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            network, evidence = Path(folder, "network.uai"), Path(folder, "evidence.csv")
+            write_network(network_of(text), network)
+            evidence.write_text("case_id\n1\n")
+            for number in range(arguments.repeat):
+                output = Path(folder, f"out-{number}")
+                words = ["run", network, evidence, "-o", output, "--no-prefect", *arguments.options]
+                started = time.perf_counter()
+                done = subprocess.run([sys.executable, "-c", JUNCTOR, *words], capture_output=True, text=True)
+                seconds = time.perf_counter() - started
+                print(f"{text}, {'again' if number else 'first'}: {seconds:.2f} s", end="", flush=True)
+                if done.returncode:
+                    print(f", refused: {done.stderr.strip().splitlines()[-1]}", flush=True)
+                    break
+                made = json.loads((output / "manifest.json").read_text())
+                choice, host = made["choices"][0], made["peak_bytes"]
+                found = parquet.read_table(output / "posteriors")["log_evidence"][0].as_py()
+                print(
+                    f", propagation {made['stages']['propagating']:.2f} s, forecast {choice['forecast']:.2f} s, "
+                    f"{choice['reason']}, host {format_bytes(host[0])}, log P(e) {found:.6f}",
+                    flush=True,
+                )
 
 
 def enqueue(arguments: argparse.Namespace) -> None:
@@ -393,7 +430,16 @@ def main() -> None:
     enqueuing.add_argument("--gpus", type=int, default=1)
     enqueuing.add_argument("--repeat", type=int, default=5)
     enqueuing.set_defaults(command=enqueue)
-    arguments = parser.parse_args()
+    whole = commands.add_parser("command")
+    whole.add_argument("sizes", nargs="+", metavar="WHAT")
+    whole.add_argument("--repeat", type=int, default=3, help="the first time plans")
+    whole.set_defaults(command=command, options=[])
+    given = sys.argv[1:]
+    # What follows is for `junctor run`.
+    cut_at = given.index("--") if "--" in given else len(given)
+    arguments = parser.parse_args(given[:cut_at])
+    if arguments.command is command:
+        arguments.options = given[cut_at + 1 :] or ["--device", "gpu", "--precision", "single"]
     if getattr(arguments, "timeline", None) and arguments.device == "cpu":
         parser.error("--timeline shows streams of GPUs: it needs --device gpu")
     arguments.command(arguments)
