@@ -25,6 +25,7 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import ChunkPass, ChunkPlan, PassRecord, TooSmallError, chunk_plan, records_of
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
+from junctor.planning.recompute import made_again
 from junctor.planning.shape import Pattern, shape_of
 
 NOTHING = Pattern(frozenset(), frozenset())
@@ -176,7 +177,7 @@ def test_more_memory_moves_less_and_consecutive_steps_share_a_pass() -> None:
 def test_the_more_steps_share_a_pass_the_less_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(shape_of(grid(14, 14, states=2, seed=1)), NOTHING)
     # That keeps few messages; of the others each is stored for its way back.
-    plan = next(each for each, order, _ in candidates(problem, 1) if order.criterion == "sweep")
+    plan = next(each.plan for each in candidates(problem, 1) if each.order.criterion == "sweep")
     moved = []
     for steps in (1, 2, 4, 16, chunks_module.MOST_STEPS):
         monkeypatch.setattr(chunks_module, "MOST_STEPS", steps)
@@ -192,13 +193,13 @@ def test_the_cheapest_order_is_kept() -> None:
     room = MemorySplit(1 << 12, 1 << 30, 0)
     chunks, found = cheapest_chunks(problem, 8, lambda _: [room, MemorySplit(1 << 9, 1 << 30, 0)], MOVED)
     assert found == room
-    every = [chunk_plan(plan, room.working // 8, room.memory // 8, 0) for plan, _, _ in candidates(problem, 1)]
+    every = [chunk_plan(each.plan, room.working // 8, room.memory // 8, 0) for each in candidates(problem, 1)]
     assert len(every) >= 4
     seconds = [MOVED.seconds(each, room) for each in every]
     assert MOVED.seconds(chunks, room) == min(seconds) < max(seconds)
     assert cheapest_chunks(problem, 8, lambda _: [room], MOVED)[0].passes == chunks.passes
-    for plan, _, _ in candidates(problem, 1):
-        assert waiting_entries(plan) <= chunk_plan(plan, 1 << 9, ENDLESS, 0).peak(on_disk=False)
+    for each in candidates(problem, 1):
+        assert waiting_entries(each.plan) <= chunk_plan(each.plan, 1 << 9, ENDLESS, 0).peak(on_disk=False)
 
 
 def test_the_plan_that_takes_least_at_best_is_cut_for_each_split() -> None:
@@ -227,7 +228,7 @@ def test_evidence_leaves_a_sweep_its_levels(observed: list[int]) -> None:
     shape = shape_of(grid(10, 10, states=2, seed=1))
 
     def entries(pattern: Pattern) -> float:
-        orders = [order for _, order, _ in candidates(Problem(shape, pattern), 1)]
+        orders = [each.order for each in candidates(Problem(shape, pattern), 1)]
         return next(order.entries for order in orders if order.criterion == "sweep")
 
     assert entries(Pattern(frozenset(observed), frozenset())) <= entries(NOTHING)
@@ -237,7 +238,7 @@ def test_what_misses_least_is_named() -> None:
     problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
     with pytest.raises(TooSmallError) as refused:
         cheapest_chunks(problem, 8, lambda _: [MemorySplit(1 << 12, 1 << 14, 100)], MOVED)
-    assert (refused.value.where, refused.value.allowed) == ("disk", 96)
+    assert (refused.value.where, refused.value.allowed) == ("disk", 100)
     enough = MemorySplit(1 << 12, 1 << 14, refused.value.needed)
     assert cheapest_chunks(problem, 8, lambda _: [enough], MOVED)[1] == enough
     with pytest.raises(TooSmallError, match="working"):
@@ -247,17 +248,45 @@ def test_what_misses_least_is_named() -> None:
 
 
 def test_plans_far_beyond_all_room_are_not_priced() -> None:
-    """To count their work takes as long as to lay them out; the one that misses least is named."""
+    """To count their work takes as long as to lay them out; the one that misses least is named, and made smaller."""
     problem, split = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING), MemorySplit(64, 64, 64)
+    priced: list[Plan] = []
 
-    def priced(_: Plan) -> float:
-        raise AssertionError("a plan was priced")
+    def least(plan: Plan) -> float:
+        priced.append(plan)
+        return 1.0
 
-    prices = replace(MOVED, least=priced, room=192)
     with pytest.raises(TooSmallError) as refused:
-        cheapest_chunks(problem, 8, lambda _: [split], prices)
-    least = min(waiting_entries(plan) for plan, _, _ in candidates(problem, 1))
-    assert (refused.value.where, refused.value.needed, refused.value.allowed) == ("disk", 8 * least, 64)
+        cheapest_chunks(problem, 8, lambda _: [split], replace(MOVED, least=least, room=192))
+    waiting = min(waiting_entries(each.plan) for each in candidates(problem, 1))
+    assert (refused.value.where, refused.value.needed, refused.value.allowed) == ("disk", 8 * waiting, 64)
+    first, *smaller = priced
+    assert waiting_entries(first) == waiting
+    assert [made_again(plan).messages > 0 for plan in smaller] == [True]
+
+
+def test_plans_may_have_fewer_splits_than_others() -> None:
+    problem, first = Problem(shape_of(grid(6, 6, states=2, seed=1)), NOTHING), set[int]()
+    splits = [MemorySplit(8, 1 << 20, 0), MemorySplit(1 << 14, 1 << 20, 0)]
+
+    def ways(plan: Plan) -> list[MemorySplit]:
+        first.update(() if first else (id(plan),))
+        return splits if id(plan) in first else splits[1:]
+
+    expected = cheapest_chunks(problem, 8, lambda _: splits[1:], MOVED)
+    found = cheapest_chunks(problem, 8, ways, MOVED)
+    assert (found[0].passes, found[1]) == (expected[0].passes, splits[1])
+
+
+@pytest.mark.parametrize("observed", [[], list(range(16))])
+def test_nothing_fits_no_memory(observed: list[int]) -> None:
+    """Even where nothing is left to propagate, records may have taken more than there is."""
+    plan = compile_plan(shape_of(grid(4, 4, states=2, seed=1)), Pattern(frozenset(observed), frozenset()), rows=1)
+    assert chunk_plan(plan, 1 << 20, 1 << 20, 0)
+    with pytest.raises(TooSmallError, match="-1 allowed"):
+        chunk_plan(plan, -1, 1 << 20, 0)
+    with pytest.raises(TooSmallError):
+        chunk_plan(plan, 1 << 20, -1, 0)
 
 
 def test_plans_that_take_too_long_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +294,7 @@ def test_plans_that_take_too_long_are_not_cut(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(chunk_search, "chunk_plan", lambda *_: pytest.fail("a plan was cut"))
     with pytest.raises(TooLongError) as refused:
         cheapest_chunks(problem, 8, lambda _: [enough], replace(MOVED, most=10.0))
-    assert refused.value.seconds == min(plan.operations for plan, _, _ in candidates(problem, 1))
+    assert refused.value.seconds == min(each.plan.operations for each in candidates(problem, 1))
     # By the entries of cliques alone, before anything is laid out.
     monkeypatch.setattr(chunk_search, "lay_out", lambda *_: pytest.fail("a plan was laid out"))
     with pytest.raises(TooLongError) as refused:

@@ -168,7 +168,7 @@ def test_the_root_is_a_separator_so_that_the_total_is_cheap() -> None:
 
 def test_two_joints_of_an_edge_have_all_of_its_variables_and_the_ends_in_common() -> None:
     problem = Problem(shape_of(grid(14, 14, states=2)), Pattern(frozenset(), frozenset()))
-    plan = next(plan for plan, order, lean in candidates(problem, 1) if lean and order.criterion == "sweep")
+    plan = next(each.plan for each in candidates(problem, 1) if each.lean and each.order.criterion == "sweep")
     joints: dict[tuple[int, ...], list[Reduce]] = {}
     for step in plan.steps:
         if isinstance(step, Reduce) and step.phase == "marginal" and len(step.operands) == 2:

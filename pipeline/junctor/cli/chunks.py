@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 # Chunk variables that are named.
 SHOWN = 8
+# The budget of which more would help first.
+BINDS = {
+    "device": "--device-memory: more of it keeps more tables where they are used",
+    "memory": "--memory: more of it keeps more tables out of files, or larger ones in a task",
+    "disk": "--disk: more of it keeps messages in place of making them again",
+}
 
 
 def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
@@ -30,19 +36,33 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
         "rows_side_by_side": abreast,
         "gpus_of_leader": route.side.share(abreast) if route.side and route.workers else 0,
         "passes": len(chunks.passes),
-        "tasks": chunks.tasks,
+        "tasks": route.propagations * chunks.tasks,
         "chunk_variables": [network.variables[v].name for v, _ in uses.most_common() if v < len(network.public)],
         "cut_tables": sum(bool(cuts) for cuts in chunks.cuts.values()),
         "stored_tables": len(chunks.cuts),
+        "sliced_variables": [network.variables[v].name for v in route.slices],
+        "propagations": route.propagations,
+        "messages_made_again": route.again.messages,
+        "times_the_operations": route.slower,
+        "binding": route.binding,
         "working_bytes": route.working,
+        "device_bytes": route.working + route.resident if limits.on_gpu else 0,
         "memory_bytes": route.memory,
         "disk_bytes": route.disk,
         "allowed_disk_bytes": limits.disk,
         "folder": str(limits.folder),
-        "loaded_bytes": route.loaded,
-        "stored_bytes": route.stored,
+        "loaded_bytes": route.propagations * route.loaded,
+        "stored_bytes": route.propagations * route.stored,
         "seconds_per_row": route.seconds,
     }
+
+
+def _traded(facts: dict[str, Any]) -> list[str]:
+    """Return lines for what is done in place of keeping tables."""
+    names, again = facts["sliced_variables"], facts["messages_made_again"]
+    held = f"sliced over {len(names)} variable{'s' * (len(names) > 1)} ({', '.join(names)})" if names else ""
+    done = [each for each in (held, f"{again:,} message{'s' * (again > 1)} made again" * bool(again)) if each]
+    return [f"{' and '.join(done)}, {facts['times_the_operations']:.2g} x the operations"] if done else []
 
 
 def show_chunks(facts: dict[str, Any]) -> None:
@@ -61,8 +81,12 @@ def show_chunks(facts: dict[str, Any]) -> None:
     typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row{over}, {seconds}")
     typer.echo(f"      chunk variables   {len(facts['chunk_variables']):,}{': ' if names else ''}{names}")
     typer.echo(f"      tables            {facts['stored_tables']:,} stored, {facts['cut_tables']:,} of them in pieces")
-    typer.echo(f"      peaks             {size['working_bytes']} of {where}, {size['memory_bytes']} of memory in all,")
+    for line in _traded(facts):
+        typer.echo(f"      for the memory    {line}")
+    task = size["device_bytes" if gpu else "working_bytes"]
+    typer.echo(f"      peaks             {task} of {where}, {size['memory_bytes']} of memory in all,")
     allowed = size["allowed_disk_bytes"]
     typer.echo(f"                        {size['disk_bytes']} of disk in {facts['folder']}, {allowed} allowed")
+    typer.echo(f"      binds             {BINDS[facts['binding']]}")
     way = "over the bus to the GPU" if gpu else "to tasks"
     typer.echo(f"      moved a row       {size['loaded_bytes']} {way}, {size['stored_bytes']} back")

@@ -46,13 +46,13 @@ class CachedChoice:
         """Keep how the tasks of the plan overlap on a GPU."""
         OVERLAP.keep(self.key, overlap)
 
-    def find_slices(self) -> _Numbers | None:
-        """Return the variables that were held constant, none or some; None where it is not known."""
+    def find_slices(self) -> tuple[_Numbers, int] | None:
+        """Return the variables that are held constant and the operations without that; None where it is not known."""
         return SLICES.find(self.key)
 
-    def keep_slices(self, variables: _Numbers) -> None:
-        """Keep which variables are held constant."""
-        SLICES.keep(self.key, variables)
+    def keep_slices(self, variables: _Numbers, whole: int) -> None:
+        """Keep which variables are held constant, and the operations of a row by the plan without that."""
+        SLICES.keep(self.key, (variables, whole))
 
     def of_slices(self, variables: _Numbers) -> CachedChoice:
         """Return where the choice for the slices of a row is kept."""
@@ -95,5 +95,5 @@ def _unpack_overlap(record: Any, _: Arrays) -> Overlap:
 
 
 CUT = Section("cut", lambda choice: (choice, {}), _unpack_choice)
-SLICES = Section("slices", lambda variables: (variables, {}), lambda record, _: typed(_Numbers, record))
+SLICES = Section("slices", lambda slices: (slices, {}), lambda record, _: typed(tuple[_Numbers, int], record))
 OVERLAP = Section("overlap", lambda overlap: (overlap, {}), _unpack_overlap)

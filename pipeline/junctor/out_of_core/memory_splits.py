@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
@@ -32,12 +32,16 @@ from junctor.cost.model import CostModel
 from junctor.cost.policy import DISK_BYTE
 from junctor.placement.pass_spans import side_by_side
 from junctor.placement.placement import slot_bytes
-from junctor.placement.residency import placed
+from junctor.placement.residency import Places, placed
 from junctor.planning.chunk_search import KEPT_STEPS, KeptChoice, MemorySplit
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
+from junctor.planning.recompute import MadeAgain, made_again
 from junctor.planning.shape import Pattern
+
+# Budgets of rows out of core.
+Binding = Literal["device", "memory", "disk"]
 
 # Shares of the memory that a task may take, and bytes of one whose tables stay in a cache; on a GPU, the smaller a
 # task, the sooner copies and kernels overlap.
@@ -127,11 +131,11 @@ class KeptSearch(KeptChoice, Protocol):
     def keep_overlap(self, overlap: Overlap) -> None:
         """Keep how they do."""
 
-    def find_slices(self) -> tuple[int, ...] | None:
-        """Return the variables that were held constant, none or some; None where it is not known."""
+    def find_slices(self) -> tuple[tuple[int, ...], int] | None:
+        """Return the variables that are held constant and the operations without that; None where it is not known."""
 
-    def keep_slices(self, variables: tuple[int, ...]) -> None:
-        """Keep which variables are held constant."""
+    def keep_slices(self, variables: tuple[int, ...], whole: int) -> None:
+        """Keep which variables are held constant, and the operations of a row by the plan without that."""
 
     def of_slices(self, variables: tuple[int, ...]) -> KeptSearch:
         """Return where the choice for the slices of a row is kept."""
@@ -263,19 +267,19 @@ class GpuSplits:
 
     def aside(self, chunks: ChunkPlan, split: MemorySplit) -> int:
         """Return the bytes of stored tables on the host and in files."""
-        return self._pinned_bytes(chunks, self._usual(chunks)) + chunks.peak(on_disk=True) * self._itemsize
+        return self._places(chunks, self._usual(chunks)).pinned_bytes + chunks.peak(on_disk=True) * self._itemsize
 
     def _beyond(self, chunks: ChunkPlan, slots: int) -> int:
         free = self._limits.memory - self.fixed(chunks.plan)
         # To place them takes a while.
         if chunks.peak(on_disk=False) * self._itemsize <= free:
             return 0
-        return max(0, self._pinned_bytes(chunks, slots) - free)
+        return max(0, self._places(chunks, slots).pinned_bytes - free)
 
-    def _pinned_bytes(self, chunks: ChunkPlan, slots: int) -> int:
+    def _places(self, chunks: ChunkPlan, slots: int) -> Places:
         rates = shipped_figures().gpu_rates
         left = self._left(chunks, slots)
-        return placed(chunks, self._itemsize, left, self._gpus, bus=rates.bus, device=rates.copy).pinned_bytes
+        return placed(chunks, self._itemsize, left, self._gpus, bus=rates.bus, device=rates.copy)
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
@@ -349,8 +353,18 @@ class GpuSplits:
 
     def _route(self, chunks: ChunkPlan, seconds: float, slots: int) -> ChunkRoute:
         working, overhead = OFFSET_BYTES + slots * self._slot_bytes(chunks), launch_bytes(chunks.plan)
-        stored = self._pinned_bytes(chunks, slots)
-        return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots, pinned=stored)
+        places = self._places(chunks, slots)
+        return ChunkRoute(
+            chunks,
+            self._limits,
+            self._itemsize,
+            working,
+            overhead,
+            seconds,
+            slots=slots,
+            pinned=places.pinned_bytes,
+            resident=places.resident_bytes(chunks, self._itemsize),
+        )
 
     def _best_slots(self, chunks: ChunkPlan, numbers: Sequence[int]) -> tuple[float, int]:
         """Return the seconds of a case with the best number of slots, of some in ascending order, and that number."""
@@ -474,7 +488,9 @@ class ChunkRoute:
     side: how GPUs, or workers, answer several rows at a time, or slices of them. None where those of this process share
         each row.
     pinned: bytes of stored tables in the memory of the host, None for all that are in no file.
+    resident: bytes of a GPU that stored tables and factors take.
     slices: variables held constant, one propagation for each of their configurations; evidence of the plan.
+    whole: operations of a row by the plan without slices; 0 where there are none.
     """
 
     chunks: ChunkPlan
@@ -489,7 +505,9 @@ class ChunkRoute:
     workers: int = 0
     side: SideBySide | None = None
     pinned: int | None = None
+    resident: int = 0
     slices: tuple[int, ...] = ()
+    whole: int = 0
 
     @property
     def pattern(self) -> Pattern:
@@ -516,6 +534,33 @@ class ChunkRoute:
         propagations = rows * self.propagations
         task = shipped_figures().workers.task if self.workers else 0.0
         return self.side.total(self.side.rounds(propagations)) + propagations * task
+
+    @property
+    def operations(self) -> int:
+        """Multiply-adds of a row."""
+        return self.propagations * self.chunks.plan.operations
+
+    @cached_property
+    def again(self) -> MadeAgain:
+        """Messages that each propagation makes again."""
+        return made_again(self.chunks.plan)
+
+    @property
+    def slower(self) -> float:
+        """How many times the operations of a plan without slices and without messages that are made again."""
+        once = self.chunks.plan.operations - self.again.operations
+        return self.operations / max(1, self.whole if self.slices else once)
+
+    @property
+    def binding(self) -> Binding:
+        """The budget of which more would keep tables where they are used sooner, or do away with slices."""
+        tables, left = self.chunks.plan.tables, self.limits.disk - self.disk
+        largest = max((tables[table].entries for table in self.chunks.cuts), default=0) * self.itemsize
+        if self.disk and left < largest and (self.slices or self.again.messages):
+            return "disk"
+        if self.disk:
+            return "memory"
+        return "memory" if self.limits.task is None else "device"
 
     @cached_property
     def memory(self) -> int:

@@ -46,6 +46,7 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
+from junctor.planning.recompute import made_again
 from junctor.planning.shape import Pattern
 from junctor.planning.slices import MOST_SLICES, best_slice
 from junctor.runtime.threads import in_threads
@@ -86,21 +87,24 @@ def cut(
     """
     search = _CutSearch(algebra, limits, costs, rows, gpus)
     known = kept.find_slices() if kept is not None else None
-    if known is not None and problem.free().issuperset(known):
+    if known is not None and is_slice(problem, known[0]):
         # What was kept may have been made by anybody: then the search decides.
         with suppress(BudgetError):
-            return search.cut(problem, known, kept)
+            return replace(search.cut(problem, known[0], kept), whole=known[1] if known[0] else 0)
     best, refused = None, None
     try:
         best = search.cut(problem, (), kept)
     except BudgetError as error:
+        if isinstance(error.__cause__, TooLongError):
+            # Slices take longer.
+            raise
         refused = error
-    best = search.sliced(problem, best, refused, kept)
+    best = search.sliced(problem, best, kept)
     if best is None:
         assert refused is not None
         raise refused
     if kept is not None and best.slices:
-        kept.keep_slices(best.slices)
+        kept.keep_slices(best.slices, best.whole)
     return best
 
 
@@ -140,30 +144,32 @@ class _CutSearch:
             raise _refusal(error, limits, min(taken)) from None
         except TooLongError as error:
             if error.seconds is not None:
-                threads = 1 if limits.on_gpu else limits.threads
-                told = count * error.seconds / threads, limits.seconds / threads
-                raise too_long(*told, "a row in chunks", ADVICE) from None
-            raise BudgetError(f"propagation in chunks takes years ({error}); {ADVICE}") from None
+                raise self._too_long(count * error.seconds, "a row in chunks") from error
+            raise BudgetError(f"propagation in chunks takes years ({error}); {ADVICE}") from error
         route = ways.chunking(*cheapest, kept)
         return replace(route, seconds=count * route.seconds, slices=slices)
 
-    def sliced(
-        self, problem: Problem, best: ChunkRoute | None, refused: BudgetError | None, kept: KeptSearch | None
-    ) -> ChunkRoute | None:
-        """Return what takes less than the best that is known, with more and more variables held constant."""
-        plan, slices = None if best is None else best.chunks.plan, tuple[int, ...]()
-        if best is not None and not self._pays(best, self._ways.least(best.chunks.plan), best.chunks.plan):
+    def sliced(self, problem: Problem, best: ChunkRoute | None, kept: KeptSearch | None) -> ChunkRoute | None:
+        """Return what takes less than the best that is known, with more and more variables held constant.
+
+        Raises BudgetError where nothing is known, and slices that may fit take too long.
+        """
+        plan = self._first(problem) if best is None else best.chunks.plan
+        if plan is None or (best is not None and not self._pays(best, self._ways.least(plan), plan)):
             return best
-        allowed = problem.free() - problem.pattern.weighted
+        free, slices = problem.free() - problem.pattern.weighted, tuple[int, ...]()
+        whole = plan.operations - made_again(plan).operations
         while True:
-            with suppress(TooLongError, StopIteration):
-                plan = plan or next(candidates(with_slices(problem, slices), self._rows)).plan
-            held = None if plan is None else best_slice(plan, allowed.difference(slices))
-            if held is None or problem.shape.entries((*slices, held)) > MOST_SLICES:
+            held = None if plan is None else best_slice(plan, free.difference(slices))
+            if held is None or not is_slice(problem, (*slices, held)):
                 return best
-            slices, plan = (*slices, held), None
-            plan = next(candidates(with_slices(problem, slices), self._rows)).plan
+            slices = (*slices, held)
+            plan = self._first(with_slices(problem, slices))
+            if plan is None:
+                return best
             least = problem.shape.entries(slices) * self._ways.least(plan)
+            if best is None and least > self._limits.seconds:
+                raise self._too_long(least, "a row slice by slice", f"{more_of(self._limits)}, {ADVICE}")
             if least > self._limits.seconds or (best is not None and not self._pays(best, least, plan)):
                 return best
             largest = max((table.entries for table in plan.tables), default=0) * self._algebra.dtype.itemsize
@@ -175,7 +181,18 @@ class _CutSearch:
                 continue
             if best is not None and found.seconds >= best.seconds:
                 return best
-            best, plan = found, found.chunks.plan
+            best, plan = replace(found, whole=whole), found.chunks.plan
+
+    def _first(self, problem: Problem) -> Plan | None:
+        """Return the first plan to choose from; None where each takes years."""
+        with suppress(TooLongError, StopIteration):
+            return next(candidates(problem, self._rows)).plan
+        return None
+
+    def _too_long(self, seconds: float, where: str, advice: str = ADVICE) -> BudgetError:
+        """Return the error for rows that take so many seconds of a core or a GPU."""
+        threads = 1 if self._limits.on_gpu else self._limits.threads
+        return too_long(seconds / threads, self._limits.seconds / threads, where, advice)
 
     def _pays(self, best: ChunkRoute, least: float, plan: Plan) -> bool:
         step = self._costs.figures.planning.cutting_step
@@ -186,6 +203,13 @@ def with_slices(problem: Problem, slices: tuple[int, ...]) -> Problem:
     """Return the problem of a slice of a row."""
     pattern = problem.pattern
     return replace(problem, pattern=Pattern(pattern.sliced.union(slices), pattern.weighted)) if slices else problem
+
+
+def is_slice(problem: Problem, variables: Sequence[int]) -> bool:
+    """Return True if variables may be held constant: each free, without likelihoods, once, and few configurations."""
+    free = problem.free() - problem.pattern.weighted
+    is_each_free = free.issuperset(variables) and len(set(variables)) == len(variables)
+    return is_each_free and problem.shape.entries(variables) <= MOST_SLICES
 
 
 def least_entry(figures: Figures, on_gpu: bool) -> float:
@@ -272,11 +296,8 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
         )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
-        "memory": ("for stored tables in memory", "allow more memory (--memory)"),
-        "disk": (
-            f"in files in {limits.folder}",
-            "allow more disk (--disk, --spill names a folder with more room) or more memory (--memory)",
-        ),
+        "memory": ("for stored tables in memory", more_of(limits)),
+        "disk": (f"in files in {limits.folder}", more_of(limits)),
     }[error.where]
     needed, allowed = error.needed, max(0, error.allowed)
     if limits.on_gpu and error.where == "working":
@@ -286,9 +307,14 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
         allowed = limits.task if limits.task is not None else limits.memory
     return BudgetError(
         f"propagation in chunks needs at least {exact_bytes(needed)} {where}, allowed are "
-        f"{exact_bytes(allowed)}; {more}, ask for fewer targets, or give evidence on more "
-        "variables"
+        f"{exact_bytes(allowed)}; {more}, {ADVICE}"
     )
+
+
+def more_of(limits: MemoryLimits) -> str:
+    """Return the budgets of which more would help: stored tables lie anywhere."""
+    memory = "--memory, --device-memory" if limits.on_gpu else "--memory"
+    return f"allow more disk (--disk, --spill names a folder with more room) or memory ({memory})"
 
 
 class SingleCaseProgram(Protocol):

@@ -56,6 +56,11 @@ class Places(NamedTuple):
     pinned: Mapping[int, int]
     pinned_bytes: int
 
+    def resident_bytes(self, chunks: ChunkPlan, itemsize: int) -> int:
+        """Return the bytes that tables of a plan take of each GPU at the most."""
+        ends = (each.offset + share_bytes(chunks, t, each.sharding, itemsize) for t, each in self.resident.items())
+        return self.leaf_bytes + max(ends, default=0)
+
 
 # Of the plans that are alive: to place all tables takes as long as half of a cut.
 _PLACED: WeakKeyDictionary[ChunkPlan, dict[object, Places]] = WeakKeyDictionary()

@@ -141,7 +141,7 @@ def cheapest_chunks(
     messages are made again in place of waiting, more and more of them. Deterministic.
     problem: what to plan.
     itemsize: bytes of an entry.
-    splits: ways to divide the memory that a plan leaves, the same number for every plan, the likeliest first.
+    splits: ways to divide the memory that a plan leaves, at least one, the likeliest first.
     pricing: of plans.
     rows: cases to come, which bound the search.
     kept: what an earlier search for the same arguments chose, or where this one leaves it.
@@ -227,7 +227,9 @@ class _Search(Generic[Split]):
         Returns the bytes that are missing for stored tables, or lie in slower memory; whether it fits; splits tried.
         """
         ways, tried = self._splits(candidate.plan), set[int]()
-        for number in range(0 if self.best is None else self.best[1], len(ways)):
+        # Plans may have fewer ways than others.
+        first = 0 if self.best is None else min(self.best[1], len(ways) - 1)
+        for number in range(first, len(ways)):
             found = self._cut_for(candidate, number, ways[number])
             tried.add(number)
             if isinstance(found, ChunkPlan):

@@ -170,6 +170,9 @@ def chunk_plan(
     on_disk = _spilled(plan, passes, memory)
     peaks = [parts.peak(parts.entries)[0] for parts in (_Parts(plan, pass_.steps, pass_.fixed) for pass_ in passes)]
     result = ChunkPlan(plan, passes, cuts, on_disk, max(peaks, default=0))
+    if result.working > working:
+        # Of a plan without passes: the memory is gone before tasks have any.
+        raise TooSmallError("working", result.working, working)
     if on_disk and result.peak(on_disk=True) > disk:
         raise TooSmallError("disk", result.peak(on_disk=True), disk)
     if result.peak(on_disk=False) > memory:
@@ -203,7 +206,10 @@ def _recorded(plan: Plan, working: int, records: Sequence[PassRecord]) -> list[C
 
 
 def _passes(plan: Plan, working: int, stored: int) -> list[ChunkPass]:
-    """Return passes, each behind those that it needs; raises TooSmallError. stored: entries of stored ones."""
+    """Return passes, each behind those that it needs; raises TooSmallError.
+
+    stored: entries that stored tables may take.
+    """
     passes = _OpenPasses(plan, working, stored)
     for step in _reductions(plan):
         passes.add(step)

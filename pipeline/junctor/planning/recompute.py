@@ -30,6 +30,17 @@ class Drop(NamedTuple):
     step: int
 
 
+class MadeAgain(NamedTuple):
+    """Messages of a plan that are made again.
+
+    messages: how many.
+    operations: that they take.
+    """
+
+    messages: int
+    operations: int
+
+
 class Waiting:
     """Messages of a plan that wait. least: reductions that they wait for at the least."""
 
@@ -123,14 +134,24 @@ class Waiting:
         return replace(step, operands=tuple(name if operand == table else operand for operand in step.operands))
 
 
-def with_drops(plan: Plan, drops: Sequence[Drop]) -> Plan:
-    """Return a plan with some drops, one after the other; raises ValueError for those that it cannot have."""
+def with_drops(plan: Plan, drops: Sequence[Drop], least: int = LEAST_WAIT) -> Plan:
+    """Return a plan with some drops, one after the other; raises ValueError for those that it cannot have.
+
+    least: as of `Waiting`.
+    """
     for drop in drops:
-        waiting = Waiting(plan)
+        waiting = Waiting(plan, least)
         if not waiting.may_have(drop):
             raise ValueError("not a message that waits")
         plan = waiting.without(drop)
     return plan
+
+
+def made_again(plan: Plan) -> MadeAgain:
+    """Return what a plan makes again."""
+    again = originals(plan)
+    operations = (plan.work(step) for step in plan.steps if isinstance(step, Reduce) and step.out in again)
+    return MadeAgain(len(again), sum(operations))
 
 
 def originals(plan: Plan) -> dict[int, int]:

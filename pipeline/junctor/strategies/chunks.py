@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +12,13 @@ from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
+from junctor.planning.budget import format_bytes
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run, Way
+
+if TYPE_CHECKING:
+    from junctor.out_of_core.memory_splits import ChunkRoute
 
 
 class ChunkRows(Way):
@@ -37,9 +42,9 @@ class ChunkRows(Way):
         chunks = ChunkCuts(facts).chosen_chunks(group.pattern, uses, facts.chunk_ladder[0], budget.free, room.gpu)
         plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
         way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
-        reason = facts.reason(self.name, f"in chunks, {way}: the plan exceeds the memory")
+        reason = facts.reason(self.name, f"in chunks, {way}: the plan exceeds the memory{_told(chunks)}")
         memory = MemoryUse(facts.allowed, budget.reserved, size, size)
-        operations = len(group.rows) * plan.operations
+        operations = len(group.rows) * chunks.operations
         return Route(group, self.name, reason, memory, uses, plan, chunks=chunks, operations=operations)
 
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
@@ -60,6 +65,18 @@ class ChunkRows(Way):
             else:
                 chunked.answer(route, route.group.rows, batch, answers)
         return np.zeros(0, dtype=np.int64)
+
+
+def _told(route: ChunkRoute) -> str:
+    """Return what is done for the memory, for people: slices, messages made again, peaks, and the budget that binds."""
+    count, again = len(route.slices), route.again.messages
+    done = [f"sliced over {count} variable{'s' * (count > 1)}"] * bool(count)
+    done += [f"{again:,} message{'s' * (again > 1)} made again"] * bool(again)
+    slower = f"; {' and '.join(done)}, {route.slower:.2g} x the operations" if done else ""
+    on_gpu, option = route.limits.on_gpu, "--device-memory" if route.binding == "device" else f"--{route.binding}"
+    of_gpu = f"{format_bytes(route.working + route.resident)} of the GPU, " * on_gpu
+    peaks = f"{of_gpu}{format_bytes(route.memory)} of memory, {format_bytes(route.disk)} in files"
+    return f"{slower}; at the peak {peaks}; {option} binds"
 
 
 WAY = ChunkRows()

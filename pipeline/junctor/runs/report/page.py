@@ -371,7 +371,11 @@ class Page:
     def run_lines(self) -> list[str]:
         """The plan in words."""
         ranked = sorted(self._counts.rows_by_strategy.items(), key=lambda item: -item[1])
-        return [f"{counted(rows, 'row')}: {WAYS.get(way, way)}." for way, rows in ranked]
+        chunks = [each for each in self._manifest.choices if each.strategy == Strategy.CHUNKS.value]
+        return [
+            *(f"{counted(rows, 'row')}: {WAYS.get(way, way)}." for way, rows in ranked),
+            *(f"{counted(each.rows, 'row')} of the first part: {each.reason}." for each in chunks),
+        ]
 
     @property
     def stages(self) -> list[tuple[str, float]]:
