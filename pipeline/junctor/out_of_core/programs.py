@@ -36,6 +36,7 @@ from junctor.out_of_core.memory_splits import (
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import exact_bytes, format_bytes, too_long
 from junctor.planning.chunk_search import (
+    KEPT_STEPS,
     SEARCHED_CUTS,
     ChunkPrices,
     MemorySplit,
@@ -103,7 +104,7 @@ def cut(
     if best is None:
         assert refused is not None
         raise refused
-    if kept is not None and best.slices:
+    if kept is not None and len(best.chunks.plan.steps) >= KEPT_STEPS:
         kept.keep_slices(best.slices, best.whole)
     return best
 
