@@ -94,7 +94,16 @@ def is_stage(stage: Elimination, sizes: Mapping[int, int]) -> bool:
 
 def chain_of(stages: Sequence[Elimination], sizes: Mapping[int, int]) -> Chain | None:
     """Return eliminations as a chain, None where one launch would not do them as fast as memory allows."""
+    # By other labels: what a sweep does with one column of a grid it does with all.
+    names: dict[int, int] = {}
+    named = [Elimination(*(tuple(names.setdefault(v, len(names)) for v in axes) for axes in stage)) for stage in stages]
+    return _chain_of(tuple(named), tuple(sizes[v] for v in names))
+
+
+@lru_cache(maxsize=1024)
+def _chain_of(stages: tuple[Elimination, ...], of: tuple[int, ...]) -> Chain | None:
     first, last = stages[0].table, stages[-1].out
+    sizes = dict(enumerate(of))
     leave, come = [stage.leaves[0] for stage in stages], [stage.comes[0] for stage in stages]
     if not set(leave) <= set(first) or not set(come) <= set(last):
         return None

@@ -249,7 +249,7 @@ def told_of(route: Route, batch: EvidenceBatch, facts: Facts) -> Chosen:
     names = () if route.strategy is Strategy.SAMPLES else EXACT if facts.query.method == "exact" else Strategy
     for name in names:
         if name not in told and name not in (route.strategy, Strategy.IMPOSSIBLE):
-            offer = refusal(name, facts) or way(name).offer(group, batch, facts)
+            offer = refusal(name, facts) or _offer_beside(route, name, batch, facts)
             if isinstance(offer, Offer) and not group.patterns:
                 told[name] = Rejected(name, "takes longer to prepare", facts.planning)
             elif isinstance(offer, Offer) and facts.forced is not None:
@@ -262,6 +262,14 @@ def told_of(route: Route, batch: EvidenceBatch, facts: Facts) -> Chosen:
     others = (NotChosen(each.strategy.value, each.reason, _finite(each.seconds)) for each in told.values())
     seconds = _finite(group.price), _finite(route.seconds)
     return Chosen(route.rows, route.strategy.value, route.reason, *seconds, tuple(others))
+
+
+def _offer_beside(route: Route, name: Strategy, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+    """Return what another strategy offers for the rows of a route, or why it does not."""
+    if route.strategy is Strategy.CHUNKS and facts.forced is None and name is not Strategy.JOINT_TABLE:
+        # Prices of a plan know no memory, and to ask for them loads compiled code.
+        return "its plan exceeds the memory"
+    return way(name).offer(route.group, batch, facts)
 
 
 def _finite(seconds: float) -> float | None:
