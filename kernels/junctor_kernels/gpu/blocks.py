@@ -5,6 +5,7 @@ Called by `junctor.backends.gpu`, which lays out a block and lists its launches;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -75,9 +76,9 @@ _TRACED_BY = {TRACE_MANY: 1, TRACE_SOME: TRACE_LANES, TRACE_FEW: WARP}
 MOST_OPERANDS = 32
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
 LANE_BYTES = 16
-# Share of the memory of a device that blocks under way may take; lowered plans need some beside it. Of what is free
-# where others have some of it.
-DEVICE_SHARE, FREE_SHARE = 0.7, 0.75
+# Share of the memory of a device that work may take by default, and of what is free at the most: the driver and lowered
+# plans need some beside it.
+DEVICE_SHARE, FREE_SHARE = 0.85, 0.9
 # Bytes of answers from which on pages that threads map are there sooner than those that CUDA allocates.
 MAPPED_BYTES = 1 << 22
 # Bytes for blocks below which a device is not opened.
@@ -270,6 +271,16 @@ def grid(launch: BlockLaunch, chunks: int) -> tuple[tuple[int, int], int]:
     return (launch.items * WARP // MANY_THREADS, chunks), MANY_THREADS
 
 
+def room_of(memory: float, allowed: int | None, free: float = math.inf) -> int:
+    """Return the bytes of a device that work may take.
+
+    memory: bytes that it has.
+    allowed: by the user, None for a share of it.
+    free: bytes that nobody has now, where that is known.
+    """
+    return int(min(allowed or DEVICE_SHARE * memory, FREE_SHARE * min(memory, free)))
+
+
 class CudaBlockDevice(CudaDevice):
     """A CUDA device for blocks of cases. What comes in, kernels and what goes out have a stream each: they overlap.
 
@@ -282,11 +293,10 @@ class CudaBlockDevice(CudaDevice):
         super().__init__(number)
         # Of an idle device it is known before that is opened, so that plans made ahead are the right ones.
         free = self.free()
-        most = min(int(DEVICE_SHARE * self.figures["memory"]), int(FREE_SHARE * free))
-        if most < LEAST_ROOM:
+        if int(FREE_SHARE * free) < LEAST_ROOM:
             # The driver takes memory of its own for streams and graphs, and may not outlive that there is none.
             raise MemoryError(f"{free:,} bytes of device memory are free")
-        self.room = min(allowed or most, most)
+        self.room = room_of(self.figures["memory"], allowed, free)
         self._in, self._work, self._out = _streams_of(self._cupy, number)
         # Graphs are recorded in streams that nobody launches in: what another thread enqueues would become a part.
         self._recorded, self._beside = self.stream(), self.stream()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from junctor_kernels.gpu.blocks import DEVICE_SHARE
+from junctor_kernels.gpu.blocks import room_of
 from junctor_kernels.gpu.stored import CliqueDevice
 
 from junctor.model.options import ComputeOptions
@@ -28,9 +28,9 @@ def opened_device(options: ComputeOptions, is_worth: Callable[[], bool]) -> Cliq
 
 def allowed_bytes(options: ComputeOptions, device: CliqueDevice) -> int:
     """Return the bytes that tables may take of a GPU."""
-    return options.device_memory or int(DEVICE_SHARE * device.free())
+    return room_of(device.free(), options.device_memory)
 
 
 def room_at_hand(options: ComputeOptions) -> int:
     """Return the same of the GPU of this machine before it is opened: 0 without one."""
-    return options.device_memory or int(DEVICE_SHARE * gpu_at_hand()[1].get("memory", 0.0))
+    return room_of(gpu_at_hand()[1].get("memory", 0.0), options.device_memory)

@@ -788,7 +788,7 @@ class DeviceOptions(TypedDict, total=False):
         int | str | None,
         Option(
             None,
-            "What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; by default 70 % "
+            "What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; by default 85 % "
             "of its memory. On a CPU: what their tables may take of the memory.",
             RESOURCES,
             "bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside `memory`.",

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
-from junctor_kernels.gpu.blocks import DEVICE_SHARE
+from junctor_kernels.gpu.blocks import room_of
 from junctor_kernels.gpu.entries import PARTIAL_ENTRIES
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
@@ -389,8 +389,7 @@ class GpuSplits:
 
 def gpu_room(device: MeasuredDevice, allowed: int | None) -> int:
     """Return the bytes of a GPU that rows may take: those allowed, None for a share of all; it need not be here."""
-    most = int(DEVICE_SHARE * device.figures["memory"])
-    return most if allowed is None else min(allowed, most)
+    return room_of(device.figures["memory"], allowed)
 
 
 def device_bytes(task: int) -> int:

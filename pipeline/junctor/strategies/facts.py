@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from junctor_kernels.gpu.blocks import DEVICE_SHARE
+from junctor_kernels.gpu.blocks import room_of
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
@@ -299,8 +299,7 @@ class Facts:
         if self.gpu is not None:
             return GpuRoom.of(self.gpu)
         # By the figures of its kind: opening it to ask would take seconds, and `inspect` runs without one.
-        room = self.options.device_memory or int(DEVICE_SHARE * self.gpu_costs.device.figures["memory"])
-        return GpuRoom(room, True)
+        return GpuRoom(room_of(self.gpu_costs.device.figures["memory"], self.options.device_memory), True)
 
     @property
     def working(self) -> int | None:
