@@ -174,11 +174,13 @@ def test_grid_in_little_memory_gives_the_same_answers() -> None:
 
 
 def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
-    network = grid(12, 12, states=4, seed=1)
-    message = r"in chunks needs at least .*bytes\) in files in .*, allowed are 1\.0 MiB.*--disk.*--memory"
+    network, batch = grid(12, 12, states=4, seed=1), EvidenceBatch(1, {})
+    message = r"slice by slice is forecast to take .* s, allowed are 20 s .*--time-limit.*--disk.*--memory.*evidence"
+    with pytest.raises(BudgetError, match=message):
+        Engine(network, Query(), on_cpu(1 << 26, spill_bytes=1 << 20, time_limit=20.0)).answer(batch)
     for query in (Query("mpe"), Query()):
-        with pytest.raises(BudgetError, match=message):
-            Engine(network, query, on_cpu(1 << 26, spill_bytes=1 << 20)).answer(EvidenceBatch(1, {}))
+        with pytest.raises(BudgetError, match=r"records and factors take .*; allow more memory \(--memory\)"):
+            Engine(network, query, on_cpu(1 << 19, spill_bytes=1 << 20)).answer(batch)
     with pytest.raises(BudgetError, match=r"takes years \(.*fewer targets"):
         Engine(grid(20, 20, states=16), Query(), on_cpu(1 << 26)).answer(EvidenceBatch(1, {}))
 

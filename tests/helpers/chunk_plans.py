@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 from junctor.generate import grid
 from junctor.model.strategies import Strategy
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+from junctor.out_of_core.programs import is_slice
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
-from junctor.planning.compile import compile_plan
+from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
+from junctor.planning.recompute import Drop, Waiting
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
@@ -52,21 +54,46 @@ def spilling(chunks: ChunkPlan) -> int:
     return refused.needed
 
 
+def with_some_again(plan: Plan, picks: Sequence[int]) -> Plan:
+    """Return a plan in which messages are made again, however short they wait; picks: numbers among those that wait."""
+    for pick in picks:
+        waiting = Waiting(plan, least=0)
+        gaps = list(waiting.gaps())
+        if gaps:
+            table, _, end = gaps[pick % len(gaps)]
+            plan = waiting.without(Drop(table, end))
+    return plan
+
+
 @contextmanager
-def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12, lean: bool = False) -> Iterator[None]:
-    """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
+def cut_for(
+    working: int,
+    disk: bool = False,
+    scratch: int = 1 << 12,
+    lean: bool = False,
+    held: Collection[int] = (),
+    again: Sequence[int] = (),
+) -> Iterator[None]:
+    """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk.
+
+    held: variables that are held constant where they may be.
+    again: as of `with_some_again`.
+    """
 
     def chunk_route(
         cuts: ChunkCuts, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
     ) -> ChunkRoute:
+        slices = tuple(v for v in held if is_slice(Problem(cuts.facts.shape, pattern), (v,)))
+        pattern = Pattern(pattern.sliced.union(slices), pattern.weighted)
         # Of explanations there are max-marginals in chunks, which have the plans of posteriors.
         anew = lean or cuts.facts.explains
         plan = compile_plan(cuts.facts.shape, pattern, rows=uses, lean=lean) if anew else cuts.facts.plan(pattern, uses)
+        plan = with_some_again(plan, again)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
         limits = MemoryLimits(free, None, ENDLESS, cuts.facts.spill_dir)
-        return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
+        return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch, slices=slices)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Facts, "forced", Strategy.CHUNKS)

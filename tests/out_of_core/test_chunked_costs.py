@@ -275,15 +275,16 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
         cut(problem, reference.SINGLE, on(needed - 1000), costs({}))
 
 
-@pytest.mark.parametrize(("name", "slots"), [("busiest", 2), ("cases", 1)])
-def test_prices_choose_the_slots(name: str, slots: int) -> None:
+@pytest.mark.parametrize(("name", "rows", "slots"), [("busiest", 10**9, 2), ("cases", 10**9, 1), ("busiest", 1, 3)])
+def test_prices_choose_the_slots(name: str, rows: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of about equals the fewest; where looking for them takes longer than it saves, the usual number."""
+    monkeypatch.setattr(GpuSplits, "least", lambda *_: 0.0)
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
     # Room for six slots, or for fewer and tables. Nothing is busy enough for a third one.
     room = OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
     limits = MemoryLimits(1 << 30, room, 0, Path(), on_gpu=True)
-    rooms = GpuSplits(
-        limits, reference.SINGLE, costs({"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}), 1
-    )
+    known = costs({"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})})
+    rooms = GpuSplits(limits, reference.SINGLE, known, 1, rows)
     chunking = rooms.chunking(chunks, rooms.splits(chunks.plan)[0])
     assert chunking.slots == slots
     assert chunking.working <= room

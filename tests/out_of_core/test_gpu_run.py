@@ -207,7 +207,7 @@ def test_tasks_that_are_added_up(
 def test_joints_of_both_messages_in_one_pass(devices: Devices, count: int) -> None:
     network = steep(grid(8, 8, seed=4))
     problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
-    plan = next(plan for plan, order, lean, *_ in candidates(problem, 1) if lean and order.criterion == "sweep")
+    plan = next(each.plan for each in candidates(problem, 1) if each.lean and each.order.criterion == "sweep")
     chunks = chunk_plan(plan, 1 << 7, 1 << 40, 0)
     joints = [[s.out for s in each.steps if s.phase == "marginal" and len(s.operands) > 1] for each in chunks.passes]
     assert any(len(outs) > 1 for outs, each in zip(joints, chunks.passes, strict=True) if each.fixed)
@@ -403,9 +403,8 @@ def test_chains_are_their_steps(
     monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(groups, "FACTOR_SHARE", 1)
     network, nothing = grid(10, 10, seed=7), Pattern(frozenset(), frozenset())
-    plans = [
-        plan for plan, order, *_ in candidates(Problem(shape_of(network), nothing), 1) if order.criterion == "sweep"
-    ]
+    every = candidates(Problem(shape_of(network), nothing), 1)
+    plans = [each.plan for each in every if each.order.criterion == "sweep"]
     found = []
     itemsize = algebra.dtype.itemsize
     for stages in (MOST_STAGES[itemsize], 1):

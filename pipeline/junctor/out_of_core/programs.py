@@ -166,7 +166,8 @@ class _CutSearch:
                 return best
             slices = (*slices, held)
             plan = self._first(with_slices(problem, slices))
-            if plan is None:
+            # Slices are no remedy for records that take all memory.
+            if plan is None or self._ways.fixed(plan) >= self._limits.memory:
                 return best
             least = problem.shape.entries(slices) * self._ways.least(plan)
             if best is None and least > self._limits.seconds:

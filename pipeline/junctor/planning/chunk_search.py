@@ -286,21 +286,19 @@ def _with_fewer(candidate: Candidate, entries: int, whole: bool) -> Candidate | 
 
     whole: whether fewer are of no use.
     """
-    plan, drops = candidate.plan, list(candidate.drops)
-    waiting = Waiting(plan)
-    first = max(waiting.profile())
-    most = MOST_AGAIN * plan.operations
-    while max(waiting.profile()) > first - entries and len(drops) < MOST_DROPS:
-        drop = waiting.best_drop()
-        plan = plan if drop is None else waiting.without(drop)
-        if drop is None or plan.operations > most:
-            break
+    waiting, drops, found = Waiting(candidate.plan), list(candidate.drops), candidate
+    first = lowest = max(waiting.profile())
+    most = MOST_AGAIN * candidate.plan.operations
+    while lowest > first - entries and len(drops) < MOST_DROPS and (drop := waiting.best_drop()) is not None:
+        waiting = Waiting(waiting.without(drop))
         drops.append(drop)
-        waiting = Waiting(plan)
-    gained = first - max(waiting.profile())
-    if not gained or (whole and gained < entries):
-        return None
-    return candidate._replace(plan=waiting.plan, drops=tuple(drops))
+        if waiting.plan.operations > most:
+            break
+        # What is made again may wait as well, until it is dropped, too.
+        if (peak := max(waiting.profile())) < lowest:
+            lowest, found = peak, candidate._replace(plan=waiting.plan, drops=tuple(drops))
+    gained = first - lowest
+    return None if not gained or (whole and gained < entries) else found
 
 
 def _stored(chunks: ChunkPlan, split: MemorySplit, itemsize: int, pricing: ChunkPrices) -> ChunkPlan:

@@ -57,12 +57,12 @@ class Waiting:
     def profile(self) -> list[int]:
         """Return the entries of messages that wait, at each reduction."""
         change = [0] * (len(self._steps) + 1)
-        for table, begin, end in self._gaps():
+        for table, begin, end in self.gaps():
             change[begin + 1] += self.plan.tables[table].entries
             change[end] -= self.plan.tables[table].entries
         return list(itertools.accumulate(change))
 
-    def _gaps(self) -> Iterator[tuple[int, int, int]]:
+    def gaps(self) -> Iterator[tuple[int, int, int]]:
         """Yield the messages that wait, with the reductions that use them before and after."""
         for table, reads in self._reads.items():
             uses = [self._made[table], *reads]
@@ -75,7 +75,7 @@ class Waiting:
         profile = self.profile()
         peak, least = profile.index(max(profile)), LEAST_SHARE * max(profile)
         found: list[tuple[float, Drop]] = []
-        for table, begin, end in self._gaps():
+        for table, begin, end in self.gaps():
             entries = self.plan.tables[table].entries
             if begin < peak < end and entries > least:
                 found.append((sum(map(self.plan.work, self.again(Drop(table, end)))) / entries, Drop(table, end)))
@@ -101,7 +101,7 @@ class Waiting:
 
     def may_have(self, drop: Drop) -> bool:
         """Return True if a drop is of a message that waits."""
-        return any((table, end) == drop for table, _, end in self._gaps())
+        return any((table, end) == drop for table, _, end in self.gaps())
 
     def _is_there(self, table: int, drop: Drop) -> bool:
         """Return True if a table has been made and is read later than a dropped one."""
