@@ -11,16 +11,19 @@ import pytest
 from junctor import generate
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import local_cost_models
+from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core import memory_splits
 from junctor.out_of_core.cluster.workers import WorkerPool
-from junctor.out_of_core.kept_cuts import CUT, OVERLAP, kept_cut
+from junctor.out_of_core.kept_cuts import CUT, OVERLAP, SLICES, kept_cut
 from junctor.out_of_core.memory_splits import ChunkRoute, GpuSplits, MemoryLimits, Overlap
+from junctor.out_of_core.programs import cut
 from junctor.planning import chunk_search
 from junctor.planning.chunk_search import ChunkChoice
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
+from junctor.planning.recompute import Drop
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.cache import Cache, user_cache
 from junctor.strategies.chunk_cuts import ChunkCuts
@@ -108,6 +111,42 @@ def test_how_tasks_overlap_is_looked_for_once(cache: Cache, monkeypatch: pytest.
     path.write_bytes(path.read_bytes()[:-1])
     assert [_parts(_cut(device="gpu")) == expected for _ in range(2)] == [True] * 2
     assert len(looked) == 2 * first
+
+
+def test_slices_and_messages_made_again_are_found_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_splits, "fixed_bytes", lambda plan: 0)
+    problem, limits = replace(PROBLEM, pattern=Pattern(frozenset(), frozenset({5}))), replace(LIMITS, task=None)
+    limits = replace(limits, memory=200_000, disk=1 << 16)
+
+    def found() -> ChunkRoute:
+        return cut(problem, reference.DOUBLE, limits, CPU, 1, 1, kept_cut(problem, reference.DOUBLE, limits, CPU, 1, 1))
+
+    expected = found()
+    assert expected.slices
+    assert expected.again.messages
+    searched: list[Problem] = []
+
+    def search(problem: Problem, *_: Any) -> Any:
+        searched.append(problem)
+        raise chunk_search.TooLongError("a search")
+
+    monkeypatch.setattr(chunk_search, "_candidates", search)
+    again = found()
+    assert _parts(again) == _parts(expected)
+    assert (again.slices, again.whole, again.slower) == (expected.slices, expected.whole, expected.slower)
+    assert not searched
+    # Held twice, observed as a likelihood, not there, and too many; then a file that is cut off.
+    kept = kept_cut(problem, reference.DOUBLE, limits, CPU, 1, 1)
+    for strange in ((7, 7), (5,), (999,), (-1,), tuple(range(6, 30))):
+        kept.keep_slices(strange, 1)
+        with pytest.raises(BudgetError, match="a search"):
+            found()
+    for entry in cache.entries():
+        if entry.kind == SLICES.kind:
+            entry.path.write_bytes(entry.path.read_bytes()[:-1])
+    with pytest.raises(BudgetError, match="a search"):
+        found()
+    assert searched == 6 * [problem]
 
 
 class FixedOverlap:
@@ -199,7 +238,7 @@ class FixedChoice:
         self.kept.append(choice)
 
 
-@pytest.mark.parametrize("change", [{"split": 99}, {"variables": UNFIT}, {"passes": ()}])
+@pytest.mark.parametrize("change", [{"split": 99}, {"variables": UNFIT}, {"passes": ()}, {"drops": (Drop(0, 0),)}])
 def test_a_choice_that_does_not_fit_is_searched_anew(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_search, "KEPT_STEPS", 0)
     room = chunk_search.MemorySplit(1 << 14, 1 << 20, 0)

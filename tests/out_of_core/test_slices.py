@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from helpers import oracle, strategies
+from helpers import strategies
 from helpers.chunk_plans import cut_for
 from helpers.engine_cases import TOLERANCE, check_explanations, check_posteriors, markov
 from helpers.options import on_cpu
@@ -27,18 +26,18 @@ from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import BudgetError, DiskError
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
-from junctor.out_of_core import memory_splits, programs
+from junctor.model.strategies import Strategy
+from junctor.out_of_core import memory_splits
 from junctor.out_of_core import store as chunk_store
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
-from junctor.out_of_core.memory_splits import OFFSET_BYTES, ChunkRoute, GpuSplits, MemoryLimits, launch_bytes
-from junctor.out_of_core.programs import cut, is_slice
+from junctor.out_of_core.memory_splits import OFFSET_BYTES, ChunkRoute, MemoryLimits
+from junctor.out_of_core.programs import cut
+from junctor.placement import residency
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern, shape_of
-from junctor.planning.slices import MOST_SLICES
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
-from junctor.model.strategies import Strategy
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
@@ -104,14 +103,146 @@ def test_slices_that_are_impossible_count_nothing(held: tuple[int, ...]) -> None
     check_explanations(network, batch, explained, 2e-9)
 
 
-@pytest.mark.parametrize(("precision", "climbed"), [("single", {"double": 1, "log": 1}), ("double", {"log": 1})])
-def test_slices_in_doubt_go_to_logarithms(precision: Precision, climbed: dict[str, int]) -> None:
-    """Of one is known that it is possible, not more; without slices it would count nothing beside the other."""
-    steep = [((one, other), [[1e-200, 0], [0, 1]]) for one, other in ("ab", "bc")]
-    network = markov((("z", "a"), [[1, 0], [1, 1]]), *steep)
-    with cut_for(0):
-        assert not Engine(network, Query(precision=precision)).answer(EvidenceBatch(1)).climbed
+@pytest.mark.parametrize(("precision", "wider"), [("single", "double"), ("double", "log")])
+def test_slices_in_doubt_go_to_a_wider_format(precision: Precision, wider: str) -> None:
+    links = [((one, other), [[1e-160, 0], [0, 1]]) for one, other in itertools.pairwise("abcdef")]
+    ends = [(("a",), [1, 1e-160]), (("a",), [1, 1e-144]), (("f",), [1, 1e-160]), (("f",), [1, 1e-160])]
+    network = markov((("z", "a"), [[1, 2], [3, 1]]), *ends, *links)
     with cut_for(0, held=(0,)):
         answers = Engine(network, Query(precision=precision)).answer(EvidenceBatch(1))
-    assert answers.climbed == climbed
-    check_posteriors(network, EvidenceBatch(1), answers, 1e-12)
+    assert answers.climbed[wider] == 1
+    check_posteriors(network, EvidenceBatch(1), answers, TOLERANCE[precision])
+
+
+# Ways that budgets force.
+
+
+@pytest.fixture
+def tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records take nothing: those of a small grid take more than its tables."""
+    for name in ("fixed_bytes", "launch_bytes"):
+        monkeypatch.setattr(memory_splits, name, lambda plan: 0)
+
+
+@contextmanager
+def within(memory: int, disk: int, folder: Path) -> Iterator[list[ChunkRoute]]:
+    """Let rows go as they do where tables have so many bytes of memory and of disk; yields the routes."""
+    found: list[ChunkRoute] = []
+
+    def route(cuts: ChunkCuts, pattern: Pattern, uses: int, algebra: Algebra, *_: object) -> ChunkRoute:
+        limits = MemoryLimits(memory, None, disk, folder)
+        found.append(cut(Problem(cuts.facts.shape, pattern), algebra, limits, CPU))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Facts, "forced", Strategy.CHUNKS)
+        patch.setattr(ChunkCuts, "chunk_route", route)
+        yield found
+
+
+def check_as_in_one_piece(found: Answers, network: Network, batch: EvidenceBatch, tolerance: float) -> None:
+    expected = Engine(network, Query(), on_cpu()).answer(batch)
+    assert found.status.tolist() == expected.status.tolist()
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=tolerance)
+    for v, posterior in expected.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[v], posterior, rtol=0, atol=tolerance)
+
+
+# Kilobytes of memory and of disk, and whether the row has slices, messages made again, and files.
+FORCED = [
+    *(("double", 400, 0, "chunks"), ("double", 400, 64, "files"), ("double", 600, 0, "again")),
+    *(("double", 200, 0, "slices"), ("double", 200, 64, "slices again files"), ("single", 100, 0, "slices")),
+    *(("single", 150, 64, "again files"), ("single", 300, 0, "again")),
+]
+
+
+@pytest.mark.usefixtures("tables_alone")
+@pytest.mark.parametrize(("precision", "memory", "disk", "way"), FORCED)
+def test_every_way_answers_as_one_piece_does(
+    precision: Precision, memory: int, disk: int, way: str, tmp_path: Path
+) -> None:
+    network, batch = grid(12, 12, states=2, seed=1), EvidenceBatch(1)
+    with within(1000 * memory, 1024 * disk, tmp_path) as routes:
+        answers = Engine(network, Query(precision=precision), on_cpu(spill_dir=tmp_path)).answer(batch)
+    (route,) = routes
+    done = {"slices": bool(route.slices), "again": bool(route.again.messages), "files": bool(route.disk)}
+    assert {name for name in done if done[name]} == set(way.split()) - {"chunks"}
+    assert route.memory <= 1000 * memory
+    assert route.disk <= 1024 * disk
+    check_as_in_one_piece(answers, network, batch, 1e-5 if precision == "single" else 1e-9)
+    # What is said of it.
+    assert (route.slower > 1) == (done["slices"] or done["again"])
+    assert route.operations == route.chunks.plan.operations * 2 ** len(route.slices)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_between_slices_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reserved = chunk_store.reserve, list[int]()
+
+    def reserve(descriptor: int, size: int) -> None:
+        reserved.append(size)
+        if len(reserved) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor, size)
+
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
+    network, batch = grid(8, 8, states=2, seed=1), EvidenceBatch(1)
+    engine = Engine(network, Query(), on_cpu(spill_dir=tmp_path))
+    with cut_for(0, disk=True, held=(3, 30)):
+        with pytest.raises(DiskError, match=rf"{tmp_path}: .*No space left on device.*--spill"):
+            engine.answer(batch)
+        assert len(reserved) == 3
+        assert not list(tmp_path.iterdir())
+        # Nothing is left of it, and the next call goes on.
+        check_as_in_one_piece(engine.answer(batch), network, batch, 1e-12)
+    assert len(reserved) > 4 * 2
+
+
+GPU_TASK = OFFSET_BYTES + (48 << 20)
+
+
+def on_gpu(memory: int, task: int = GPU_TASK, disk: int = 0) -> MemoryLimits:
+    return MemoryLimits(memory, task, disk, Path(), on_gpu=True)
+
+
+def of_grid(size: int) -> tuple[Network, Problem]:
+    network = grid(size, size, states=2, seed=1)
+    return network, Problem(shape_of(network), NOTHING)
+
+
+@pytest.mark.usefixtures("tables_alone")
+@pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], ids=lambda each: each.name)
+def test_what_the_device_holds_needs_no_memory_of_the_host(algebra: Algebra, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emulation import cupy_memory as emulated_cupy
+
+    emulated_cupy.stand_in(monkeypatch)
+    # Small tables stay there as large ones do.
+    monkeypatch.setattr(residency, "RESIDENT_PIECE", 1)
+    network, problem = of_grid(12)
+    # Factors, evidence and results begin and end on the host.
+    route = cut(problem, algebra, on_gpu(1 << 16), GPU)
+    assert route.memory <= 1 << 16 < route.chunks.peak(on_disk=False) * algebra.dtype.itemsize
+    assert (route.disk, route.slices) == (0, ())
+    assert route.working + route.resident <= GPU_TASK
+    device = emulated_cupy.Device(GPU_TASK, 0)
+    group = DeviceGroup(route.chunks, algebra, device, slots=route.slots, most=route.limits.memory)
+    found = ChunkedGpuProgram(route.chunks, network, algebra, group).run(EvidenceBlock(1, {}, {}))
+    answers = Engine(network, Query(), on_cpu()).answer(EvidenceBatch(1))
+    tolerance = 1e-5 if algebra is reference.SINGLE else 1e-9
+    np.testing.assert_allclose(found.log_value, answers.log_value, rtol=tolerance)
+    for v, posterior in answers.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[v][:, 0], posterior[0], atol=tolerance)
+    # Where others took some of the device meanwhile, tables would lie on the host that have no room there.
+    small = emulated_cupy.Device(route.working + (1 << 10), 0)
+    with pytest.raises(MemoryError, match=r"stored tables take [\d,]+ bytes of the host, 0 are allowed"):
+        DeviceGroup(route.chunks, algebra, small, slots=route.slots, most=0)
+
+
+def test_budgets_of_nothing_are_refused_in_words() -> None:
+    _, problem = of_grid(6)
+    for limits in (MemoryLimits(0, None, 0, Path()), MemoryLimits(0, 0, 0, Path()), on_gpu(0), on_gpu(0, 0)):
+        with pytest.raises(BudgetError, match=r"records and factors take .*allowed are 0 bytes; allow more memory"):
+            cut(problem, reference.DOUBLE, limits, GPU if limits.on_gpu else CPU)
+    for limits in (MemoryLimits(1 << 30, 0, 0, Path()), on_gpu(1 << 30, 0)):
+        with pytest.raises(BudgetError, match=r"task.*allowed are 0 B .*--device-memory.*evidence on more variables"):
+            cut(problem, reference.DOUBLE, limits, GPU if limits.on_gpu else CPU)

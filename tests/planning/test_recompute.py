@@ -66,9 +66,9 @@ def sweep(size: int) -> Candidate:
 @pytest.mark.parametrize("size", [9, 12])
 def test_the_peak_falls_drop_by_drop(size: int) -> None:
     candidate = sweep(size)
-    first = peak = Waiting(candidate.plan).profile().max()
+    first = peak = max(Waiting(candidate.plan).profile())
     while (fewer := _with_fewer(candidate, 1, whole=True)) is not None:
-        candidate, below = fewer, Waiting(fewer.plan).profile().max()
+        candidate, below = fewer, max(Waiting(fewer.plan).profile())
         assert below < peak
         peak = below
     assert len(candidate.drops) > 3
@@ -78,13 +78,13 @@ def test_the_peak_falls_drop_by_drop(size: int) -> None:
 
 def test_so_many_messages_are_made_again_as_are_needed() -> None:
     first = sweep(12)
-    peak = int(Waiting(first.plan).profile().max())
+    peak = max(Waiting(first.plan).profile())
     few, more = (_with_fewer(first, entries, whole=True) for entries in (1, peak // 4))
     assert few is not None
     assert more is not None
     assert 0 < len(few.drops) < len(more.drops)
     for entries, each in ((1, few), (peak // 4, more)):
-        assert Waiting(each.plan).profile().max() <= peak - entries
+        assert max(Waiting(each.plan).profile()) <= peak - entries
         assert with_drops(first.plan, each.drops) == each.plan
         # What waits no longer than a pass has steps is left.
         made = {step.out: n for n, step in enumerate(_reductions(first.plan))}
@@ -93,7 +93,7 @@ def test_so_many_messages_are_made_again_as_are_needed() -> None:
     assert _with_fewer(first, 2 * peak, whole=True) is None
     some = _with_fewer(first, 2 * peak, whole=False)
     assert some is not None
-    assert Waiting(some.plan).profile().max() < peak
+    assert max(Waiting(some.plan).profile()) < peak
 
 
 def _reductions(plan: Plan) -> list[Reduce]:
