@@ -14,6 +14,7 @@ from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from junctor import write_network
 from junctor.generate import grid, layered
+from junctor.out_of_core import memory_splits
 
 
 def choices(*args: str, of: str = "no_evidence") -> dict[str, str]:
@@ -61,6 +62,26 @@ def test_chunks_are_told(tmp_path: Path, device: str, memory: str) -> None:
     peaks = r"at the peak \S+ MiB of memory, \S+ KiB in files; --memory binds"
     assert re.fullmatch(f"in chunks, NumPy: the plan exceeds the memory; {peaks}", found["loops"])
     assert found["chunk variables"] == "those whose tasks take least by the prices of the device"
+
+
+def test_what_is_done_for_the_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Records of a grid as small as this take more than its tables.
+    monkeypatch.setattr(memory_splits, "fixed_bytes", lambda plan: 0)
+    path, rows, output = tmp_path / "grid.uai", tmp_path / "rows.csv", tmp_path / "out"
+    write_network(grid(12, 12, states=2, seed=1), path)
+    rows.write_text("0\n1\n")
+    limits = ["--device", "cpu", "--memory", "610KB", "--disk", "1"]
+    inspected = junctor_cli("inspect", str(path), str(rows), *limits)
+    # Of the plan without evidence, then of the row.
+    *_, made = re.findall(r"for the memory    (\d+ messages made again, .* x the operations)\n", inspected.stdout)
+    assert "      binds             --memory, of which more would help first\n" in inspected.stdout
+    ran = junctor_cli("run", str(path), str(rows), "-o", str(output), *limits, "--explain", "--no-prefect", "-q")
+    said = f"{made}; at the peak "
+    reasons = [each["reason"] for each in json.loads((output / "manifest.json").read_text())["choices"]]
+    assert said in ran.stdout
+    assert any(said in reason and reason.endswith(" of memory, 0 B in files; --memory binds") for reason in reasons)
+    assert junctor_cli("report", str(output)).exit_code == 0
+    assert said in (output / "report.html").read_text()
 
 
 @pytest.mark.parametrize("precision", ["log", "single"])

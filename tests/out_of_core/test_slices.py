@@ -17,6 +17,7 @@ from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
+from junctor.cli.chunks import chunk_facts, show_chunks
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import local_cost_models
 from junctor.engine.engine import Engine
@@ -159,7 +160,7 @@ FORCED = [
 @pytest.mark.usefixtures("tables_alone")
 @pytest.mark.parametrize(("precision", "memory", "disk", "way"), FORCED)
 def test_every_way_answers_as_one_piece_does(
-    precision: Precision, memory: int, disk: int, way: str, tmp_path: Path
+    precision: Precision, memory: int, disk: int, way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network, batch = grid(12, 12, states=2, seed=1), EvidenceBatch(1)
     with within(1000 * memory, 1024 * disk, tmp_path) as routes:
@@ -173,10 +174,18 @@ def test_every_way_answers_as_one_piece_does(
     # What is said of it.
     assert (route.slower > 1) == (done["slices"] or done["again"])
     assert route.operations == route.chunks.plan.operations * 2 ** len(route.slices)
+    show_chunks(chunk_facts(route, network))
+    lines = capsys.readouterr().out.splitlines()
+    told = [line for line in lines if line.startswith("      for the memory ")]
+    assert len(told) == (done["slices"] or done["again"])
+    for line in told:
+        assert line.endswith(f"{route.slower:.2g} x the operations")
+        assert ("messages made again" in line, "sliced over 1 variable (" in line) == (done["again"], done["slices"])
+    assert f"      binds             {route.option}, of which more would help first" in lines
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_fills_up_between_slices_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_in_the_middle_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, reserved = chunk_store.reserve, list[int]()
 
     def reserve(descriptor: int, size: int) -> None:
@@ -186,9 +195,9 @@ def test_a_disk_that_fills_up_between_slices_is_named(tmp_path: Path, monkeypatc
         real(descriptor, size)
 
     monkeypatch.setattr(chunk_store, "reserve", reserve)
-    network, batch = grid(8, 8, states=2, seed=1), EvidenceBatch(1)
+    network, batch = grid(5, 5, states=2, seed=1), EvidenceBatch(1)
     engine = Engine(network, Query(), on_cpu(spill_dir=tmp_path))
-    with cut_for(0, disk=True, held=(3, 30)):
+    with cut_for(0, disk=True, held=(3, 13)):
         with pytest.raises(DiskError, match=rf"{tmp_path}: .*No space left on device.*--spill"):
             engine.answer(batch)
         assert len(reserved) == 3

@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 
 # Chunk variables that are named.
 SHOWN = 8
-# The budget of which more would help first.
-BINDS = {
-    "device": "--device-memory: more of it keeps more tables where they are used",
-    "memory": "--memory: more of it keeps more tables out of files, or larger ones in a task",
-    "disk": "--disk: more of it keeps messages in place of making them again",
-}
 
 
 def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
@@ -44,7 +38,7 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
         "propagations": route.propagations,
         "messages_made_again": route.again.messages,
         "times_the_operations": route.slower,
-        "binding": route.binding,
+        "binding": route.option,
         "working_bytes": route.working,
         "device_bytes": route.working + route.resident if limits.on_gpu else 0,
         "memory_bytes": route.memory,
@@ -87,6 +81,6 @@ def show_chunks(facts: dict[str, Any]) -> None:
     typer.echo(f"      peaks             {task} of {where}, {size['memory_bytes']} of memory in all,")
     allowed = size["allowed_disk_bytes"]
     typer.echo(f"                        {size['disk_bytes']} of disk in {facts['folder']}, {allowed} allowed")
-    typer.echo(f"      binds             {BINDS[facts['binding']]}")
+    typer.echo(f"      binds             {facts['binding']}, of which more would help first")
     way = "over the bus to the GPU" if gpu else "to tasks"
     typer.echo(f"      moved a row       {size['loaded_bytes']} {way}, {size['stored_bytes']} back")

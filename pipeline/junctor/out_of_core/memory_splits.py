@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
@@ -39,9 +39,6 @@ from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
 from junctor.planning.recompute import MadeAgain, made_again
 from junctor.planning.shape import Pattern
-
-# Budgets of rows out of core.
-Binding = Literal["device", "memory", "disk"]
 
 # Shares of the memory that a task may take, and bytes of one whose tables stay in a cache; on a GPU, the smaller a
 # task, the sooner copies and kernels overlap.
@@ -551,15 +548,13 @@ class ChunkRoute:
         return self.operations / max(1, self.whole if self.slices else once)
 
     @property
-    def binding(self) -> Binding:
-        """The budget of which more would keep tables where they are used sooner, or do away with slices."""
+    def option(self) -> str:
+        """The budget that binds: of which more would help first."""
         tables, left = self.chunks.plan.tables, self.limits.disk - self.disk
         largest = max((tables[table].entries for table in self.chunks.cuts), default=0) * self.itemsize
         if self.disk and left < largest and (self.slices or self.again.messages):
-            return "disk"
-        if self.disk:
-            return "memory"
-        return "memory" if self.limits.task is None else "device"
+            return "--disk"
+        return "--memory" if self.disk or self.limits.task is None else "--device-memory"
 
     @cached_property
     def memory(self) -> int:

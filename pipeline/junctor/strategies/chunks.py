@@ -73,10 +73,9 @@ def _told(route: ChunkRoute) -> str:
     done = [f"sliced over {count} variable{'s' * (count > 1)}"] * bool(count)
     done += [f"{again:,} message{'s' * (again > 1)} made again"] * bool(again)
     slower = f"; {' and '.join(done)}, {route.slower:.2g} x the operations" if done else ""
-    on_gpu, option = route.limits.on_gpu, "--device-memory" if route.binding == "device" else f"--{route.binding}"
-    of_gpu = f"{format_bytes(route.working + route.resident)} of the GPU, " * on_gpu
+    of_gpu = f"{format_bytes(route.working + route.resident)} of the GPU, " * route.limits.on_gpu
     peaks = f"{of_gpu}{format_bytes(route.memory)} of memory, {format_bytes(route.disk)} in files"
-    return f"{slower}; at the peak {peaks}; {option} binds"
+    return f"{slower}; at the peak {peaks}; {route.option} binds"
 
 
 WAY = ChunkRows()
