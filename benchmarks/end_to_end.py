@@ -157,7 +157,7 @@ def stage_seconds(job: Job) -> dict[str, float]:
 def encodings(network_file: str, evidence: Path, query: Query, folder: Path) -> Iterator[str]:
     """Yield a row of a table for each way to write one partition of answers: MB and CPU seconds for a million rows."""
     network = read_network(network_file)
-    partition = read_partition(evidence)
+    partition = read_partition(evidence, read_network(network_file))
     answers = engine.Engine(network, query, expected_rows=10**7).answer(partition.batch)
     table = tables_for(network, query).table(answers, partition.case_ids)
     posteriors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
-import json
+import errno
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -21,13 +20,14 @@ from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition, as_arrow
 from junctor.evidence.encoded import read_partition, write_partition
 from junctor.model.errors import RunError
+from junctor.model.network import Network
 
 NETWORK = small_network()
 
 
-def round_trip(path: Path, partition: EncodedPartition) -> EncodedPartition:
-    write_partition(partition, path)
-    return read_partition(path)
+def round_trip(path: Path, partition: EncodedPartition, network: Network = NETWORK) -> EncodedPartition:
+    write_partition(partition, network, path)
+    return read_partition(path, network, kept=True)
 
 
 @given(drawn_tables())
@@ -40,15 +40,20 @@ def test_any_partition_comes_back(tmp_path: Path, table: DrawnTable) -> None:
 
 
 def test_all_numbers_of_states_and_likelihoods(tmp_path: Path) -> None:
-    states = {most: np.array([-1, 0, most], np.int32) for most in (0, 1, 255, 256, 65_535, 65_536, 2**31 - 1)}
-    likelihoods = {
-        9: SoftEvidence(np.array([0, 2]), np.array([[5e-324, 1.7e308], [-0.0, 0.1]])),
-        10: SoftEvidence(np.zeros(0, np.int64), np.zeros((0, 3))),
-    }
+    sizes = (1, 128, 129, 32_769)
+    network = small_network({f"v{size}": [str(state) for state in range(size)] for size in sizes} | {"s": ["a", "b"]})
+    states = {variable: np.array([-1, 0, size - 1], np.int32) for variable, size in enumerate(sizes)}
+    likelihoods = {4: SoftEvidence(np.array([0, 2]), np.array([[5e-324, 1.7e308], [-0.0, 0.1]]))}
     batch = EvidenceBatch(3, states, likelihoods, {1: "why, 'é'\n"})
     partition = EncodedPartition(batch, pa.array([1, 2, 3]), 0)
-    assert_same(round_trip(tmp_path / "part.parquet", partition), partition)
-    assert np.signbit(read_partition(tmp_path / "part.parquet").batch.likelihoods[9].values[1, 0])
+    back = round_trip(tmp_path / "part.parquet", partition, network)
+    assert_same(back, partition)
+    assert np.signbit(back.batch.likelihoods[4].values[1, 0])
+
+
+def test_a_column_that_all_rows_observe_is_complete(tmp_path: Path) -> None:
+    table = as_arrow({"smoke": ["yes", "no"], "grade": ["low", None]})
+    assert round_trip(tmp_path / "part.parquet", encode_table(table, NETWORK)).batch.complete == {0}
 
 
 @pytest.mark.parametrize(
@@ -86,61 +91,75 @@ def test_case_ids_keep_their_type(tmp_path: Path, cells: list[Any], kind: pa.Dat
 
 def test_equal_partitions_are_equal_files(tmp_path: Path) -> None:
     partition = encode_table(as_arrow({"smoke": ["yes", "x"], "grade": [[1, 2, 3], None]}), NETWORK)
-    write_partition(partition, tmp_path / "a")
-    write_partition(partition, tmp_path / "b")
+    write_partition(partition, NETWORK, tmp_path / "a")
+    write_partition(partition, NETWORK, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_states_are_small_on_disk(tmp_path: Path) -> None:
-    write_partition(encode_table(as_arrow({"grade": [0, 1, 2, None] * 10_000}), NETWORK), tmp_path / "a")
-    with pa.ipc.open_file(tmp_path / "a") as file:
-        assert file.schema.field("states").type == pa.list_(pa.int8(), 1)
-
-
-def test_partitions_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    metadata = {
-        "format_version": 1,
-        "first_row": 7,
-        "case_id": base64.b64encode(pa.schema([("case_id", pa.timestamp("s"))]).serialize()).decode(),
-    }
+def test_other_readers_see_names_and_nulls(tmp_path: Path) -> None:
+    network = small_network({"case_id": ["a", "b"], "smoke": ["yes", "no"], "reason": ["x", "y"]})
     columns = {
-        "case_id": pa.array([1, 2, 3], pa.timestamp("s")),
-        "s4": pa.array([0, None, 255], pa.uint8()),
-        "l2": pa.array([None, [0.5, 1.0], None], pa.list_(pa.float64(), 2)),
-        "reason": [None, None, "why"],
+        "id": [7, 8],
+        "case_id": ["b", ""],
+        "smoke": [[0.5, 1.0], None],
+        "reason": ["x", "z"],
+        "note": ["1", "2"],
     }
-    path = tmp_path / "part.parquet"
-    pq.write_table(pa.table(columns).replace_schema_metadata({"junctor": json.dumps(metadata)}), path)
-    likelihood = SoftEvidence(np.array([1]), np.array([[0.5, 1.0]]))
-    batch = EvidenceBatch(3, {4: np.array([0, -1, 255], np.int32)}, {2: likelihood}, {2: "why"})
-    assert_same(read_partition(path), EncodedPartition(batch, columns["case_id"], 7))
+    partition = encode_table(as_arrow(columns), network, case_id="id", keep=["note", "case_id"], ignore_extra=True)
+    write_partition(partition, network, tmp_path / "part.parquet")
+    table = pq.read_table(tmp_path / "part.parquet")
+    assert pa.types.is_dictionary(table.schema.field("case_id").type)
+    assert table.to_pydict() == {
+        "case_id_": [7, 8],
+        "case_id": ["b", None],
+        "reason": ["x", None],
+        "smoke_likelihood": [[0.5, 1.0], None],
+        "reason_": [None, "column 'reason': unknown state 'z'; states are x, y"],
+        "note": ["1", "2"],
+        "case_id__": ["b", ""],
+    }
+    assert_same(read_partition(tmp_path / "part.parquet", network, kept=True), partition)
+
+
+def test_states_take_bits_on_disk(tmp_path: Path) -> None:
+    partition = encode_table(as_arrow({"grade": ["low", "mid", "high", None] * 10_000}), NETWORK)
+    assert write_partition(partition, NETWORK, tmp_path / "a").bytes < 40_000
+
+
+def test_a_network_with_the_states_in_another_order(tmp_path: Path) -> None:
+    write_partition(encode_table(as_arrow({"grade": ["low", None, "high"]}), NETWORK), NETWORK, tmp_path / "a")
+    other = small_network({"more": ["x"], "grade": ["high", "top", "mid", "low"]})
+    assert read_partition(tmp_path / "a", other).batch.states[1].tolist() == [3, -1, 0]
+    for without in ({"grade": ["high", "mid"]}, {"more": ["x"]}):
+        with pytest.raises(RunError, match="a: cannot be read as encoded evidence"):
+            read_partition(tmp_path / "a", small_network(without))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     with pytest.raises(RunError, match=r"part.parquet: cannot be read as encoded evidence .*: start the run anew"):
-        read_partition(path)
+        read_partition(path, NETWORK)
     path.write_bytes(b"PAR1")
     with pytest.raises(RunError, match="cannot be read as encoded evidence"):
-        read_partition(path)
+        read_partition(path, NETWORK)
     table = pa.table({"case_id": [1]})
     pq.write_table(table, path)
-    with pytest.raises(RunError, match="found encoded evidence of format version None, expected 1"):
-        read_partition(path)
+    with pytest.raises(RunError, match="found encoded evidence of format version None, expected 3"):
+        read_partition(path, NETWORK)
     pq.write_table(table.replace_schema_metadata({"junctor": '{"format_version": 2}'}), path)
-    with pytest.raises(RunError, match="found encoded evidence of format version 2, expected 1"):
-        read_partition(path)
-    with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
-    with pytest.raises(RunError, match="found encoded evidence of format version None, expected 2"):
-        read_partition(path)
+    with pytest.raises(RunError, match="found encoded evidence of format version 2, expected 3"):
+        read_partition(path, NETWORK)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RunError, match="cannot be read as encoded evidence"):
-        read_partition(path)
+        read_partition(path, NETWORK)
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    broken = EncodedPartition(EvidenceBatch(2, {0: np.zeros(3, np.int32)}), pa.array([1, 2]), 0)
-    with pytest.raises(pa.ArrowInvalid):
-        write_partition(broken, tmp_path / "part.parquet")
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_table(table: pa.Table, path: Path, **_: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", write_table)
+    with pytest.raises(RunError, match=r"part\.parquet: .*space"):
+        write_partition(encode_table(as_arrow({"grade": ["low"]}), NETWORK), NETWORK, tmp_path / "part.parquet")
     assert not list(tmp_path.iterdir())

@@ -171,7 +171,7 @@ def _ask_cliques(folder: Path) -> None:
 
 def _make_encoded(folder: Path) -> None:
     table = as_arrow({"b": [1.0] * 3, NAMES[0]: ["0", None, "1"], NAMES[1]: [[1.0] * SIZES[1], None, None]})
-    write_partition(encode_table(table, NETWORK, keep=["b"], ignore_extra=True), folder / "part-00000.arrow")
+    write_partition(encode_table(table, NETWORK, keep=["b"], ignore_extra=True), NETWORK, folder / "part-00000.parquet")
 
 
 def _job(folder: Path) -> Job:
@@ -375,7 +375,7 @@ KINDS: dict[str, Kind] = {
         _write_sequences, lambda folder: [*open_sequences(folder / "words.parquet", _model()).partitions(2, 10)]
     ),
     "cliques": Kind(_make_cliques, _ask_cliques),
-    "encoded": Kind(_make_encoded, lambda folder: _check(read_partition(folder / "part-00000.arrow", True, SIZES))),
+    "encoded": Kind(_make_encoded, lambda folder: _check(read_partition(folder / "part-00000.parquet", NETWORK, True))),
     "footer-evidence": Kind(
         partial(_write_evidence, name="t.parquet"), partial(_read_evidence, name="t.parquet"), mutate=mutated_footer
     ),

@@ -169,8 +169,8 @@ def test_files_that_grow_while_they_are_read(world: World, monkeypatch: pytest.M
     world.days([1, 2])
     real = encoded.write_partition
 
-    def write_partition(partition: encoded.EncodedPartition, path: Path) -> Checksum:
-        checksum = real(partition, path)
+    def write_partition(partition: encoded.EncodedPartition, network: object, path: Path) -> Checksum:
+        checksum = real(partition, network, path)  # type: ignore[arg-type]
         if DAY.format(1) in str(path):
             world.write(f"{DAY.format(1)}/a.parquet", seed=77, rows=8)
         return checksum

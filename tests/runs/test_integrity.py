@@ -227,8 +227,8 @@ def test_other_files_are_made_again(folder: Path, name: str) -> None:
 
 def test_lost_evidence_is_encoded_again_where_it_is_needed(folder: Path) -> None:
     before = contents(folder / "out")
-    (folder / "out/evidence/part-00001.arrow").unlink()
-    (folder / "out/evidence/part-00002.arrow").write_bytes(b"half")
+    (folder / "out/evidence/part-00001.parquet").unlink()
+    (folder / "out/evidence/part-00002.parquet").write_bytes(b"half")
     assert run(job_in(folder), HERE).reused_parts == 4
     for part in (1, 2):
         (folder / f"out/posteriors/part-0000{part}.parquet").unlink()

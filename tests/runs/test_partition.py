@@ -364,7 +364,7 @@ def test_whoever_stops_asking_stops_it(job: Job) -> None:
 
 
 def least_memory(job: Job, network: Network) -> int:
-    found = read_partition(job.directory.evidence_part(0)).batch
+    found = read_partition(job.directory.evidence_part(0), network).batch
     assert isinstance(found, EvidenceBatch)
     return max(
         route.memory.needed
@@ -529,7 +529,7 @@ def test_ctrl_c_stops_promptly(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_answers_are_what_the_table_takes(job: Job, network: Network) -> None:
-    evidence = read_partition(job.directory.evidence_part(0)).batch
+    evidence = read_partition(job.directory.evidence_part(0), network).batch
     answers = Engine(network, Query()).answer(evidence)
     assert answers.nbytes == PARTITION_ROWS * answer_width(network, Query())
     assert np.isfinite(answers.log_value).all()

@@ -288,8 +288,8 @@ def test_a_model_and_rejects_that_a_store_refuses_once_are_not_called_something_
 @pytest.mark.parametrize(
     ("name", "is_answered"),
     [
-        slow("evidence/part-00000.arrow", True),
-        ("evidence/part-00000.arrow", False),
+        slow("evidence/part-00000.parquet", True),
+        ("evidence/part-00000.parquet", False),
         slow("posteriors.csv", True),
         ("a listing", True),
     ],
@@ -311,7 +311,7 @@ def test_a_run_takes_nothing_of_the_one_that_it_replaces(
             bucket.delete(key)
     bucket.put("rows/a.parquet", (tmp_path / "rows" / "a.parquet").read_bytes())
     if name == "a listing":
-        hide_in_listings(bucket, "out/evidence/part-00000.arrow", 1)
+        hide_in_listings(bucket, "out/evidence/part-00000.parquet", 1)
     else:
         hide_once(bucket, f"out/{name}", 1)
     refused = run(bucket, *options)

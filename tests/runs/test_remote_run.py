@@ -244,7 +244,7 @@ def test_damaged_and_missing_objects_are_made_again(job: Job, bucket: Bucket, ca
 
     run(job, HERE)
     whole = parts()
-    part, rows = "out/posteriors/part-00001.parquet", "out/evidence/part-00001.arrow"
+    part, rows = "out/posteriors/part-00001.parquet", "out/evidence/part-00001.parquet"
     for name, data in ((part, whole[part][:-100]), (rows, b""), (rows, b"PAR1 no"), (rows, None)):
         bucket.delete("out/manifest.json")
         bucket.delete(part)
@@ -364,7 +364,7 @@ def test_hidden_keys_and_marks_of_folders_are_passed_over(local: Job, job: Job, 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_store_that_fails_on_encoded_evidence_needs_no_new_run(job: Job, bucket: Bucket, lost: bool) -> None:
-    part = "out/evidence/part-00001.arrow"
+    part = "out/evidence/part-00001.parquet"
 
     def lose(method: str, path: str) -> None:
         if lost and method == "HEAD" and part in path and "out/evidence/done.json" in bucket.names("out"):

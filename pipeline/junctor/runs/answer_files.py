@@ -20,7 +20,6 @@ from junctor.model.query import Query, hidden_name, named_variables
 from junctor.runs.results import (
     METADATA_KEY,
     facts_of,
-    free_names,
     list_states_of,
     lists_of_scores,
     numbers_of_scores,
@@ -29,7 +28,7 @@ from junctor.runs.results import (
     statuses_of,
     tables_for,
 )
-from junctor.runtime.arrow import columns_of_lists, in_one_piece, no_rows, numbers_of, parquet_batches
+from junctor.runtime.arrow import columns_of_lists, free_names, in_one_piece, no_rows, numbers_of, parquet_batches
 from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 
 # Rows of a part that tell whether its rows repeat, and the most of them that may differ then.

@@ -165,6 +165,6 @@ class PlannedRun:
 
     def _batches(self, threads: int = 1) -> Iterator[EvidenceBatch]:
         """Yield the evidence of the partitions; threads: that read ahead, 1 for none."""
-        sizes = network_for(self.directory.network, self.spec.network_digest).cardinalities
+        network = network_for(self.directory.network, self.spec.network_digest)
         parts = (self.directory.evidence_part(i) for i in self.pending)
-        return ahead(lambda part: read_partition(part, cardinalities=sizes).batch, parts, threads)
+        return ahead(lambda part: read_partition(part, network).batch, parts, threads)

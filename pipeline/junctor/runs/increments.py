@@ -20,7 +20,7 @@ from junctor.runtime.files import io_errors_for, read_json
 from junctor.runtime.records import typed
 from junctor.runtime.remote import AnyPath
 
-#   DIR/evidence/date=2026-11-22/KEY-00000.arrow        encoded evidence of the increment in progress
+#   DIR/evidence/date=2026-11-22/KEY-00000.parquet      encoded evidence of the increment in progress
 #   DIR/evidence/done.json                              its inputs; removed last, after the commit
 #   DIR/posteriors/date=2026-11-22/KEY-00000.parquet    answers, under the partition of their input
 #   DIR/manifest.json                                   the commit: names all inputs and parts; nothing else counts
@@ -171,7 +171,7 @@ class IncrementDirectory(RunDirectory):
 
     def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
-        return self.path / self.inputs / f"{self.stem_of(part)}.arrow"
+        return self.path / self.inputs / f"{self.stem_of(part)}.parquet"
 
     def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> AnyPath:
         """The answers to one partition."""

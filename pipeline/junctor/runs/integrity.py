@@ -109,8 +109,14 @@ def discard_damaged(directory: Directory[Any]) -> None:
         if directory.name_of(path) in recorded:
             _check_part(directory, path, spec, None)
     # Inputs of parts that are there are not needed again.
-    for i in directory.unanswered(spec):
-        path = directory.evidence_part(i)
+    needed = [directory.evidence_part(i) for i in directory.unanswered(spec)]
+    if not isinstance(directory, IncrementDirectory) and any(
+        path.suffix != ".parquet" or path.name not in inputs for path in needed
+    ):
+        # Of an earlier version, which encoded them in another way.
+        directory.forget()
+        return
+    for path in needed:
         expected = inputs.get(path.name)
         _check_size(path, None if expected is None else (expected.bytes, expected))
         if not path.exists():

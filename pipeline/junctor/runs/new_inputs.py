@@ -142,7 +142,7 @@ def ingest(
         root=_recorded(files.found.root.absolute()),
     )
     folder = directory.ingested.parent
-    directory.sync_names([folder / f"{name}.arrow" for each in encoding.encoded for name in each.names])
+    directory.sync_names([folder / f"{name}.parquet" for each in encoding.encoded for name in each.names])
     # Last: the mark that all of it is there.
     write_json(directory.ingested, asdict(pending))
     return Ingested(sum(sum(each.rows) for each in pending.inputs), sum(len(each.rows) for each in pending.inputs))
@@ -266,12 +266,13 @@ class _Write:
 
     partition: EncodedPartition
     path: AnyPath
+    network: Network
 
 
 def _write(task: _Write) -> int:
     from junctor.evidence.encoded import write_partition
 
-    write_partition(task.partition, task.path)
+    write_partition(task.partition, task.network, task.path)
     return task.partition.batch.rows
 
 
@@ -333,9 +334,9 @@ class _Encoding:
                 key = self._free_key(change, source, taken)
                 rows = []
                 for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
-                    target = self.directory.ingested.parent / f"{stem_of(listed.path, key, number)}.arrow"
+                    target = self.directory.ingested.parent / f"{stem_of(listed.path, key, number)}.parquet"
                     self.directory.make_folder_of(target)
-                    yield _Write(partition, target)
+                    yield _Write(partition, target, network)
                     rows.append(partition.batch.rows)
                 self.files.refuse_moving(listed)
             except EvidenceError as error:

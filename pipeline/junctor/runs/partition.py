@@ -160,7 +160,7 @@ class PartTask(PartitionTask[RunSpec]):
         from junctor.runs.statistics import count_cells
 
         network = network_for(self.home.network, self.spec.network_digest)
-        encoded = read_partition(self.home.evidence_part(self.part), kept=True, cardinalities=network.cardinalities)
+        encoded = read_partition(self.home.evidence_part(self.part), network, kept=True)
         # Now: evidence is not in memory while answers wait to be written, and another thread propagates.
         return CountedEvidence(encoded, count_cells(network, encoded.batch))
 

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from junctor.model.errors import InputError
 from junctor.runs.answer_files import columns_in_batches, is_in_parquet, schema_of_part
 from junctor.runs.export import plain_column
-from junctor.runs.results import free_names
-from junctor.runtime.arrow import number_array
+from junctor.runtime.arrow import free_names, number_array
 from junctor.runtime.files import is_refusal, written_atomically
 from junctor.runtime.remote import AnyPath, location, parquet_source, shown
 

@@ -6,7 +6,7 @@ Main class: AnswerTables, kept by the API from call to call.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pkgutil import resolve_name
@@ -28,6 +28,7 @@ from junctor.model.answers import (
 from junctor.model.network import Network
 from junctor.model.query import Query, answered_names, answering_network
 from junctor.runtime.arrow import (
+    free_names,
     list_array,
     number_array,
     reason_array,
@@ -91,19 +92,6 @@ class Columns:
     samples: str
     method: str
     errors: tuple[str, ...]
-
-
-def free_names(taken: Iterable[str]) -> Callable[[str], str]:
-    """Return what gives a name that is taken trailing underscores; what it gives is taken as well."""
-    names = set(taken)
-
-    def free(name: str) -> str:
-        while name in names:
-            name += "_"
-        names.add(name)
-        return name
-
-    return free
 
 
 def columns_beside(query: Query, errors: tuple[str, ...], free: Callable[[str], str]) -> Columns:

@@ -22,12 +22,11 @@ from junctor.runs.results import (
     Columns,
     columns_beside,
     fields_beside,
-    free_names,
     sampled_columns,
     status_array,
     with_own,
 )
-from junctor.runtime.arrow import number_array, reason_array, string_array
+from junctor.runtime.arrow import free_names, number_array, reason_array, string_array
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and

@@ -32,7 +32,7 @@ from junctor.runtime.remote_lock import RemoteLock
 #   DIR/run.json                        specification of the run; written first, and compared when the run continues
 #   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
 #   DIR/network.parquet                 the network in Junctor's own format
-#   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
+#   DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
 #   DIR/evidence/checksums.json         of these files
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
@@ -596,8 +596,9 @@ class RunDirectory(Directory[RunSpec]):
     def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
         path = Directory.evidence_part(self, part)
-        # Earlier versions wrote Parquet, to disks alone; what an interrupted run of theirs has encoded stays.
-        return path if isinstance(path, Path) and path.exists() else path.with_suffix(".arrow")
+        # Of an earlier version, on a disk: it stays with its answers.
+        before = path.with_suffix(".arrow")
+        return before if isinstance(before, Path) and before.exists() else path
 
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:

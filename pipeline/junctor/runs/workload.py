@@ -494,7 +494,7 @@ class Job(Workload):
         files = source.paths if isinstance(source, TableSource) else ()
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
-            yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition), files)
+            yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition, model), files)
 
     def check_inputs(self, model: Network, spec: RunSpec, threads: int) -> None:
         """Read the evidence as the run will; of evidence that grows until one file is whole, unless it is strict."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -95,6 +95,19 @@ def table_of(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.Table:
     """Return a table of columns in one piece each."""
     # By way of a batch: of thousands of columns in a third of the time.
     return pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, schema=schema)])
+
+
+def free_names(taken: Iterable[str]) -> Callable[[str], str]:
+    """Return what gives a name that is taken trailing underscores; what it gives is taken as well."""
+    names = set(taken)
+
+    def free(name: str) -> str:
+        while name in names:
+            name += "_"
+        names.add(name)
+        return name
+
+    return free
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
@@ -231,7 +244,12 @@ def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:
     end = column.offset + len(column)
     values = np.frombuffer(data or b"", np.dtype(str(column.type)), end)[column.offset :]
     nulls = nulls_of(column)
-    return values if nulls is None else np.where(nulls, values.dtype.type(null), values)
+    if nulls is None:
+        return values
+    if null == -1 and values.dtype.kind == "i":
+        # All bits set: ten times as fast as a choice.
+        return values | -nulls.view(np.int8)
+    return np.where(nulls, values.dtype.type(null), values)
 
 
 def nulls_of(column: pa.Array) -> npt.NDArray[np.bool_] | None:
