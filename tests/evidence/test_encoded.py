@@ -146,7 +146,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     pq.write_table(table, path)
     with pytest.raises(RunError, match="found encoded evidence of format version None, expected 3"):
         read_partition(path, NETWORK)
-    pq.write_table(table.replace_schema_metadata({"junctor": '{"format_version": 2}'}), path)
+    pq.write_table(table.replace_schema_metadata({"junctor.evidence": '{"format_version": 2}'}), path)
     with pytest.raises(RunError, match="found encoded evidence of format version 2, expected 3"):
         read_partition(path, NETWORK)
     path.write_bytes(path.read_bytes()[:-20])

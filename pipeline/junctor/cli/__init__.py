@@ -23,6 +23,7 @@ COLLECTED_OBJECTS = 300_000
 # Where each command is, in the order in which help shows them: with all of them loads as much again as one takes.
 _COMMANDS = {
     "run": "run.run",
+    "ingest": "ingest.ingest",
     "report": "report.report",
     "finalise": "finalise.finalise",
     "status": "status.status",

@@ -37,8 +37,9 @@ def demo(
     from rich.console import Console
 
     from junctor.cli.display import progress_display, show_manifest
-    from junctor.cli.run import score
+    from junctor.cli.run import watched_work
     from junctor.model.pumping_station import plant
+    from junctor.runs.run import run
     from junctor.runs.workload import Job
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.remote import local_path
@@ -59,7 +60,7 @@ def demo(
     )
     # The same call as of `junctor run`: the demo shows the product, nothing made for it.
     with progress_display() as progress:
-        manifest = score(job, Resources(), prefect, progress)
+        manifest = watched_work(job, lambda job, progress: run(job, Resources(), progress), prefect, progress)
     _show_faults(console, job.directory, network)
     show_manifest(job.directory, manifest, as_json=False)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
 import typer
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
     from junctor.runtime.settings import Settings
+
+    # Does a job, and tells of it.
+    Work = Callable[[Workload, Progress], Manifest]
 
 logger = logging.getLogger("junctor")
 
@@ -45,7 +48,8 @@ class RunOptions(
 @cli.takes_options()
 def run(
     network: cli.NetworkFile,
-    evidence: cli.EvidenceFile,
+    evidence: Annotated[str | None, *get_args(cli.EvidenceFile)[1:]] = None,
+    *,
     output: Annotated[
         str,
         typer.Option(
@@ -60,7 +64,8 @@ def run(
 ) -> None:
     """Answer every row of EVIDENCE from NETWORK, into Parquet or Arrow files.
 
-    An interrupted run goes on where it stopped when the same command is given again.
+    A dataset of `junctor ingest` is both: `junctor run DATASET -o answers`. An interrupted run goes on where it stopped
+    when the same command is given again.
     """
     from junctor.runtime.devices import count_gpus_ahead
 
@@ -75,11 +80,28 @@ def run(
     if options["partition_rows"] is not None and options["part_size"] is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
     cli.refuse_empty(output)
-    _refuse_misplaced(options)
+    refuse_misplaced(options)
     from junctor.runs.workload import Job
 
+    if evidence is None:
+        network, evidence = _in_dataset(network), network
     job = Job(network, evidence, output, query, **table.options_for(table.JobOptions, options))
     do_as_told(job, settings, options)
+
+
+def _in_dataset(place: str) -> str:
+    """Return the network of a dataset; raises BadParameter for a place of something else."""
+    from junctor.evidence.files import DATASET_SPEC
+    from junctor.runtime.remote import location
+
+    # A deployment's is on the machine that does the work.
+    if not is_check() and not (location(place) / DATASET_SPEC).exists():
+        raise typer.BadParameter(
+            f"give it after the network; without it {place} would have to be a dataset of `junctor ingest`",
+            param_hint="EVIDENCE",
+        )
+    folder, mark, opens = place.partition("?") if "://" in place else (place, "", "")
+    return f"{folder.rstrip('/')}/network.parquet{mark}{opens}"
 
 
 def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) -> None:
@@ -94,7 +116,12 @@ def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) ->
     if options["part"] is not None:
         run_share_and_show(job, options["part"], resources, prefect, quiet, json)
         return
-    run_and_show(job, resources, settings.get("prefect") if prefect is None else prefect, quiet, json)
+    from junctor.runs.run import run as run_plainly
+
+    def work(job: Workload, progress: Progress) -> Manifest:
+        return run_plainly(job, resources, progress)
+
+    do_and_show(job, work, settings.get("prefect") if prefect is None else prefect, quiet, json)
     if options.get("explain") and not json and not is_check():
         from junctor.cli.choices import show_run_choices
         from junctor.runs.manifest import read_manifest
@@ -102,8 +129,8 @@ def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) ->
         show_run_choices(read_manifest(job.directory))
 
 
-def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool) -> None:
-    """Do `job` and print what it did; arguments as of `score`."""
+def do_and_show(job: Workload, work: Work, prefect: bool | None, quiet: bool, as_json: bool) -> None:
+    """Do `job` and print what it did; arguments as of `watched_work`."""
     from junctor.cli.display import progress_display, show_what_is_done
 
     if is_check():
@@ -112,11 +139,11 @@ def run_and_show(job: Workload, resources: Resources, prefect: bool | None, quie
         job.refuse_checks()
         return
 
-    def work() -> Manifest:
+    def watched_here() -> Manifest:
         with progress_display(quiet) as progress:
-            return score(job, resources, prefect, progress)
+            return watched_work(job, work, prefect, progress)
 
-    show_what_is_done(job.directory, work, as_json)
+    show_what_is_done(job.directory, watched_here, as_json)
 
 
 def run_share_and_show(
@@ -126,7 +153,7 @@ def run_share_and_show(
 
     part: text such as 3/16.
     prefect: as the user gave it.
-    Other arguments as of `run_and_show`.
+    Other arguments as of `do_and_show`.
     """
 
     from junctor.cli.display import progress_display
@@ -159,11 +186,11 @@ def _refuse_of_all_answers(job: Workload) -> None:
             raise typer.BadParameter("give it to `junctor finalise`, which has all answers", param_hint=hint)
 
 
-def score(job: Workload, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
+def watched_work(job: Workload, work: Work, prefect: bool | None, progress: Progress) -> Manifest:
     """Do `job`, and report it to a Prefect server and as metrics.
 
     job: rows or sequences.
-    resources: where the work is done.
+    work: does it.
     prefect: None for a report where a Prefect server is configured.
     progress: shown in addition.
     """
@@ -171,7 +198,6 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
     from junctor.cli.prefect_server import is_configured
     from junctor.cli.signals import GO_ON
     from junctor.runs.manifest import read_manifest
-    from junctor.runs.run import run as run_plainly
     from junctor.runs.watch import watched
 
     configured = is_configured()
@@ -181,7 +207,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
         # A run that is shown elsewhere has nobody who looks at it here: it leaves a page.
         reported = job.but(report=recorded) if job.options["report"] is None else job
         try:
-            watch.manifest = run_plainly(reported, resources, watch)
+            watch.manifest = work(reported, watch)
         except ThresholdError:
             watch.manifest = read_manifest(job.directory)
             raise
@@ -189,7 +215,7 @@ def score(job: Workload, resources: Resources, prefect: bool | None, progress: P
 
 
 def _is_recorded(prefect: bool | None, configured: bool) -> bool:
-    """Return True if a server of Prefect's is to be told of a run; arguments as of `score` and `_watchers`.
+    """Return True if a server of Prefect's is to be told of a run; arguments as of `watched_work` and `_watchers`.
 
     Raises InputError where one is asked for without Prefect.
     """
@@ -223,12 +249,12 @@ def _watchers(job: Workload, recorded: bool, configured: bool) -> list[Watcher]:
     return [*found, Reporter(job.flow_name, ready=None if server is None else server.wait)]
 
 
-def _refuse_misplaced(options: RunOptions) -> None:
+def refuse_misplaced(options: Mapping[str, Any]) -> None:
     """Raise BadParameter for options of incremental runs at others, and the other way round."""
     from junctor.model.errors import EvidenceError
     from junctor.runs.inputs import Backfill
 
-    if options["incremental"] and options["csv"]:
+    if options["incremental"] and options.get("csv"):
         raise typer.BadParameter("one file of all answers does not grow: leave it out", param_hint="--csv")
     if not options["incremental"] and (options["backfill"] or options["drop_removed"]):
         hint = "--backfill" if options["backfill"] else "--drop-removed"

@@ -19,7 +19,7 @@ OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Directory
 def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
     """Read every file of a run and compare it with its checksum: names what is missing, damaged or foreign.
 
-    Exit code 0 if the run is whole, 6 if not.
+    A dataset of `junctor ingest` is verified likewise. Exit code 0 if all is whole, 6 if not.
     """
     from dataclasses import asdict
 
@@ -28,7 +28,7 @@ def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
     from junctor.runs import integrity
     from junctor.runtime.files import io_errors_for
 
-    directory = directory_of(output)
+    directory = _dataset_of(output) or directory_of(output)
     with io_errors_for(directory.path):
         verified = integrity.verify(directory)
     if options["json"]:
@@ -44,6 +44,20 @@ def verify(output: OutputArgument, **options: Unpack[cli.JsonOptions]) -> None:
             f"{directory.path}: {many} not as the run left them: delete those that are damaged or foreign and run the "
             "same command again"
         )
+
+
+def _dataset_of(output: str) -> Directory[Any] | None:
+    """Return a dataset of `junctor ingest`; None for a directory of something else."""
+    from junctor.evidence.files import DATASET_SPEC
+    from junctor.runtime.files import read_json
+    from junctor.runtime.remote import location
+
+    spec = read_json(location(output or ".").absolute() / DATASET_SPEC)
+    if spec is None:
+        return None
+    from junctor.runs.dataset import DatasetDirectory, GrowingDataset
+
+    return (GrowingDataset if spec.get("incremental") else DatasetDirectory)(location(output).absolute())
 
 
 def directory_of(output: str) -> Directory[Any]:

@@ -2,9 +2,9 @@
 
 Columns: the case ids; a variable each, dictionaries of the names of all its states in the order of the network, null
 where unobserved; `X_likelihood`, fixed-size lists of doubles, null where there are none; `reason`, null where the row
-is valid; columns that are carried through. A name that is taken gets a trailing `_`. Metadata: `junctor`, JSON with
-`format_version`, `first_row`, the number of columns of states, the variables of those of likelihoods, and the types of
-case ids and kept columns.
+is valid; columns that are carried through. A name that is taken gets a trailing `_`. Metadata: `junctor.evidence`, JSON
+with `format_version`, `first_row`, the number of columns of states, the variables of those of likelihoods, and the
+types of case ids and kept columns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,27 +37,32 @@ from junctor.runtime.arrow import (
     table_of,
 )
 from junctor.runtime.files import Checksum, checksum_of, encoded, written_atomically
-from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location
+from junctor.runtime.remote import AnyPath, RemotePath, arrow_file, location, parquet_source
 
 FORMAT_VERSION = 3
-_METADATA = b"junctor"
+_METADATA = b"junctor.evidence"
 _REASON, _CASE_ID = "reason", "case_id"
 # Of the page of Parquet with the words of a column: states that are not in it would lose their order.
 _WORDS_BYTES = 2**30
 
 
 def write_partition(
-    partition: EncodedPartition, network: Network, path: str | os.PathLike[str] | RemotePath
+    partition: EncodedPartition,
+    network: Network,
+    path: str | os.PathLike[str] | RemotePath,
+    group_cells: int | None = None,
 ) -> Checksum:
     """Write a partition, whole or not at all, and return the checksum of its file; its name is still to be synced.
 
     network: whose evidence it is.
+    group_cells: about how many cells can be read apart, None for all of them together.
     """
     from pyarrow import parquet
 
     table = _table(partition, network)
     ids, names = table.schema.field(0), table.column_names
     end = 1 + len(partition.batch.states)
+    reason = names[end + len(partition.batch.likelihoods)]
     # States take a few bits each as they are.
     packed = [ids.name, *names[end:]]
     words = [each.name for each in table.schema if pa.types.is_dictionary(each.type)]
@@ -63,13 +70,13 @@ def write_partition(
         parquet.write_table(
             table,
             temporary,
-            row_group_size=max(1, table.num_rows),
+            row_group_size=max(1, table.num_rows if group_cells is None else group_cells // len(names)),
             compression=dict.fromkeys(packed, "lz4"),
-            use_dictionary=[*words, names[end + len(partition.batch.likelihoods)]],
+            use_dictionary=[*words, reason],
             dictionary_pagesize_limit=_WORDS_BYTES,
             column_encoding={ids.name: "DELTA_BINARY_PACKED"} if ids.type == pa.int64() else None,
             # Minima of states serve no query, and take as long as all the rest.
-            write_statistics=[ids.name],
+            write_statistics=[ids.name, reason],
         )
         # Now: an object of a store would be fetched again.
         return checksum_of(temporary)
@@ -172,7 +179,7 @@ def read_partition(path: str | os.PathLike[str] | RemotePath, network: Network, 
     """
     path = location(path)
     with encoded(path, "evidence"), _opened(path) as file:
-        return _read(file, path, network, kept)
+        return read_cells(file, path, network, kept=kept)
 
 
 def _opened(path: AnyPath) -> AbstractContextManager[pa.NativeFile]:
@@ -180,54 +187,141 @@ def _opened(path: AnyPath) -> AbstractContextManager[pa.NativeFile]:
     return pa.BufferReader(path.read_bytes()) if isinstance(path, RemotePath) else arrow_file(path)
 
 
-def _read(file: pa.NativeFile, path: AnyPath, network: Network, kept: bool) -> EncodedPartition:
+@dataclass(frozen=True, slots=True)
+class EncodedColumns:
+    """The columns of a file of encoded evidence.
+
+    names: of all of them: case ids, states, likelihoods, reasons, kept ones.
+    first_row: number of the first row in the table.
+    states: names of the variables with a column of states.
+    soft: name of a variable -> its column of likelihoods.
+    case_id_type, kept: types of what is carried through, and the names that it was given with.
+    """
+
+    names: list[str]
+    first_row: int
+    states: list[str]
+    soft: dict[str, str]
+    case_id_type: pa.DataType
+    kept: pa.Schema | None
+
+    @classmethod
+    def of(cls, schema: pa.Schema, path: AnyPath) -> EncodedColumns:
+        """Return the columns of a schema; raises RunError for one of something else."""
+        metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
+        if (version := metadata.get("format_version")) != FORMAT_VERSION:
+            raise RunError(
+                f"{path}: found encoded evidence of format version {version}, expected {FORMAT_VERSION}: start the run "
+                "anew"
+            )
+        names, begin = schema.names, 1 + metadata["states"]
+        soft = dict(zip(metadata["likelihoods"], names[begin : begin + len(metadata["likelihoods"])], strict=True))
+        kept = _schema_of(metadata["kept"]) if "kept" in metadata else None
+        kind = _schema_of(metadata["case_id"]).types[0]
+        return cls(names, metadata["first_row"], names[1:begin], soft, kind, kept)
+
+    @property
+    def reason(self) -> str:
+        """The column of reasons."""
+        return self.names[1 + len(self.states) + len(self.soft)]
+
+    @property
+    def carried(self) -> list[str]:
+        """The columns of what is kept, in its order."""
+        return self.names[2 + len(self.states) + len(self.soft) :]
+
+
+def is_encoded(schema: pa.Schema) -> bool:
+    """Return True for the schema of a file of encoded evidence."""
+    return _METADATA in (schema.metadata or {})
+
+
+def counts_of(path: AnyPath) -> tuple[int, int]:
+    """Return the rows of a file of encoded evidence, and how many are invalid, without reading them."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(parquet_source(path)) as file:
+        columns, footer = EncodedColumns.of(file.schema_arrow, path), file.metadata
+    # A group without rows has no statistics.
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups if footer.num_rows else 0)]
+    at = footer.schema.names.index(columns.reason) if groups else 0
+    valid = sum(group.column(at).statistics.null_count for group in groups)
+    return footer.num_rows, footer.num_rows - valid
+
+
+class OtherNetworkError(ValueError):
+    """Names in encoded evidence that a network has not."""
+
+
+def read_cells(
+    file: Any,
+    path: AnyPath,
+    network: Network,
+    groups: Sequence[int] | None = None,
+    kept: bool = False,
+    without: Container[str] = (),
+) -> EncodedPartition:
+    """Return the rows of a file of encoded evidence, whatever it raises for one that is damaged.
+
+    file: what Arrow reads.
+    path: of it, for errors.
+    network: that has the names in it; raises OtherNetworkError if it lacks one.
+    groups: row groups that are read, None for all.
+    kept: whether the kept columns are read as well.
+    without: variables whose evidence is left out.
+    """
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
-        schema, footer = opened.schema_arrow, opened.metadata
-    metadata = _metadata(schema, path)
-    names, begin = schema.names, 1 + metadata["states"]
-    end = begin + len(metadata["likelihoods"])
+        columns, footer = EncodedColumns.of(opened.schema_arrow, path), opened.metadata
+    observed = [name for name in columns.states if name not in without]
+    soft = {name: column for name, column in columns.soft.items() if name not in without}
+    carried = columns.carried if kept else []
+    wanted = [columns.names[0], *observed, *soft.values(), columns.reason, *carried]
     # Read as words at once, a column takes half the time.
-    with parquet.ParquetFile(file, metadata=footer, read_dictionary=names[1:begin]) as opened:
+    with parquet.ParquetFile(file, metadata=footer, read_dictionary=observed) as opened:
+        some = range(opened.num_row_groups) if groups is None else groups
         # Workers read partitions concurrently; threads in each of them would only compete.
-        table = opened.read(None if kept else names[: end + 1], use_threads=False)
-    columns = [in_one_piece(column) for column in table.columns]
-    for column in (columns[0], *columns[begin:]):
+        table = opened.read_row_groups(list(some), wanted, use_threads=False).select(wanted)
+    found = {name: in_one_piece(column) for name, column in zip(wanted, table.columns, strict=True)}
+    for name in (columns.names[0], *wanted[1 + len(observed) :]):
         # Damaged files may have offsets out of range, which crash the process.
-        column.validate(full=True)
-    observed = [network.index[name] for name in names[1:begin]]
-    soft = [network.index[name] for name in metadata["likelihoods"]]
-    states = np.empty((len(observed), table.num_rows), np.int32)
-    for cells, variable, column in zip(states, observed, columns[1:begin], strict=True):
-        cells[:] = _states_of(column, network.variables[variable].states)
-    complete = (v for v, column in zip(observed, columns[1:begin], strict=True) if not column.null_count)
-    likelihoods = {
-        variable: _gathered(column, len(network.variables[variable].states))
-        for variable, column in zip(soft, columns[begin:end], strict=True)
-    }
-    evidence = dict(zip(observed, states, strict=True))
-    batch = EvidenceBatch(table.num_rows, evidence, likelihoods, _invalid(columns[end]), frozenset(complete))
-    case_ids = _of_cells(columns[0], _schema_of(metadata["case_id"]).types[0])
-    carried = _carried(columns[end + 1 :], _schema_of(metadata["kept"])) if kept and "kept" in metadata else None
-    return EncodedPartition(batch, case_ids, metadata["first_row"], carried)
+        found[name].validate(full=True)
+    batch = _batch({name: found[name] for name in observed}, {name: found[soft[name]] for name in soft}, network)
+    batch = replace(batch, rows=table.num_rows, invalid=_invalid(found[columns.reason]))
+    through = None
+    if kept and columns.kept is not None:
+        cells = [_of_cells(found[name], kind) for name, kind in zip(carried, columns.kept.types, strict=True)]
+        through = pa.Table.from_arrays(cells, schema=columns.kept)
+    ids = _of_cells(found[columns.names[0]], columns.case_id_type)
+    return EncodedPartition(batch, ids, columns.first_row, through)
 
 
-def _metadata(schema: pa.Schema, path: AnyPath) -> dict[str, Any]:
-    metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
-    if (version := metadata.get("format_version")) != FORMAT_VERSION:
-        raise RunError(
-            f"{path}: found encoded evidence of format version {version}, expected {FORMAT_VERSION}: start the run anew"
-        )
-    return metadata
+def _batch(states: dict[str, pa.Array], soft: dict[str, pa.Array], network: Network) -> EvidenceBatch:
+    """Return the evidence in columns of states and of likelihoods, by the names of variables; rows: still to be set."""
+    rows = max(map(len, states.values()), default=0)
+    cells = np.empty((len(states), rows), np.int32)
+    evidence, complete, likelihoods = {}, set(), {}
+    for (name, column), here in zip(states.items(), cells, strict=True):
+        variable = _variable(name, network)
+        here[:] = _states_of(column, name, network.variables[variable].states)
+        evidence[variable] = here
+        if not column.null_count:
+            complete.add(variable)
+    for name, column in soft.items():
+        variable = _variable(name, network)
+        likelihoods[variable] = _gathered(column, len(network.variables[variable].states))
+    return EvidenceBatch(rows, evidence, likelihoods, {}, frozenset(complete))
 
 
-def _carried(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_arrays([_of_cells(*each) for each in zip(columns, schema.types, strict=True)], schema=schema)
+def _variable(name: str, network: Network) -> int:
+    if name not in network.index:
+        raise OtherNetworkError(f"found evidence on {name!r}, which the network has not")
+    return network.index[name]
 
 
-def _states_of(column: pa.Array, names: tuple[str, ...]) -> npt.NDArray[Any]:
-    """Return the states of a column, UNOBSERVED where it is null; raises ValueError for names that are no state."""
+def _states_of(column: pa.Array, variable: str, names: tuple[str, ...]) -> npt.NDArray[Any]:
+    """Return the states of a column, UNOBSERVED where it is null; raises OtherNetworkError for names that are none."""
     if not pa.types.is_dictionary(column.type):
         raise ValueError(f"found states of type {column.type}")
     words, places = column.dictionary, numbers_of(column.indices, UNOBSERVED)
@@ -240,7 +334,7 @@ def _states_of(column: pa.Array, names: tuple[str, ...]) -> npt.NDArray[Any]:
     # Of a network with the same states in another order.
     at = {name: state for state, name in enumerate(names)}
     if unknown := [word for word in words.to_pylist() if word not in at]:
-        raise ValueError(f"found the state {unknown[0]!r}, states are {', '.join(names)}")
+        raise OtherNetworkError(f"found the state {unknown[0]!r} of {variable!r}, states are {', '.join(names)}")
     order: npt.NDArray[np.int32] = np.array([*map(at.__getitem__, words.to_pylist()), UNOBSERVED], np.int32)
     return np.take(order, places)
 

@@ -12,7 +12,7 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from junctor.model.errors import EvidenceError, InputError, Place, nearest
-from junctor.runtime.files import special_file
+from junctor.model.errors import EvidenceError, InputError, Place, RunError, nearest
+from junctor.runtime.files import Checksum, read_json, refused, special_file
 from junctor.runtime.remote import AnyPath, RemotePath, lacking, location, names_below, shown
 
 FORMATS = ("csv", "tsv", "text", "parquet", "arrow", "evid")
@@ -53,10 +53,14 @@ _GZIPPED = {*SEPARATORS, "evid"}
 # Hive and Spark write null as this folder name.
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WILD = frozenset("*?[")
+# Of a dataset of `junctor ingest`: its record, written last, what was asked for, and the folder of its evidence.
+DATASET_RECORD, DATASET_SPEC, DATASET_EVIDENCE = "ingest.json", "spec.json", "evidence"
 
 # Size, time and inode of a file (0 in stores): equal for one that nothing has written to.
 Stamp: TypeAlias = tuple[int, float, int]
 Stamps: TypeAlias = Mapping[AnyPath, Stamp]
+# Evidence as it is given: a file, folder or glob, or several.
+Places: TypeAlias = str | os.PathLike[str] | RemotePath | tuple[AnyPath | str, ...]
 # Of a file that was not there.
 NO_STAMP: Stamp = (0, 0.0, 0)
 
@@ -68,11 +72,13 @@ class InputFiles:
     folder: of which they are; names of its subfolders may be columns. None for a single file.
     paths: in the order of their names, folder by folder.
     pattern: of a glob, below the folder, one for each name.
+    recorded: of the files of a dataset of `junctor ingest`, their SHA-256 as its record has it.
     """
 
     folder: AnyPath | None
     paths: tuple[AnyPath, ...]
     pattern: tuple[str, ...] = ()
+    recorded: Mapping[AnyPath, str] = field(default_factory=dict)
 
     @property
     def root(self) -> AnyPath:
@@ -91,11 +97,18 @@ class InputFiles:
             # Links and `..` may have led there, or the root is written in another way.
             folder, paths = root, tuple(Path(root, *between, *_below(path, self.root)) for path in paths)
         own = (self.paths[0].name,) if self.folder is None else ()
-        return InputFiles(folder, paths, (*map(escape, (*between, *own)), *self.pattern))
+        recorded = {there: self.recorded[path] for path, there in zip(self.paths, paths, strict=True) if self.recorded}
+        return InputFiles(folder, paths, (*map(escape, (*between, *own)), *self.pattern), recorded)
 
     def name_of(self, path: AnyPath) -> str:
         """Return the name of a file in the folder, with slashes."""
         return path.name if self.folder is None else "/".join(_below(path, self.folder))
+
+    def refuse_damaged(self, path: AnyPath, digest: str) -> str:
+        """Return the digest of a file; raises EvidenceError for one of a dataset that is not as it was written."""
+        if (wanted := self.recorded.get(path, digest)) != digest:
+            raise EvidenceError(_damaged(f"SHA-256 {digest[:12]}...", f"{wanted[:12]}..."), Place(str(path)))
+        return digest
 
     def covers(self, name: str) -> bool:
         """Return True if a file of this name would be among them if it was there."""
@@ -147,12 +160,15 @@ def format_of(path: AnyPath) -> str:
     return format
 
 
-def input_files(source: str | os.PathLike[str] | RemotePath, check: bool = True) -> InputFiles:
+def input_files(source: Places, check: bool = True) -> InputFiles:
     """Return the files of a file, folder or glob, without names that start with "_" or "."; raises EvidenceError.
 
-    source: a folder and a glob have their files in the order of their paths, and one at the least.
+    source: a folder and a glob have their files in the order of their paths, and one at the least; several, one after
+        the other.
     check: whether pipes among them, and links that lead nowhere, are refused.
     """
+    if isinstance(source, tuple):
+        return _together([input_files(each, check) for each in source])
     found = _listed(location(source))
     if check and found.folder is not None:
         for each in found.paths:
@@ -162,6 +178,15 @@ def input_files(source: str | os.PathLike[str] | RemotePath, check: bool = True)
     return found
 
 
+def _together(found: Sequence[InputFiles]) -> InputFiles:
+    """Return the files of several sources, each of them once, in the innermost folder that holds all."""
+    paths = tuple(dict.fromkeys(path.absolute() for each in found for path in each.paths))
+    folder = found[0].root.absolute()
+    while any(names_below(path, folder) is None for path in paths) and folder != folder.parent:
+        folder = folder.parent
+    return InputFiles(folder, paths, recorded={path: sha for each in found for path, sha in each.recorded.items()})
+
+
 def _listed(path: AnyPath) -> InputFiles:
     with reading_errors_for(path):
         # A file may be called like a glob.
@@ -169,10 +194,52 @@ def _listed(path: AnyPath) -> InputFiles:
             return _matching(path)
         if not path.is_dir():
             return InputFiles(None, (path,))
+        if (parts := _dataset_parts(path)) is not None:
+            return _checked(path / DATASET_EVIDENCE, parts)
         paths = sorted(_files_below(path), key=lambda file: file.parts)
     if not paths:
         raise EvidenceError("the folder has no evidence files", Place(str(path)))
     return InputFiles(path, tuple(paths))
+
+
+def _dataset_parts(path: AnyPath) -> dict[str, Checksum] | None:
+    """Return the files of evidence of a dataset of `junctor ingest`, by their names in it; None for another folder.
+
+    Raises EvidenceError for one that is not finished, RunError for a record that is damaged.
+    """
+    record = read_json(path / DATASET_RECORD)
+    if record is None:
+        if (path / DATASET_SPEC).exists():
+            raise EvidenceError("not finished: run the same `junctor ingest` again", Place(str(path)))
+        return None
+    with refused(lambda said: RunError(f"{path / DATASET_RECORD}: not the record of a dataset ({said}): restore it")):
+        return {each["file"]: Checksum(each["bytes"], each["sha256"]) for each in record["parts"]}
+
+
+def _checked(folder: AnyPath, parts: Mapping[str, Checksum]) -> InputFiles:
+    """Return the files of a dataset; raises EvidenceError for one that is missing or of another size."""
+    # By one listing, where a store would take a request for each.
+    there = {path.parts: path for path in _files_below(folder)}
+    found = []
+    for name, expected in parts.items():
+        path = folder.parent / name
+        file = there.get(path.parts)
+        size = 0 if file is None else file.stat().st_size
+        if file is None or size != expected.bytes:
+            raise EvidenceError(_damaged(f"{size:,} bytes", f"{expected.bytes:,}"), Place(str(path)))
+        found.append(file)
+    if not found:
+        raise EvidenceError("the dataset has no evidence", Place(str(folder.parent)))
+    return InputFiles(
+        folder, tuple(found), recorded=dict(zip(found, (each.sha256 for each in parts.values()), strict=True))
+    )
+
+
+def _damaged(found: str, expected: str) -> str:
+    return (
+        f"not as it was ingested (found {found}, expected {expected}): the same `junctor ingest` makes it anew (of "
+        "evidence that grows, --backfill of its partition)"
+    )
 
 
 def stamp_of(path: AnyPath) -> Stamp:

@@ -22,9 +22,12 @@ import pyarrow as pa
 from junctor.evidence.column_tables import ColumnTable, RowPlaces
 from junctor.evidence.columns import is_string
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate, numbered, numbered_in_files
+from junctor.evidence.encoded import is_encoded
+from junctor.evidence.encoded_source import EncodedSource
 from junctor.evidence.files import (
     SEPARATORS,
     InputFiles,
+    Places,
     Stamps,
     checked_format,
     checked_separator,
@@ -93,7 +96,7 @@ class EvidenceSource(Protocol):
 
 @takes_keywords()
 def open_evidence(
-    path: str | os.PathLike[str] | RemotePath,
+    path: Places,
     network: Network,
     *,
     folder: AnyPath | None = None,
@@ -104,7 +107,7 @@ def open_evidence(
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
-    path: file, or folder or glob of files of one table; `-` or a pipe is read to its end.
+    path: file, or folder or glob of files of one table, or several; `-` or a pipe is read to its end.
     network: the network that names refer to.
     folder: of which a single file is; names of its subfolders may be columns.
     mapping: what columns and cells mean, its file, or the content of one.
@@ -116,17 +119,20 @@ def open_evidence(
     """
     format, separator = checked_format(options["evidence_format"]), checked_separator(options["separator"])
     case_id, strict = options["case_id"], options["strict"]
-    source = spooled(path)
+    source = _spooled(path)
+    places = source if isinstance(source, tuple) else (source,)
     if not isinstance(mapping, EvidenceMapping):
         mapping = read_mapping(mapping, network)
-    with reading_errors_for(source):
-        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(source)
-        if files.paths == (source,):
-            format = format or format_of(source)
+    with reading_errors_for(places[0]):
+        files = InputFiles(folder, places) if folder or format == "evid" else input_files(source)
+        if files.paths == places and len(places) == 1:
+            format = format or format_of(places[0])
             if format == "evid":
-                return _open_evid(source, network, case_id, strict, options["keep"], mapping)
+                return _open_evid(places[0], network, case_id, strict, options["keep"], mapping)
         known = names_of_columns(network, mapping)
         tables = [open_table(each, format or format_of(each), files.folder, separator, known) for each in files.paths]
+        if any(is_encoded(table.schema) for table in tables):
+            return _open_encoded(files.paths, network, mapping, options)
         if mapping is not None and folder is None:
             # Of evidence that grows, one file may lack what others have.
             for table in tables:
@@ -158,6 +164,25 @@ def open_evidence(
     )
     # The first file stands for all of them: they have equal columns and types of case ids.
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
+
+
+def _open_encoded(
+    paths: tuple[AnyPath, ...], network: Network, mapping: EvidenceMapping | None, options: ReadingOptions
+) -> EncodedSource:
+    """Return the source of files that are encoded already; arguments as of `open_evidence`.
+
+    Raises EvidenceError for options that say what cells mean: that is decided.
+    """
+    given = {name: options[name] for name in ("case_id", "missing", "separator") if options[name]}
+    if given or (mapping is not None and mapping.digest):
+        name = next((name.replace("_", "-") for name in given), "mapping")
+        raise EvidenceError(
+            f"is encoded already, and --{name} says how to: leave it out, or give it to `junctor ingest`",
+            Place(str(paths[0])),
+        )
+    hidden = frozenset(network.variables[v].name for v in mapping.hidden) if mapping is not None else frozenset()
+    keep = tuple(options["keep"])
+    return EncodedSource(network, paths, keep, options["strict"], hidden, options["ignore_extra"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -225,15 +250,13 @@ def _evidence_alone(part: EncodedPartition) -> EncodedPartition:
     return replace(part, case_ids=pa.nulls(part.batch.rows), kept=None)
 
 
-def rows_of_part(
-    path: str | os.PathLike[str] | RemotePath, rows: int, names: Collection[str], format: str | None = None
-) -> int:
+def rows_of_part(path: Places, rows: int, names: Collection[str], format: str | None = None) -> int:
     """Return how many of `rows` rows a part of evidence may have: fewer where a file of a disk tells of long texts.
 
     path, format: as of `open_evidence`.
     names: of columns that are carried through.
     """
-    file = spooled(path)
+    file = _spooled(path)
     # A folder would be listed once more, of an object there would be more requests.
     if not isinstance(file, Path) or not file.is_file():
         return rows
@@ -245,32 +268,41 @@ def rows_of_part(
         return ParquetTable(file).rows_of_part(rows, names)
 
 
-def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
-    """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read."""
-    files = input_files(spooled(path))
+def digest_of(path: Places, as_recorded: bool = False) -> str:
+    """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read.
+
+    as_recorded: whether the files of a dataset are taken for what its record says, without reading them.
+    Raises EvidenceError for files of a dataset that are not as they were written.
+    """
+    files = input_files(_spooled(path))
     if files.folder is None:
-        return _sha_of(files.paths[0]).hexdigest()
+        return _sha_of(files.paths[0])
     sha = hashlib.sha256()
     for each in files.paths:
         sha.update(files.name_of(each).encode(errors="surrogateescape") + b"\0")
-        sha.update(_sha_of(each).digest())
+        content = files.recorded[each] if as_recorded else files.refuse_damaged(each, _sha_of(each))
+        sha.update(bytes.fromhex(content))
     return sha.hexdigest()
 
 
-def stamps_of(path: str | os.PathLike[str] | RemotePath) -> Stamps:
+def stamps_of(path: Places) -> Stamps:
     """Return the stamps of a file, or of the files of a folder or glob; of objects as they were listed.
 
     None of an object that is given alone: it must not change, and to ask for it takes a request.
     """
-    files = input_files(spooled(path))
+    files = input_files(_spooled(path))
     if files.folder is None and isinstance(files.paths[0], RemotePath):
         return {}
     return {each: stamp_of(each) for each in files.paths}
 
 
-def _sha_of(path: AnyPath) -> hashlib._Hash:
+def _spooled(path: Places) -> AnyPath | tuple[AnyPath, ...]:
+    return tuple(map(spooled, path)) if isinstance(path, tuple) else spooled(path)
+
+
+def _sha_of(path: AnyPath) -> str:
     with reading_errors_for(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

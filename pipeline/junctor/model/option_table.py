@@ -1067,6 +1067,19 @@ class JobOptions(
     """What a run of rows is told beside its question and its resources."""
 
 
+class IngestOptions(
+    EvidenceOptions,
+    NetworkOptions,
+    FormatOptions,
+    SeparatorOptions,
+    OverwriteOptions,
+    GrowthOptions,
+    PartRowOptions,
+    total=False,
+):
+    """How evidence becomes a dataset."""
+
+
 @cache
 def _kinds(group: Any) -> dict[str, Any]:
     return get_type_hints(group, include_extras=True)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from junctor.cost.dataset import MeasuredDevice
 from junctor.engine.forecast import forecast, survey
-from junctor.evidence.encoded import read_partition
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions
 from junctor.runs.part_sizes import rows_of_part, shorter_part
-from junctor.runs.partition import engine_for, network_for
+from junctor.runs.partition import engine_for, read_evidence
 from junctor.runs.placement import Machine, RunEstimate
 from junctor.runs.storage import RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, threads_for
@@ -165,6 +164,7 @@ class PlannedRun:
 
     def _batches(self, threads: int = 1) -> Iterator[EvidenceBatch]:
         """Yield the evidence of the partitions; threads: that read ahead, 1 for none."""
-        network = network_for(self.directory.network, self.spec.network_digest)
-        parts = (self.directory.evidence_part(i) for i in self.pending)
-        return ahead(lambda part: read_partition(part, network).batch, parts, threads)
+        counts = self.directory.counts()
+        return ahead(
+            lambda part: read_evidence(self.directory, part, self.spec, counts).batch, iter(self.pending), threads
+        )

@@ -110,6 +110,8 @@ def discard_damaged(directory: Directory[Any]) -> None:
             _check_part(directory, path, spec, None)
     # Inputs of parts that are there are not needed again.
     needed = [directory.evidence_part(i) for i in directory.unanswered(spec)]
+    if directory.counts().dataset is not None:
+        return
     if not isinstance(directory, IncrementDirectory) and any(
         path.suffix != ".parquet" or path.name not in inputs for path in needed
     ):
@@ -279,7 +281,8 @@ def verify(directory: Directory[Any]) -> Verified:
             faults.append(Fault(directory.manifest.name, "damaged", f"not a manifest{told(error)}: {remade}"))
         else:
             faults.append(Fault(directory.manifest.name, "missing", "not finished: run the same command again"))
-    expected.update(_of_inputs(directory, faults))
+    # Those of a dataset are its parts.
+    expected = {**dict(_of_inputs(directory, faults)), **expected}
     if not is_listed and directory.ingested.exists():
         expected.update({directory.name_of(path): None for path in directory.expected_parts(spec)})
     there = [name for name in expected if (directory.path / name).exists()]
@@ -318,7 +321,8 @@ def _of_inputs(directory: Directory[Any], faults: list[Fault]) -> Iterator[tuple
     except (RunError, TypeError) as error:
         faults.append(Fault(directory.name_of(directory.ingested), "damaged", str(error)))
         return
-    for i in range(counts.partitions):
+    # Of a dataset, it is verified as that.
+    for i in range(counts.partitions if counts.dataset is None else 0):
         path = directory.evidence_part(i)
         yield directory.name_of(path), checksums.get(path.name)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from junctor.evidence.files import (
     InputFiles,
+    Places,
     Stamp,
     format_of,
     input_files,
@@ -149,7 +150,7 @@ def ingest(
 
 
 def open_inputs(
-    path: str | AnyPath,
+    path: Places,
     network: Network,
     spec: RunSpec,
     options: JobOptions,
@@ -235,7 +236,7 @@ class _Files:
         with reading_errors_for(path), path.open("rb") as file:
             if isinstance(file.raw, RemoteFile) and (tag := file.raw.etag()) is not None:
                 self.tags[listed.path] = tag
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return self.found.refuse_damaged(path, hashlib.file_digest(file, "sha256").hexdigest())
 
     def is_there(self, name: str) -> bool:
         """Return True if a file of this name, listed or not, is there; also where that cannot be found out."""
@@ -267,12 +268,13 @@ class _Write:
     partition: EncodedPartition
     path: AnyPath
     network: Network
+    group_cells: int | None
 
 
 def _write(task: _Write) -> int:
     from junctor.evidence.encoded import write_partition
 
-    write_partition(task.partition, task.network, task.path)
+    write_partition(task.partition, task.network, task.path, task.group_cells)
     return task.partition.batch.rows
 
 
@@ -336,7 +338,7 @@ class _Encoding:
                 for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
                     target = self.directory.ingested.parent / f"{stem_of(listed.path, key, number)}.parquet"
                     self.directory.make_folder_of(target)
-                    yield _Write(partition, target, network)
+                    yield _Write(partition, target, network, self.directory.group_cells)
                     rows.append(partition.batch.rows)
                 self.files.refuse_moving(listed)
             except EvidenceError as error:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from junctor.evidence.files import Stamp, stamp_of
-from junctor.model.errors import BudgetError, RunError
+from junctor.model.errors import BudgetError, EvidenceError, RunError
 from junctor.model.options import ComputeOptions
+from junctor.model.query import named_variables
 from junctor.planning.budget import EXPLAINED_AT_ONCE, EXPLAINING_BYTES, PLENTY_BYTES
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec, run_digest
 from junctor.runtime.dask_cluster import Resources, refuse_other_version, threads_here
@@ -28,7 +29,7 @@ from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, checksum_of, io_errors_for, read_json, written_atomically
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import counts_rows
-from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.threads import Threads, short_gil_switches
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from junctor.cost.model import CostModels
     from junctor.engine.engine import Engine
     from junctor.evidence.encode import EncodedPartition
+    from junctor.evidence.encoded_source import EncodedSource
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.runs.answer_files import AnswerWriter
@@ -156,11 +158,10 @@ class PartTask(PartitionTask[RunSpec]):
 
     def read(self) -> CountedEvidence:
         """Return the encoded evidence."""
-        from junctor.evidence.encoded import read_partition
         from junctor.runs.statistics import count_cells
 
         network = network_for(self.home.network, self.spec.network_digest)
-        encoded = read_partition(self.home.evidence_part(self.part), network, kept=True)
+        encoded = read_evidence(self.home, self.part, self.spec, self.counts, kept=True)
         # Now: evidence is not in memory while answers wait to be written, and another thread propagates.
         return CountedEvidence(encoded, count_cells(network, encoded.batch))
 
@@ -386,11 +387,9 @@ def read_part(directory: Directory[Any], path: AnyPath, spec: AnySpec, checksum:
     """
     import pyarrow as pa
 
-    from junctor.runs.answer_files import read_facts
-
     try:
         with io_errors_for(path):
-            rows, statuses, run = read_facts(path)
+            rows, statuses, run = directory.read_facts(path)
             size = path.stat().st_size
     except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
@@ -583,6 +582,43 @@ def network_for(network_file: AnyPath, digest: str, given: Network | None = None
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
     _network = network
     return network
+
+
+def read_evidence(
+    directory: RunDirectory, part: int, spec: RunSpec, counts: Ingested, kept: bool = False
+) -> EncodedPartition:
+    """Return the encoded evidence of a partition: a file of the run, or rows of a dataset; raises RunError.
+
+    directory, part: of the run.
+    spec, counts: of the run.
+    kept: whether the columns that are kept are read as well.
+    """
+    from junctor.evidence.encoded import read_partition
+
+    network = network_for(directory.network, spec.network_digest)
+    if counts.dataset is None:
+        return read_partition(directory.evidence_part(part), network, kept)
+    try:
+        source = _dataset_of(counts.dataset, directory, replace(spec, partition_rows=1))
+        return source.part(part * spec.partition_rows, spec.partition_rows)
+    except EvidenceError as error:
+        # After the run has begun with it.
+        raise RunError(f"{error}: make the dataset whole, and run the same command again") from error
+
+
+@lru_cache(maxsize=1)
+def _dataset_of(dataset: str, directory: RunDirectory, spec: RunSpec) -> EncodedSource:
+    """Return the evidence of a run in a dataset, kept for the next partition in this process."""
+    from junctor.evidence.encoded_source import EncodedSource
+    from junctor.evidence.files import input_files
+    from junctor.evidence.read import digest_of
+
+    place = location(dataset)
+    if digest_of(place, as_recorded=True) != spec.evidence_digest:
+        raise RunError(f"{dataset}: another dataset than when the run began: give another --output, or --overwrite")
+    network, query = network_for(directory.network, spec.network_digest), spec.as_query()
+    hidden = frozenset(named_variables(network, query)) if query.hide_targets else frozenset()
+    return EncodedSource(network, input_files(place).paths, spec.keep, without=hidden, ignore_extra=spec.ignore_extra)
 
 
 @lru_cache(maxsize=1)

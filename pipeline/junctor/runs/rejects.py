@@ -1,6 +1,6 @@
 """Rows that are not ok, in a file of their own: number, case id, kept columns, status and reason.
 
-Main function: `write_rejects`, called when a run with `--rejects` ends.
+Main functions: `write_rejects`, called when a run with `--rejects` ends, and `write_rejected_evidence`, of a dataset.
 """
 
 from __future__ import annotations
@@ -111,6 +111,37 @@ def _rejected(
                 yield _numbered(_with_texts(table, texts), row, number).filter(pc.not_equal(status, "ok"))
                 row += table.num_rows
         first += part.rows
+
+
+def write_rejected_evidence(parts: Sequence[AnyPath], path: AnyPath) -> None:
+    """Write the invalid rows of encoded evidence: number, case id, kept columns and reason; without any the columns.
+
+    parts: files of the evidence, in the order of their rows.
+    path: of the file, `.parquet`.
+    """
+    from junctor.evidence.encoded import EncodedColumns
+
+    columns = EncodedColumns.of(schema_of_part(parts[0]), parts[0])
+    names = [columns.names[0], *columns.carried, columns.reason]
+    number = free_names(names)("row")
+    first = next(columns_in_batches(parts[0], names, BATCH_ROWS)).slice(0, 0)
+    with written_atomically(path) as temporary:
+        _write_parquet(_rejected_evidence(parts, names, number), _numbered(first, 0, number), temporary)
+
+
+def _rejected_evidence(parts: Sequence[AnyPath], names: Sequence[str], number: str) -> Iterator[pa.Table]:
+    """Yield the invalid rows, batch by batch; arguments as of `_rejected`."""
+    from junctor.evidence.encoded import counts_of
+
+    row = 0
+    for part in parts:
+        rows, invalid = counts_of(part)
+        first = row
+        if invalid:
+            for table in columns_in_batches(part, names, BATCH_ROWS):
+                yield _numbered(table, first, number).filter(pc.is_valid(table.column(names[-1])))
+                first += table.num_rows
+        row += rows
 
 
 def _can_be_picked(kind: pa.DataType) -> bool:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -185,6 +185,10 @@ def ingest_inputs(
     if known is not None:
         return known
     progress.stage(f"reading the {job.words.inputs}")
+    if (elsewhere := job.encoded_elsewhere()) is not None:
+        with io_errors_for(directory.path):
+            write_json(directory.ingested, elsewhere.to_record())
+        return elsewhere
     rows = 0
     checksums: dict[str, Checksum] = {}
     threads = usable_cores()
@@ -202,7 +206,7 @@ def ingest_inputs(
     directory.sync_names(map(directory.evidence_part, range(counts.partitions)))
     write_checksums(directory, checksums)
     # Last: the mark that all partitions are there.
-    write_json(directory.ingested, asdict(counts))
+    write_json(directory.ingested, counts.to_record())
     return counts
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from junctor.model.errors import BudgetError, DeviceError, InputError, RefusedError, RunError
@@ -126,10 +127,18 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """Amount of evidence of a run."""
+    """Amount of evidence of a run.
+
+    dataset: where it is, encoded already; None for the directory of the run.
+    """
 
     rows: int
     partitions: int
+    dataset: str | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class AnySpec(Protocol):
@@ -251,16 +260,17 @@ class Directory(Generic[Spec]):
         record = read_json(self.ingested)
         if record is None:
             return None
-        rows, partitions = record.get("rows"), record.get("partitions")
+        rows, partitions, dataset = record.get("rows"), record.get("partitions"), record.get("dataset")
         # A partition has rows, unless it is the only one.
         if (
             type(rows) is int
             and type(partitions) is int
-            and record.keys() == {"rows", "partitions"}
+            and type(dataset) in (str, NoneType)
+            and record.keys() - {"dataset"} == {"rows", "partitions"}
             and 1 <= partitions <= max(1, rows) < 2**53
-            and not self._are_too_many(partitions)
+            and (dataset is not None or not self._are_too_many(partitions))
         ):
-            return Ingested(rows, partitions)
+            return Ingested(rows, partitions, dataset)
         raise RunError(
             f"{self.ingested}: found {str(record)[:100]}, which is not the amount of the evidence here: start "
             "afresh with --overwrite"
@@ -310,6 +320,12 @@ class Directory(Generic[Spec]):
     def name_of(self, path: AnyPath) -> str:
         """Return the name of a file, relative to the directory, with slashes."""
         return "/".join(path.parts[len(self.path.parts) :])
+
+    def read_facts(self, path: AnyPath) -> tuple[int, dict[str, int], str | None]:
+        """Return the rows of a part, those of each status and the run that it names, without reading its rows."""
+        from junctor.runs.answer_files import read_facts
+
+        return read_facts(path)
 
     def refuse_target(self, target: str, option: str) -> None:
         """Raise InputError for a file to write that would take the place of one of the run; its pages it may replace.
@@ -519,7 +535,9 @@ class Directory(Generic[Spec]):
             path = self.path / name
             # An empty folder is what remains of a directory that was removed while a run wrote to it.
             if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
-                raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
+                raise RunError(
+                    f"{self.path} has {name!r} but no {self.spec_file.name}: name another directory with --output"
+                )
 
     def _tell_foreign_files(self) -> None:
         names = sorted(path.name for path in self.path.glob("[!.]*"))
@@ -587,6 +605,8 @@ class RunDirectory(Directory[RunSpec]):
     """The files of a run of evidence through a network."""
 
     model_file, inputs = "network.parquet", "evidence"
+    # Of its evidence, that can be read apart; None for a part as a whole.
+    group_cells: ClassVar[int | None] = None
 
     @property
     def speeds(self) -> AnyPath:

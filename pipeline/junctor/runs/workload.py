@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -16,7 +17,8 @@ from importlib.metadata import version
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from junctor.evidence.files import Stamps, checked_separator, input_files, lists, stamp_of
+from junctor.evidence.encoded_source import EncodedSource
+from junctor.evidence.files import Places, Stamps, checked_separator, input_files, lists, stamp_of
 from junctor.evidence.pipes import STDIN
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.option_table import JobOptions, ReadingOptions, WorkloadOptions, options_for, takes_keywords
@@ -112,6 +114,11 @@ class Workload(ABC):
         """Evidence or sequences, as they were given."""
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """Where they are."""
+        return (self.inputs,)
+
+    @property
     @abstractmethod
     def model_source(self) -> str:
         """The network or model, as it was given."""
@@ -142,7 +149,7 @@ class Workload(ABC):
         refuse_bytes(location(self.output).absolute())
         self.closing.check_places(self.sources)
         output = self.directory.path
-        if lists(self.inputs, output, self.endings, (*INPUTS, *KINDS)):
+        if any(lists(place, output, self.endings, (*INPUTS, *KINDS)) for place in self.places):
             raise InputError(
                 f"{output}: what the run writes there would be among the {self.words.inputs} ({shown(self.inputs)}): "
                 "name a directory elsewhere with --output"
@@ -187,6 +194,10 @@ class Workload(ABC):
 
         model, spec: of the run.
         """
+
+    def encoded_elsewhere(self) -> Ingested | None:
+        """Return the amount of inputs that are encoded already, and stay where they are; None for others."""
+        return None
 
     def check_inputs(self, model: Any, spec: Any, threads: int) -> None:
         """Read the inputs as the run will, and keep nothing; arguments and errors as of `input_parts`."""
@@ -284,7 +295,12 @@ class Job(Workload):
 
     @takes_keywords()
     def __init__(
-        self, network: str, evidence: str, output: str, query: Query = ALL, **options: Unpack[JobOptions]
+        self,
+        network: str,
+        evidence: str | tuple[str, ...],
+        output: str,
+        query: Query = ALL,
+        **options: Unpack[JobOptions],
     ) -> None:
         self.network, self.evidence, self.output, self.query, self.options = network, evidence, output, query, options
 
@@ -301,7 +317,7 @@ class Job(Workload):
     @property
     def growth(self) -> Growth | None:
         """The evidence if it grows."""
-        return Growth(self.evidence, self.options) if self.grows else None
+        return Growth(self.inputs, self.options) if self.grows else None
 
     @property
     def model_source(self) -> str:
@@ -312,12 +328,23 @@ class Job(Workload):
     def sources(self) -> tuple[str, ...]:
         """Network, evidence and mapping, as they were given."""
         mapping = self.options["mapping"]
-        return (self.network, self.evidence, mapping) if isinstance(mapping, str) else (self.network, self.evidence)
+        return (self.network, *self.places, *((mapping,) if isinstance(mapping, str) else ()))
 
     @property
     def inputs(self) -> str:
         """The evidence, as it was given."""
-        return self.evidence
+        return " ".join(self.places)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where it is."""
+        return self.evidence if isinstance(self.evidence, tuple) else (self.evidence,)
+
+    def stamps(self) -> Stamps:
+        """Return the stamps of its files; none of evidence that grows, where each file has its own check."""
+        from junctor.evidence.read import stamps_of
+
+        return {} if self.grows else stamps_of(self.evidence)
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -346,7 +373,11 @@ class Job(Workload):
         files, told = self.files, self.options
         if None not in (told["part_size"], told["partition_rows"]):
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
-        if self.grows and str(self.evidence) in STDIN:
+        if self.grows and len(self.places) > 1:
+            raise EvidenceError(
+                "found several places of evidence that grows, expected a folder or glob of all its files"
+            )
+        if self.grows and self.inputs in STDIN:
             raise EvidenceError("found standard input for an incremental run, expected files that stay")
         if self.grows and told["csv"]:
             raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
@@ -391,7 +422,7 @@ class Job(Workload):
         if not self.grows:
             return self._columns_of(self.evidence, network)
         # Each file has columns of its own; those that cannot be read are named at the end of the run.
-        files = input_files(self.evidence, check=False)
+        files = input_files(self.inputs, check=False)
         names: dict[str, None] = {}
         are_broken = True
         for path in files.paths:
@@ -409,7 +440,7 @@ class Job(Workload):
         hidden = hiding(read_mapping(self.options["mapping"], network), network, self.query)
         return replace(self.query, hide_targets=hidden is not None and bool(hidden.hidden))
 
-    def _columns_of(self, evidence: str | AnyPath, network: Network, folder: AnyPath | None = None) -> list[str]:
+    def _columns_of(self, evidence: Places, network: Network, folder: AnyPath | None = None) -> list[str]:
         from junctor.evidence.mapping import hiding, read_mapping
         from junctor.evidence.read import open_evidence
 
@@ -451,10 +482,14 @@ class Job(Workload):
 
     def _partition_rows(self, model: Network) -> int:
         """Return the default rows of a part: by the width of the answers, and of long case ids and kept columns."""
-        from junctor.evidence.read import rows_of_part
         from junctor.runs.results import default_partition_rows
 
-        rows = default_partition_rows(model, self.query, self.part_bytes)
+        return self._fewer_rows(default_partition_rows(model, self.query, self.part_bytes))
+
+    def _fewer_rows(self, rows: int) -> int:
+        """Return how many of so many rows a part of long case ids and kept columns has."""
+        from junctor.evidence.read import rows_of_part
+
         # Of evidence that grows the files of later increments are not known.
         if self.grows:
             return rows
@@ -491,17 +526,35 @@ class Job(Workload):
             spec,
             self.options,
         )
-        files = source.paths if isinstance(source, TableSource) else ()
+        files, cells = source.paths if isinstance(source, TableSource) else (), self.directory.group_cells
         nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
-            yield InputPart(partition.batch.rows, partition.bytes, partial(write_partition, partition, model), files)
+            write = partial(write_partition, partition, model)
+            if cells is not None:
+                write = partial(write, group_cells=cells)
+            yield InputPart(partition.batch.rows, partition.bytes, write, files)
+
+    def encoded_elsewhere(self) -> Ingested | None:
+        """Return the amount of evidence in a dataset, None for other evidence; raises EvidenceError."""
+        if len(self.places) > 1 or not input_files(self.inputs).recorded:
+            return None
+        spec, place = self.directory.read_spec(), location(self.inputs).absolute()
+        told = place.url if isinstance(place, RemotePath) else str(place)
+        if location(told) != place:
+            # The run's record must not have what opens it, so that the run has a copy.
+            return None
+        source = open_inputs(place, self.kept_model(spec), spec, self.options)
+        assert isinstance(source, EncodedSource)
+        if spec.strict:
+            deque(source.partitions(spec.partition_rows), maxlen=0)
+        return Ingested(source.rows, max(1, -(-source.rows // spec.partition_rows)), told)
 
     def check_inputs(self, model: Network, spec: RunSpec, threads: int) -> None:
         """Read the evidence as the run will; of evidence that grows until one file is whole, unless it is strict."""
         if not self.grows:
             Workload.check_inputs(self, model, spec, threads)
             return
-        files = input_files(self.evidence, check=False)
+        files = input_files(self.inputs, check=False)
         broken: EvidenceError | None = None
         for path in files.paths:
             try:
