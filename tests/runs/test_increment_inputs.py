@@ -9,6 +9,7 @@ import pytest
 from helpers.growing import DAY, World
 from junctor.evidence import encoded
 from junctor.model.errors import EvidenceError, ThresholdError
+from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.runs import new_inputs
 from junctor.runs.run import read_manifest
@@ -169,8 +170,10 @@ def test_files_that_grow_while_they_are_read(world: World, monkeypatch: pytest.M
     world.days([1, 2])
     real = encoded.write_partition
 
-    def write_partition(partition: encoded.EncodedPartition, network: object, path: Path) -> Checksum:
-        checksum = real(partition, network, path)  # type: ignore[arg-type]
+    def write_partition(
+        partition: encoded.EncodedPartition, network: Network, path: Path, cells: int | None
+    ) -> Checksum:
+        checksum = real(partition, network, path, cells)
         if DAY.format(1) in str(path):
             world.write(f"{DAY.format(1)}/a.parquet", seed=77, rows=8)
         return checksum

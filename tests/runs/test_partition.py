@@ -301,8 +301,8 @@ def test_memory_does_not_grow_with_the_number_of_partitions(
 def test_an_evidence_file_that_cannot_be_read_stops_it_there(job: Job) -> None:
     damaged = job.directory.evidence_part(2)
     whole = damaged.read_bytes()
-    damaged.write_bytes(b"not arrow")
-    with pytest.raises(RunError, match=r"part-00002\.arrow: cannot be read as encoded evidence"):
+    damaged.write_bytes(b"no Parquet")
+    with pytest.raises(RunError, match=r"part-00002\.parquet: cannot be read as encoded evidence"):
         list(propagate_here(tasks_of(job), MEMORY))
     assert sorted(parts_of(job)) == ["part-00000.parquet", "part-00001.parquet"]
     assert no_thread_is_left()
@@ -497,8 +497,9 @@ def test_kept_columns_and_copies_are_taken_off_the_memory_of_plans(
     list(propagate_here(tasks_of(job), MEMORY))
     # Columns are a copy of the lists.
     each = PARTITION_ROWS * answer_width(network, Query()) * (2 if layout == "columns" else 1)
-    rows = [PARTITION_ROWS] * (PARTS - 1) + [7]
-    assert found == [WRITERS * (each + 8 * n) + 8 * n for n in rows]
+    # Numbers, and a bit for each of them that says it is there.
+    kept = [8 * n + -(-n // 8) for n in [PARTITION_ROWS] * (PARTS - 1) + [7]]
+    assert found == [WRITERS * (each + bytes) + bytes for bytes in kept]
 
 
 def test_a_single_partition_gets_all_the_memory(job: Job, network: Network) -> None:

@@ -162,8 +162,8 @@ def _is_given_back(kind: pa.DataType) -> bool:
 
     stream = pa.BufferOutputStream()
     try:
-        # Words of dictionaries are looked at where there are rows.
-        parquet.write_table(pa.table([pa.nulls(1, kind)], [""]), stream)
+        # Words of dictionaries are looked at where there are rows; records with views cannot be cut from others.
+        parquet.write_table(pa.table([pa.nulls(2, kind).slice(1)], [""]), stream)
         back = parquet.read_schema(pa.BufferReader(stream.getvalue())).types[0]
         return bool(back == kind or pa.nulls(1, back).cast(kind).type == kind)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError):
