@@ -31,6 +31,7 @@ from prefect.types._datetime import now
 from pydantic import ValidationError
 
 from junctor_flows.batch import score_batch
+from junctor_flows.ingesting import ingest_evidence
 from junctor_flows.learning import learn_chain, learn_network
 from junctor_flows.patience import bear_with_server
 from junctor_flows.reporter import RETRY_SECONDS
@@ -39,6 +40,7 @@ from junctor_flows.sequences import decode_sequences
 # By the names of their commands.
 FLOWS: dict[str, Flow[..., Any]] = {
     "run": score_batch,
+    "ingest": ingest_evidence,
     "learn": learn_network,
     "learn-chain": learn_chain,
     "viterbi": decode_sequences,

@@ -20,7 +20,15 @@ import httpx
 import typer
 from junctor.cli.deployed import conclusion, deployed
 from junctor.cli.failures import of_system
-from junctor.cli.parameters import Parameter, arguments, own_parameters, parameters_of, refuse_unattended, seconds_of
+from junctor.cli.parameters import (
+    Parameter,
+    arguments,
+    own_parameters,
+    parameters_of,
+    places_in,
+    refuse_unattended,
+    seconds_of,
+)
 from junctor.model.errors import EvidenceError, RunError
 from prefect import Flow, State, flow, runtime
 from prefect.client.orchestration import get_client
@@ -66,7 +74,9 @@ def _in_signature(parameter: Parameter) -> inspect.Parameter:
 def run_name(inputs: str, model: str) -> str:
     """Return the name of a flow run: inputs, model and the time that it is for."""
     given = runtime.flow_run.parameters
-    names = (str(given[name]).rstrip("/").rpartition("/")[2] for name in (inputs, model))
+    # Of several places the first one.
+    places = [place for name in (inputs, model) for place in places_in(given.get(name))[:1]]
+    names = (place.rstrip("/").rpartition("/")[2] for place in places)
     return f"{' on '.join(names)}, {runtime.flow_run.scheduled_start_time:%Y-%m-%d %H:%M}"
 
 

@@ -5,6 +5,7 @@ Main class: Reporter. The command line makes one for a flow run of its own, a de
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -22,6 +23,7 @@ from junctor.runs.increments import lines_of
 from junctor.runs.manifest import Manifest
 from junctor.runs.workload import Workload
 from junctor.runtime.progress import Count, Silence
+from junctor.runtime.remote import AnyPath, RemotePath
 
 # Nothing here makes a run wait or fail: whatever is told goes to a queue, which a thread sends on. While the server
 # does not answer the queue stays, and is sent when it does.
@@ -39,6 +41,8 @@ MOST_LINES = 10_000
 LINES_AT_ONCE = 200
 # Inputs of an increment that a summary names.
 MOST_INPUTS = 100
+# Parts that have task runs of their own: of more of them nobody looks at each, and the server takes its time for each.
+MOST_PARTS = 500
 
 logger = logging.getLogger("junctor")
 
@@ -84,6 +88,10 @@ class Reporter(Silence):
         self._within: Count = int
         self._shown = 100.0
         self._title = self._folder = ""
+        self._page: str | None = None
+        # Parts with a task run, and those of them that are not finished, with the ids of these.
+        self._parts = 0
+        self._open: dict[str, str] = {}
         self._gave_up = self._has_ended = False
         # Of a flow run that is tried again, each attempt has task runs of its own.
         self._attempt = uuid4().hex[:8]
@@ -97,6 +105,8 @@ class Reporter(Silence):
         self._label, self._title = job.label, job.title
         self._key = slug(self._key or self._label)
         self._folder = str(job.directory.path)
+        if job.options["report"] is not False:
+            self._page = _link(job.directory.report)
         logger.addHandler(self._handler)
         if self._owns:
             run = {"name": self._label, "parameters": job.facts, "idempotency_key": str(uuid4())}
@@ -132,6 +142,25 @@ class Reporter(Silence):
         """Count rows of unfinished parts as well."""
         self._within = rows
 
+    def part(self, name: str, seconds: float | None = None) -> None:
+        """Begin a task run for a part, or end that of one that is finished."""
+        if seconds is None and name in self._open:
+            self._end_part(name, "FAILED", "tried again alone")
+        if name not in self._open:
+            if self._parts == MOST_PARTS:
+                return
+            self._parts += 1
+            self._open[name] = task = f"part {self._parts}"
+            begun = {"task_key": "junctor-part", "dynamic_key": f"{self._attempt}-{task}", "name": name}
+            self._tell(lambda send: self._begin_stage(send, task, begun))
+        if seconds is not None:
+            # Of all threads and processes together, and of one that others made while this one failed not known.
+            self._end_part(name, "COMPLETED", f"{seconds:.3g} s of work" if seconds else "")
+
+    def _end_part(self, name: str, kind: str, message: str) -> None:
+        task, state = self._open.pop(name), {"type": kind, "message": message}
+        self._tell(lambda send: self._set_state(send, "task", self._ids[task], state))
+
     def end(self, manifest: Manifest | None, error: BaseException | None) -> None:
         """Report the end, and wait for the thread to have sent all, as long as there is patience."""
         logger.removeHandler(self._handler)
@@ -139,14 +168,14 @@ class Reporter(Silence):
         self.message = message
         self._log(logging.INFO if error is None else logging.ERROR, message)
         self._end_stage(kind, message)
+        for name in list(self._open):
+            self._end_part(name, kind, message)
         if manifest is not None:
-            artifact = {
-                "key": f"{self._key}-summary",
-                "type": "markdown",
-                "description": "What the run did",
-                "data": summary(self._title, f"{self._folder}/{manifest.spec.folder}", manifest),
-            }
-            self._tell(lambda send: self._send_artifact(send, artifact))
+            page = f"\n[Page of the run]({self._page})\n" if self._page else ""
+            text = summary(self._title, f"{self._folder}/{manifest.spec.folder}", manifest) + page
+            self._add_artifact("summary", "markdown", "What the run did", text)
+            rows = json.dumps([{"status": name, "rows": count} for name, count in manifest.statuses.items()])
+            self._add_artifact("statuses", "table", "Rows of each status", rows)
         if self._owns:
             state = {"type": kind, "message": message}
             self._tell(lambda send: self._set_state(send, "flow", self._ids["flow run"], state))
@@ -159,6 +188,10 @@ class Reporter(Silence):
         # Of a server that did not start in time nothing has an end.
         if self._queue and self._is_ready.is_set():
             logger.warning("Prefect's server was not told of the end of this run")
+
+    def _add_artifact(self, name: str, kind: str, description: str, data: str) -> None:
+        artifact = {"key": f"{self._key}-{name}", "type": kind, "description": description, "data": data}
+        self._tell(lambda send: self._send_artifact(send, artifact))
 
     def _wait(self, is_interrupted: bool) -> None:
         """Wait for the thread to have sent all, as long as there is patience."""
@@ -329,6 +362,10 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand on a line."""
         self._log(record.levelno, record.getMessage())
+
+
+def _link(page: AnyPath) -> str:
+    return page.url if isinstance(page, RemotePath) else page.absolute().as_uri()
 
 
 def load_prefect() -> None:

@@ -23,6 +23,7 @@ from helpers.hmm_models import random_model
 from helpers.prefect_servers import BIN, PrefectServer
 from helpers.stores import Bucket
 from junctor.cli import prefect_server
+from junctor.cli.ingest import ingest
 from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain as fit_chain
 from junctor.cli.parameters import parameters_of, seconds_of, values
@@ -77,13 +78,19 @@ def test_a_run_is_on_the_page_and_has_the_same_answers(server: PrefectServer, tm
         "reading the evidence",
         "planning",
         "propagating",
-        "finishing",
+        "verifying the parts",
+        "writing the manifest",
         "writing the report",
     )
-    assert sorted(tasks) == sorted((f"{stage}: evidence.csv on asia.bif", "COMPLETED") for stage in stages)
+    named = [f"{stage}: evidence.csv on asia.bif" for stage in stages]
+    named += [f"posteriors/part-0000{part}.parquet" for part in range(3)]
+    assert sorted(tasks) == sorted((name, "COMPLETED") for name in named)
     artifacts = server.artifacts(found["id"])
     assert artifacts["evidence-csv-on-asia-bif-progress"] == 100.0
     assert "24 rows" in artifacts["evidence-csv-on-asia-bif-summary"]
+    assert f"[Page of the run](file://{tmp_path}/out/report.html)" in artifacts["evidence-csv-on-asia-bif-summary"]
+    rows = json.loads(artifacts["evidence-csv-on-asia-bif-statuses"])
+    assert rows == [{"status": name, "rows": count} for name, count in (("ok", 23), ("impossible", 0), ("invalid", 1))]
     assert "propagating 24 rows: evidence.csv on asia.bif" in server.lines(found["id"])
 
 
@@ -194,13 +201,20 @@ def test_a_deployed_run_outlives_its_server(mortal: PrefectServer, tmp_path: Pat
         assert mortal.ended(mortal.begin("long"), 120)["state"]["type"] == "COMPLETED"
 
 
-@pytest.mark.parametrize("command", [run, viterbi, learn, fit_chain])
+@pytest.mark.parametrize("command", [run, ingest, viterbi, learn, fit_chain])
 def test_parameters_of_flows_are_the_options_of_the_command(command: Callable[..., None]) -> None:
     from junctor_flows.batch import score_batch
+    from junctor_flows.ingesting import ingest_evidence
     from junctor_flows.learning import learn_chain, learn_network
     from junctor_flows.sequences import decode_sequences
 
-    flows = {run: score_batch, viterbi: decode_sequences, learn: learn_network, fit_chain: learn_chain}
+    flows = {
+        run: score_batch,
+        ingest: ingest_evidence,
+        viterbi: decode_sequences,
+        learn: learn_network,
+        fit_chain: learn_chain,
+    }
     batch_flow, is_fit = flows[command], command in (learn, fit_chain)
     info = CommandInfo(callback=command)
     click = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
@@ -211,8 +225,9 @@ def test_parameters_of_flows_are_the_options_of_the_command(command: Callable[..
     form = batch_flow.parameters.properties
     assert set(form) == options - of_terminals | own
     assert all(each["description"] for each in form.values())
-    choice = {"acceleration": ["squarem", "none"]} if is_fit else {"precision": ["double", "single", "log"]}
-    assert all(form[name]["enum"] == names for name, names in choice.items())
+    if command is not ingest:
+        choice = {"acceleration": ["squarem", "none"]} if is_fit else {"precision": ["double", "single", "log"]}
+        assert all(form[name]["enum"] == names for name, names in choice.items())
     # Nothing that only a text names: Prefect reads it in other processes.
     assert not any(isinstance(each.annotation, str) for each in inspect.signature(batch_flow.fn).parameters.values())
 
@@ -465,10 +480,13 @@ def called(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> P
     parquet.write_table(pa.table({"words": words}), folder / "words.parquet")
     code = (
         "from junctor_flows.batch import score_batch\n"
+        "from junctor_flows.ingesting import ingest_evidence\n"
         "from junctor_flows.sequences import decode_sequences\n"
         "from junctor_flows.learning import learn_chain, learn_network\n"
         f"score_batch(network={ASIA!r}, evidence='evidence.csv', output='scored', targets='l*', answers='scores', "
         "top=2, probability=['tub=yes'], workers=0)\n"
+        f"ingest_evidence(network={ASIA!r}, evidence=['evidence.csv'], output='set')\n"
+        "score_batch(network='set', output='of-set', workers=0)\n"
         "decode_sequences(model='model.parquet', sequences='words.parquet', output='decoded', workers=0)\n"
         f"learn_network(network={ASIA!r}, evidence='evidence.csv', output='fitted.bif', prior='bdeu:1', "
         "start='random')\n"
@@ -500,6 +518,13 @@ def test_the_flow_makes_scores_of_sampled_and_other_rows(called: Path) -> None:
     assert names[:4] == ["case_id", "lung", "lung_probability", "lung_entropy"]
     assert "tub=yes" in names
     assert json.loads((called / "scored" / "manifest.json").read_text())["statuses"]["ok"] == 23
+
+
+def test_a_flow_takes_the_dataset_of_another(called: Path, tmp_path: Path) -> None:
+    run_plainly(Job(ASIA, str(called / "evidence.csv"), str(tmp_path / "plain")), Resources(workers=0))
+    folders = called / "of-set" / "posteriors", tmp_path / "plain" / "posteriors"
+    assert parquet.read_table(folders[0]).equals(parquet.read_table(folders[1]))
+    assert [path.name for path in (called / "of-set" / "evidence").iterdir()] == ["done.json"]
 
 
 def test_the_flow_of_sequences_answers_as_the_plain_run_does(called: Path, tmp_path: Path) -> None:

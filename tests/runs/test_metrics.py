@@ -69,7 +69,9 @@ def test_a_run_sends_its_rows_and_seconds(collector: tuple[str, list[Any]], tmp_
     assert points(found, "junctor.rows.answered", "junctor.run")["rows.csv on asia.bif"].as_int == 3
     assert points(found, "junctor.runs", "outcome")["completed"].as_int == 1
     stages = points(found, "junctor.stage.duration", "stage")
-    assert {"reading the network", "reading the evidence", "planning", "propagating", "finishing"} <= set(stages)
+    assert {"reading the network", "reading the evidence", "planning", "propagating", "writing the manifest"} <= set(
+        stages
+    )
     whole = points(found, "junctor.run.duration", "outcome")["completed"].sum
     assert whole >= sum(point.sum for point in stages.values()) > 0
     failed = score(tmp_path, endpoint, "--strict", "--overwrite")

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from junctor.cli.deployed import checking
+from junctor.cli.ingest import ingest
 from junctor.cli.learn import learn
 from junctor.cli.learn_chain import learn_chain
 from junctor.cli.parameters import (
@@ -20,6 +21,7 @@ from junctor.cli.parameters import (
     in_signature,
     inputs_of,
     parameters_of,
+    places_in,
     refuse_unattended,
     seconds_of,
     values,
@@ -34,6 +36,7 @@ _REFUSED = re.compile("[/%&<>]")
 # What can be deployed, with the first line of its help; `run` is meant where none is named.
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "run": (run, "Run NETWORK and EVIDENCE on a schedule; `run` may be left out."),
+    "ingest": (ingest, "Encode EVIDENCE into a dataset on a schedule."),
     "learn": (learn, "Fit NETWORK to EVIDENCE on a schedule."),
     "learn-chain": (learn_chain, "Fit MODEL to SEQUENCES on a schedule."),
     "viterbi": (viterbi, "Decode SEQUENCES by MODEL on a schedule."),
@@ -118,8 +121,8 @@ def _deploy(command: str, given: dict[str, Any], options: DeployOptions) -> None
 
 
 def _name(command: str, parameters: dict[str, Any]) -> str:
-    inputs = [each.name for each in inputs_of(_COMMANDS[command][0])]
-    stems = [_REFUSED.sub("", PurePath(parameters[key]).stem) or key for key in inputs]
+    places = {each.name: places_in(parameters.get(each.name)) for each in inputs_of(_COMMANDS[command][0])}
+    stems = [_REFUSED.sub("", PurePath(place[0]).stem) or key for key, place in places.items() if place]
     return "-".join(stems if command == "run" else [*stems, command])
 
 

@@ -265,7 +265,7 @@ class StageRows:
         return self._seen
 
 
-class _BarProgress:
+class _BarProgress(Silence):
     """A bar for each stage."""
 
     def __init__(self, bars: Bars) -> None:
@@ -311,7 +311,7 @@ class _BarProgress:
             self.bars.update(self.current, completed=done)
 
 
-class LineProgress:
+class LineProgress(Silence):
     """A line for each stage, and one every few seconds within it.
 
     clock: gives seconds.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, get_args, get_origin
 
@@ -24,7 +24,7 @@ SCHEDULE = "Schedule"
 # Of the terminal and of the way to run, not of the work.
 _OF_TERMINALS = ("prefect", "json", "quiet", "log_format")
 # What options and arguments that name files or folders are called in the help.
-_PATHS = ("NETWORK", "EVIDENCE", "MODEL", "SEQUENCES", "DIR", "FILE")
+_PATHS = ("NETWORK", "EVIDENCE", "EVIDENCE...", "MODEL", "SEQUENCES", "DIR", "DATASET", "FILE")
 # A prior may be a file.
 _PRIOR_FILE = "dirichlet:"
 
@@ -103,6 +103,11 @@ def inputs_of(command: Callable[..., Any]) -> tuple[Parameter, ...]:
     return parameters_of(command)[:2]
 
 
+def places_in(value: str | Sequence[str] | None) -> Sequence[str]:
+    """Return the places that an argument names: one, several, or none."""
+    return [value] if isinstance(value, str) else value or ()
+
+
 def refuse_unattended(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise BadParameter for what a run on a schedule cannot have: standard input, and a share of an array job.
 
@@ -111,7 +116,7 @@ def refuse_unattended(command: Callable[..., Any], given: Mapping[str, Any]) -> 
     from junctor.evidence.pipes import STDIN
 
     for each in inputs_of(command):
-        if given[each.argument] in STDIN:
+        if any(place in STDIN for place in places_in(given[each.argument])):
             raise typer.BadParameter(
                 "found standard input, which a run on a schedule has not: name a file or folder",
                 param_hint=each.name.upper(),
@@ -135,7 +140,7 @@ def values(command: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, A
 def _elsewhere(parameter: Parameter, value: Any) -> Any:
     """Return a value as a run that begins in another folder has to have it."""
     if parameter.is_path:
-        return _absolute(value)
+        return _absolute(value) if isinstance(value, str) else [*map(_absolute, value)]
     if parameter.name == "prior" and isinstance(value, str) and value.startswith(_PRIOR_FILE):
         return _PRIOR_FILE + _absolute(value.removeprefix(_PRIOR_FILE))
     return value

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     # Does a job, and tells of it.
     Work = Callable[[Workload, Progress], Manifest]
 
+# Further attempts of a deployed flow at parts that failed.
+PART_RETRIES = 2
+
 logger = logging.getLogger("junctor")
 
 
@@ -119,7 +122,8 @@ def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) ->
     from junctor.runs.run import run as run_plainly
 
     def work(job: Workload, progress: Progress) -> Manifest:
-        return run_plainly(job, resources, progress)
+        # Nobody waits at a flow run to begin it anew.
+        return run_plainly(job, resources, progress, retries=0 if deployed.get() is None else PART_RETRIES)
 
     do_and_show(job, work, settings.get("prefect") if prefect is None else prefect, quiet, json)
     if options.get("explain") and not json and not is_check():

@@ -28,7 +28,7 @@ from junctor.runtime.dask_cluster import Resources, refuse_other_version, thread
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import Checksum, checksum_of, io_errors_for, read_json, written_atomically
 from junctor.runtime.machine import usable_cores
-from junctor.runtime.progress import counts_rows
+from junctor.runtime.progress import counts_rows, part_begins
 from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.threads import Threads, short_gil_switches
 
@@ -336,6 +336,7 @@ def propagate_here(
                 # The first one makes the engine.
                 following = partitions[i + 1]
                 reading = threads.submit(partial(following.read_ahead, memory) if i else following.read)
+            part_begins(partition.task.home.name_of(partition.path))
             partition.answer_beside(memory, partial(_wait_for_all, partition, writing), writers, explain=False)
             if i >= EXPLAINED_AT_ONCE:
                 with partition.stages.time("waiting"):
@@ -418,6 +419,12 @@ class _Partition:
         # Its evidence is in memory until then.
         self.is_explained = threading.Event()
 
+    @property
+    def path(self) -> AnyPath:
+        """Its answers."""
+        spec = self.task.spec
+        return self.task.home.answers_part(spec.folder, self.task.part, spec.output_format)
+
     def read(self) -> None:
         _refuse_strange_worker(self.task)
         with self.stages.time("reading"):
@@ -492,7 +499,7 @@ class _Partition:
     def write(self) -> tuple[Part, StageTimings]:
         from junctor.runs.results import with_run
 
-        directory, spec, part = self.task.home, self.task.spec, self.task.part
+        directory, spec = self.task.home, self.task.spec
         assert self._answered is not None
         if self._answered.explain is not None:
             try:
@@ -502,7 +509,7 @@ class _Partition:
             finally:
                 self.is_explained.set()
         with self.stages.time("writing"):
-            path = directory.answers_part(spec.folder, part, spec.output_format)
+            path = self.path
             statistics = directory.statistics(path)
             directory.make_folder_of(path)
             directory.make_folder_of(statistics)

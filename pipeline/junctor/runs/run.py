@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
-from junctor.model.errors import EvidenceError, JunctorError, RunError
+from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, RunError, counted
 from junctor.model.query import repeating_names
 from junctor.model.strategies import Chosen
 from junctor.runs.increments import (
@@ -93,12 +93,15 @@ class RunStats:
     choices: tuple[Chosen, ...] = ()
 
 
-def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
+def run(
+    job: Workload, resources: Resources | None = None, progress: Progress | None = None, retries: int = 0
+) -> Manifest:
     """Answer all rows or sequences; continues an earlier call of the same job.
 
     job: query and paths.
     resources: None for those of this machine.
     progress: None for silence.
+    retries: further attempts at parts that failed, while those that are there stay.
     Raises InputError for errors in model, inputs or targets, BudgetError if a plan does not fit, and RunError for the
     directory: another run in it, no space, in use. At its end ThresholdError where it crosses one.
     """
@@ -121,7 +124,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
             estimate = plan(job, resources, progress)
             rows = part_rows(job, resources, estimate)
         cut(job, rows, progress, stamps)
-        work = propagate(job, resources, estimate, progress)
+        work = propagate(job, resources, estimate, progress, retries=retries)
         return finalise(job, work, time.monotonic() - started, progress)
 
 
@@ -318,6 +321,7 @@ def propagate(
     estimate: RunEstimate,
     progress: Progress,
     ours: Callable[[int], bool] = _all,
+    retries: int = 0,
 ) -> RunStats:
     """Answer all partitions without a part.
 
@@ -326,6 +330,7 @@ def propagate(
     estimate: decides which of them are used.
     progress: counts rows of finished parts.
     ours: whether a partition is to be answered by this process.
+    retries: further attempts at parts that failed.
     """
     directory, counts = job.directory, job.directory.counts()
     numbers = list(filter(ours, range(counts.partitions)))
@@ -340,14 +345,38 @@ def propagate(
     for warning in placed.warnings:
         logger.warning(warning)
     total, made = StageTimings(), []
+    left = pending
     with shows_work(progress):
-        for part, stages in _answered(job, resources, placed, pending):
-            progress.advance(part.rows)
-            total += stages
-            made.append(part)
+        for attempts_left in reversed(range(retries + 1)):
+            try:
+                for part, stages in _answered(job, resources, placed, left):
+                    progress.advance(part.rows)
+                    progress.part(part.file, stages.reading + stages.propagating + stages.writing)
+                    total += stages
+                    made.append(part)
+                break
+            except Exception as error:
+                if not attempts_left or isinstance(error, (InputError, BudgetError, TimeoutError)):
+                    raise
+                left = _left(job, left, made, progress)
+                logger.warning(
+                    "a part failed (%s): it is tried again alone, %s stay", error, counted(len(made), "part")
+                )
     of_worker = largest_worker() if placed.workers > 1 else 0
     why = (placed.reason, estimate.choices) if made else ("", ())
     return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker, *why)
+
+
+def _left(job: Workload, pending: Sequence[int], made: Sequence[Part], progress: Progress) -> list[int]:
+    """Return the partitions that a failed attempt left; those that it made and did not yield are told to `progress`."""
+    directory, told = job.directory, {part.file for part in made}
+    spec = directory.read_spec()
+    left, paths = set(directory.unanswered(spec)), directory.expected_parts(spec)
+    for part in pending:
+        if part not in left and (name := directory.name_of(paths[part])) not in told:
+            progress.advance(job.rows_in([part]))
+            progress.part(name, 0.0)
+    return [part for part in pending if part in left]
 
 
 def _answered(
@@ -368,7 +397,7 @@ def _answered(
     spec = directory.read_spec()
     counts = directory.expected(spec)
     tasks = [job.task(directory, i, spec, counts, here) for i in pending]
-    if placed.spread:
+    if placed.spread and tasks:
         return propagate_over(tasks, resources, threads)
     return distribute(propagate_partition, tasks, resources, propagate_here)
 
@@ -379,7 +408,7 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     job: all its parts should exist.
     work: statistics of this call.
     seconds: of this call until now.
-    progress: shows the stage.
+    progress: shows the stages.
     Raises RunError with all missing parts; at its end EvidenceError for broken inputs of an increment, and
     ThresholdError for thresholds that are crossed.
     """
@@ -406,8 +435,7 @@ def _finished(directory: Directory[Any], work: RunStats, seconds: float, progres
             stages=work.stages,
             peak_bytes=(peak_memory(), work.worker_bytes),
         )
-    progress.stage("finishing")
-    return write_manifest(directory, work, seconds)
+    return write_manifest(directory, work, seconds, progress)
 
 
 @contextmanager
@@ -487,15 +515,23 @@ def _written_increment(
 
 
 def write_manifest(
-    directory: Directory[Any], work: RunStats, seconds: float, check: Callable[[Manifest], None] = lambda _: None
+    directory: Directory[Any],
+    work: RunStats,
+    seconds: float,
+    progress: Progress,
+    check: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
     """Write the manifest of a complete run and return it.
 
+    progress: shows the stages.
     check: told of it before; what it raises leaves it unwritten.
     Other arguments and errors as of `finalise`.
     """
     spec = directory.read_spec()
-    manifest = _manifest(directory, spec, _parts_of(directory, spec, work), work, seconds)
+    progress.stage("verifying the parts")
+    parts = _parts_of(directory, spec, work)
+    progress.stage("writing the manifest")
+    manifest = _manifest(directory, spec, parts, work, seconds)
     check(manifest)
     return _kept(directory, manifest)
 

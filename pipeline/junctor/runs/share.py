@@ -151,8 +151,7 @@ def finish(
             manifest = read_manifest(directory)
             check(manifest)
             return manifest
-        progress.stage("finishing")
-        return write_manifest(directory, RunStats(parts, StageTimings()), time.monotonic() - started, check)
+        return write_manifest(directory, RunStats(parts, StageTimings()), time.monotonic() - started, progress, check)
 
 
 def close(closing: Closing, manifest: Manifest, progress: Progress) -> None:

@@ -55,6 +55,11 @@ class Watch:
         for each in self._all:
             each.passes(done, of)
 
+    def part(self, name: str, seconds: float | None = None) -> None:
+        """Tell all."""
+        for each in self._all:
+            each.part(name, seconds)
+
 
 @contextmanager
 def watched(job: Workload, display: Progress, watchers: Sequence[Watcher]) -> Iterator[Watch]:

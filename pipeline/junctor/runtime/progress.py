@@ -25,6 +25,9 @@ class Progress(Protocol):
     def passes(self, done: int, of: int) -> None:
         """Show how far a single row is that takes many passes, `done` of them."""
 
+    def part(self, name: str, seconds: float | None = None) -> None:
+        """Be told of a part that begins, where that is known, and of one that is finished: seconds of work for it."""
+
 
 class Silence:
     """No display."""
@@ -39,6 +42,9 @@ class Silence:
         """Ignore it."""
 
     def passes(self, done: int, of: int) -> None:
+        """Ignore it."""
+
+    def part(self, name: str, seconds: float | None = None) -> None:
         """Ignore it."""
 
 
@@ -88,6 +94,11 @@ def counts_rows(count: Count, share: float | None = None) -> Iterator[None]:
         yield
     finally:
         part.counts.pop()
+
+
+def part_begins(name: str) -> None:
+    """Tell the display of the run, if there is one, that a part begins."""
+    _display.get().part(name)
 
 
 def pass_done(done: int, of: int) -> None:
