@@ -41,7 +41,7 @@ def deployed(server: PrefectServer, folder: Path, *args: str, program: Path = BI
 
 
 def parts(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/part-*.parquet"))
+    return sorted(folder.glob("posteriors/part-*.parquet"))
 
 
 def nights(server: PrefectServer, folder: Path, last: int, program: Path = BIN / "junctor") -> None:
@@ -416,6 +416,8 @@ def test_fits_and_sequences_are_deployed(
         (("run", ASIA, "patients.csv"), "junctor-score-batch/asia-patients"),
         (("--paused", "learn.bif", "run"), "junctor-score-batch/learn-run"),
         (("in&out.bif", "<50%>"), "junctor-score-batch/inout-50"),
+        (("ingest", ASIA, "patients.csv", "more/*.csv"), "junctor-ingest/asia-patients-ingest"),
+        (("run", "set"), "junctor-score-batch/set"),
         (
             ("learn-chain", "model.json", "words.parquet", "--prior", "emission=1"),
             "junctor-learn-chain/model-words-learn-chain",
@@ -423,6 +425,16 @@ def test_fits_and_sequences_are_deployed(
     ):
         done = server.junctor_here("deploy", *words, "-o", "out.json")
         assert f"deployed {full}" in done.stdout, done.stderr
+    found = server.deployment("asia-patients-ingest", "junctor-ingest")
+    assert found["entrypoint"] == "junctor_flows.ingesting.ingest_evidence"
+    assert found["parameters"]["evidence"] == [str(tmp_path / "patients.csv"), str(tmp_path / "more/*.csv")]
+    assert server.deployment("set")["parameters"] == {
+        "network": str(tmp_path / "set"),
+        "output": str(tmp_path / "out.json"),
+    }
+    refused = server.junctor_here("deploy", "ingest", ASIA, "patients.csv", "-", "-o", "set")
+    assert refused.exit_code == 2
+    assert "found standard input" in refused.stderr
 
 
 @pytest.mark.slow

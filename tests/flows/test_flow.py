@@ -240,16 +240,38 @@ def test_values_that_differ_from_defaults_are_parameters(tmp_path: Path, monkeyp
     assert values(run, given) == {**expected, "format": "bif"}
 
 
-def scored(server: PrefectServer, call: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def scored(server: PrefectServer, call: dict[str, Any], before: str = "") -> subprocess.CompletedProcess[str]:
     """Score a batch in a process of its own, which prints the type of the last state and its message."""
     code = (
-        "from junctor_flows.batch import score_batch\n"
+        f"{before}from junctor_flows.batch import score_batch\n"
         f"state = score_batch(**{call!r}, return_state=True)\n"
         "print(state.type.value, state.message)"
     )
     return subprocess.run(
         [sys.executable, "-c", code], env=server.environment, capture_output=True, text=True, timeout=200
     )
+
+
+def test_a_part_that_fails_is_tried_again_alone(server: PrefectServer, tmp_path: Path, evidence: str) -> None:
+    code = (
+        "from junctor.runs import partition\n"
+        "real, failures = partition._Partition.write, [RuntimeError('the disk went')]\n"
+        "def write(self):\n"
+        "    if self.task.part == 1 and failures:\n"
+        "        raise failures.pop()\n"
+        "    return real(self)\n"
+        "partition._Partition.write = write\n"
+    )
+    call = {"network": ASIA, "evidence": evidence, "output": str(tmp_path / "out"), "workers": 0, "partition_rows": 10}
+    done = scored(server, call, code)
+    assert "COMPLETED 24 rows" in done.stdout, done.stderr
+    tasks = server.tasks(last_run(server)["id"])
+    parts = sorted((task["name"], task["state"]["type"]) for task in tasks if task["name"].startswith("posteriors/"))
+    names = [f"posteriors/part-0000{part}.parquet" for part in range(3)]
+    failed = [(name, kind) for name, kind in parts if kind == "FAILED"]
+    assert failed[0] == (names[1], "FAILED")
+    assert [name for name, kind in parts if kind == "COMPLETED"] == names
+    assert any("a part failed (the disk went)" in line for line in server.lines(last_run(server)["id"]))
 
 
 @pytest.mark.parametrize(
@@ -479,14 +501,17 @@ def called(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> P
     words = [[str(int(n) % 3) for n in f"{2 ** (20 * row + 7)}"] for row in range(9)]
     parquet.write_table(pa.table({"words": words}), folder / "words.parquet")
     code = (
+        "from prefect import flow\n"
         "from junctor_flows.batch import score_batch\n"
         "from junctor_flows.ingesting import ingest_evidence\n"
         "from junctor_flows.sequences import decode_sequences\n"
         "from junctor_flows.learning import learn_chain, learn_network\n"
         f"score_batch(network={ASIA!r}, evidence='evidence.csv', output='scored', targets='l*', answers='scores', "
         "top=2, probability=['tub=yes'], workers=0)\n"
-        f"ingest_evidence(network={ASIA!r}, evidence=['evidence.csv'], output='set')\n"
-        "score_batch(network='set', output='of-set', workers=0)\n"
+        "@flow\ndef chained():\n"
+        f"    ingest_evidence(network={ASIA!r}, evidence=['evidence.csv'], output='set')\n"
+        "    score_batch(network='set', output='of-set', workers=0)\n"
+        "chained()\n"
         "decode_sequences(model='model.parquet', sequences='words.parquet', output='decoded', workers=0)\n"
         f"learn_network(network={ASIA!r}, evidence='evidence.csv', output='fitted.bif', prior='bdeu:1', "
         "start='random')\n"

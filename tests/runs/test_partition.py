@@ -298,6 +298,59 @@ def test_memory_does_not_grow_with_the_number_of_partitions(
     assert peaks[1] < peaks[0] + rows * answer_width(network, job.query)
 
 
+@pytest.mark.parametrize("step", ["read", "answer", "write"])
+def test_a_part_that_fails_is_tried_again_alone(
+    job: Job, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[str, bool]] = []
+
+    class Heard(Silence):
+        def advance(self, rows: int) -> None:
+            heard.append(rows)
+
+        def part(self, name: str, seconds: float | None = None) -> None:
+            told.append((name, seconds is not None))
+
+    heard: list[int] = []
+    failures = iter([OSError("the disk went"), RuntimeError("the device went")])
+    written: list[int] = []
+
+    def fail(task: PartTask) -> None:
+        if task.part == 2 and (error := next(failures, None)) is not None:
+            raise error
+
+    on(monkeypatch, step, before=fail)
+    on(monkeypatch, "write", after=lambda task: written.append(task.part))
+    with pytest.raises((OSError, RuntimeError), match="the device went"):
+        run(job, Resources(workers=0), retries=1)
+    failures = iter([OSError("the disk went"), RuntimeError("the device went")])
+    for part in (job.directory.path / "posteriors").iterdir():
+        part.unlink()
+    written.clear()
+    manifest = run(job, Resources(workers=0), Heard(), retries=2)
+    assert sorted(written) == list(range(PARTS))
+    assert (sum(heard), manifest.rows, manifest.reused_parts) == (ROWS, ROWS, 0)
+    assert sum("tried again alone" in line for line in caplog.messages) == 3
+    names = [part.file for part in manifest.parts]
+    assert sorted(name for name, is_finished in told if is_finished) == names
+    assert set(names) == {name for name, is_finished in told if not is_finished}
+
+
+def test_what_the_user_has_to_mend_is_not_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refuse(task: PartTask) -> None:
+        tried.append(task.part)
+        raise BudgetError("too much")
+
+    on(monkeypatch, "answer", before=refuse)
+    for retries in (0, 2):
+        with pytest.raises(BudgetError, match="too much"):
+            run(job, Resources(workers=0), retries=retries)
+    # Beside parts that are being written, and without them.
+    assert tried == 2 * [0, 0]
+
+
 def test_an_evidence_file_that_cannot_be_read_stops_it_there(job: Job) -> None:
     damaged = job.directory.evidence_part(2)
     whole = damaged.read_bytes()

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from junctor.evidence.files import NO_STAMP, Stamps, refuse_changes, stamp_of
-from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, RunError, counted
+from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, RunError
 from junctor.model.query import repeating_names
 from junctor.model.strategies import Chosen
 from junctor.runs.increments import (
@@ -359,9 +359,7 @@ def propagate(
                 if not attempts_left or isinstance(error, (InputError, BudgetError, TimeoutError)):
                     raise
                 left = _left(job, left, made, progress)
-                logger.warning(
-                    "a part failed (%s): it is tried again alone, %s stay", error, counted(len(made), "part")
-                )
+                logger.warning("a part failed (%s): it is tried again alone, those that are there stay", error)
     of_worker = largest_worker() if placed.workers > 1 else 0
     why = (placed.reason, estimate.choices) if made else ("", ())
     return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker, *why)
