@@ -15,9 +15,11 @@ from collections.abc import Callable
 from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 from junctor.cli.display import show_statuses
+from junctor.evidence.files import DATASET_EVIDENCE
 from junctor.model.errors import JunctorError, counted
 from junctor.runs.increments import lines_of
 from junctor.runs.manifest import Manifest
@@ -171,7 +173,8 @@ class Reporter(Silence):
         for name in list(self._open):
             self._end_part(name, kind, message)
         if manifest is not None:
-            page = f"\n[Page of the run]({self._page})\n" if self._page else ""
+            # Browsers open no files of this machine for a server's page: whoever reads it sees where it is.
+            page = f"\nPage of the run: [{unquote(self._page)}]({self._page})\n" if self._page else ""
             text = summary(self._title, f"{self._folder}/{manifest.spec.folder}", manifest) + page
             self._add_artifact("summary", "markdown", "What the run did", text)
             rows = json.dumps([{"status": name, "rows": count} for name, count in manifest.statuses.items()])
@@ -418,10 +421,12 @@ def summary(inputs: str, output: str, manifest: Manifest) -> str:
     output: folder of the answers.
     manifest: of the run.
     """
-    title, rows = _rows(manifest), "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
+    title, spec = _rows(manifest), manifest.spec
+    rows = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
+    answers = "encoded" if spec.folder == DATASET_EVIDENCE else f"{spec.folder} in {spec.precision} precision"
     return (
         f"# {title[0].upper()}{title[1:]}\n\n"
-        f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
+        f"{inputs}, {answers}\n\n"
         f"| status | rows |\n|---|---:|\n{rows}\n\n"
         f"{counted(len(manifest.parts), 'part')} ({manifest.reused_parts} were there already) in "
         f"`{output}`\n" + _news(manifest)

@@ -88,7 +88,8 @@ def test_a_run_is_on_the_page_and_has_the_same_answers(server: PrefectServer, tm
     artifacts = server.artifacts(found["id"])
     assert artifacts["evidence-csv-on-asia-bif-progress"] == 100.0
     assert "24 rows" in artifacts["evidence-csv-on-asia-bif-summary"]
-    assert f"[Page of the run](file://{tmp_path}/out/report.html)" in artifacts["evidence-csv-on-asia-bif-summary"]
+    page = f"file://{tmp_path}/out/report.html"
+    assert f"Page of the run: [{page}]({page})" in artifacts["evidence-csv-on-asia-bif-summary"]
     rows = json.loads(artifacts["evidence-csv-on-asia-bif-statuses"])
     assert rows == [{"status": name, "rows": count} for name, count in (("ok", 23), ("impossible", 0), ("invalid", 1))]
     assert "propagating 24 rows: evidence.csv on asia.bif" in server.lines(found["id"])
@@ -545,7 +546,11 @@ def test_the_flow_makes_scores_of_sampled_and_other_rows(called: Path) -> None:
     assert json.loads((called / "scored" / "manifest.json").read_text())["statuses"]["ok"] == 23
 
 
-def test_a_flow_takes_the_dataset_of_another(called: Path, tmp_path: Path) -> None:
+def test_a_flow_takes_the_dataset_of_another(server: PrefectServer, called: Path, tmp_path: Path) -> None:
+    runs = server.ask("/flow_runs/filter", {"flows": {"name": {"any_": ["junctor-ingest"]}}})
+    artifacts = [data for key, data in server.artifacts(runs[0]["id"]).items() if key.endswith("summary")]
+    assert "`evidence.csv` on " in artifacts[0]
+    assert "asia.bif`, encoded\n" in artifacts[0]
     run_plainly(Job(ASIA, str(called / "evidence.csv"), str(tmp_path / "plain")), Resources(workers=0))
     folders = called / "of-set" / "posteriors", tmp_path / "plain" / "posteriors"
     assert parquet.read_table(folders[0]).equals(parquet.read_table(folders[1]))
