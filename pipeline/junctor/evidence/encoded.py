@@ -109,7 +109,8 @@ def _table(partition: EncodedPartition, network: Network) -> pa.Table:
 def _named(states: npt.NDArray[np.int32], names: tuple[str, ...]) -> pa.DictionaryArray:
     """Return states as words of a dictionary, null where unobserved."""
     places = states.astype(np.min_scalar_type(-len(names)))
-    return pa.DictionaryArray.from_arrays(number_array(places, places < 0), _words(names))
+    # To look for states that are none takes ten times as long.
+    return pa.DictionaryArray.from_arrays(number_array(places, places < 0), _words(names), safe=False)
 
 
 @lru_cache(maxsize=4096)
@@ -301,10 +302,18 @@ def _batch(states: dict[str, pa.Array], soft: dict[str, pa.Array], network: Netw
     """Return the evidence in columns of states and of likelihoods, by the names of variables; rows: still to be set."""
     rows = max(map(len, states.values()), default=0)
     cells = np.empty((len(states), rows), np.int32)
+    for column, here in zip(states.values(), cells, strict=True):
+        if not pa.types.is_dictionary(column.type):
+            raise ValueError(f"found states of type {column.type}")
+        here[:] = numbers_of(column.indices, UNOBSERVED)
+    words = np.array([max(1, len(column.dictionary)) for column in states.values()])
+    # By NumPy, for all columns: Arrow's own check takes as long as reading them.
+    if rows and ((cells.min(axis=1) < UNOBSERVED) | (cells.max(axis=1) >= words)).any():
+        raise ValueError("found states beyond those of their dictionary")
     evidence, complete, likelihoods = {}, set(), {}
     for (name, column), here in zip(states.items(), cells, strict=True):
         variable = _variable(name, network)
-        here[:] = _states_of(column, name, network.variables[variable].states)
+        _put_in_order(here, column.dictionary, name, network.variables[variable].states)
         evidence[variable] = here
         if not column.null_count:
             complete.add(variable)
@@ -320,23 +329,17 @@ def _variable(name: str, network: Network) -> int:
     return network.index[name]
 
 
-def _states_of(column: pa.Array, variable: str, names: tuple[str, ...]) -> npt.NDArray[Any]:
-    """Return the states of a column, UNOBSERVED where it is null; raises OtherNetworkError for names that are none."""
-    if not pa.types.is_dictionary(column.type):
-        raise ValueError(f"found states of type {column.type}")
-    words, places = column.dictionary, numbers_of(column.indices, UNOBSERVED)
-    # By NumPy: Arrow's own check takes as long as reading the column.
-    if not UNOBSERVED <= places.min(initial=0) <= places.max(initial=0) < max(1, len(words)):
-        raise ValueError("found states beyond those of their dictionary")
+def _put_in_order(places: npt.NDArray[np.int32], words: pa.Array, variable: str, names: tuple[str, ...]) -> None:
+    """Turn places in a dictionary into states of a network; raises OtherNetworkError for words that are none."""
     if words.equals(_words(names)):
-        return places
+        return
     words.validate(full=True)
     # Of a network with the same states in another order.
     at = {name: state for state, name in enumerate(names)}
     if unknown := [word for word in words.to_pylist() if word not in at]:
         raise OtherNetworkError(f"found the state {unknown[0]!r} of {variable!r}, states are {', '.join(names)}")
     order: npt.NDArray[np.int32] = np.array([*map(at.__getitem__, words.to_pylist()), UNOBSERVED], np.int32)
-    return np.take(order, places)
+    places[:] = order[places]
 
 
 def _invalid(reasons: pa.Array) -> dict[int, str]:
