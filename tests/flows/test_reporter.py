@@ -110,6 +110,23 @@ def test_requests_come_in_order(server: Server, caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
+def test_parts_have_task_runs_as_far_as_anybody_looks(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_PARTS", 2)
+    reporter = Reporter("flow", 30.0)
+    reporter.begin(JOB)
+    for name, seconds in (("a", None), ("b", None), ("c", None), ("b", 0.5), ("c", 0.5)):
+        reporter.part(name, seconds)
+    reporter.end(None, RuntimeError("the disk went"))
+    tasks = {path: body for _, path, body in server.asked if path.startswith("/api/task_runs/")}
+    begun = [body["name"] for _, path, body in server.asked if path == "/api/task_runs/"]
+    assert begun == ["a", "b"]
+    ended = [body["state"] for path, body in tasks.items() if path.endswith("set_state")]
+    assert ended == [
+        {"type": "FAILED", "message": "RuntimeError: the disk went"},
+        {"type": "COMPLETED", "message": "0.5 s of work"},
+    ]
+
+
 def test_states_of_a_deployed_run_are_left_to_prefect(server: Server) -> None:
     tell(Reporter("", 30.0, flow_run="given", key="Nightly run"))
     assert not any(path.startswith(("/api/flows", "/api/flow_runs")) for path in server.paths())
