@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
-from helpers.growing import World
+from helpers.growing import DAY, World
 from helpers.stores import Bucket
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.query import Query
@@ -190,8 +190,9 @@ def test_a_run_does_not_go_on_with_another_dataset(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="evidence_digest was"):
         answers(tmp_path, partition_rows=10)
     ingested(tmp_path, overwrite=True)
+    (tmp_path / "set").rename(tmp_path / "moved")
     (tmp_path / "out" / "posteriors" / "part-00001.parquet").unlink()
-    assert answers(tmp_path, partition_rows=10) == found
+    assert answers(tmp_path, "moved", partition_rows=10) == found
 
 
 def test_what_was_not_kept_and_how_cells_are_read_is_told(tmp_path: Path) -> None:
@@ -248,6 +249,12 @@ def test_evidence_that_grows(world: World) -> None:
     ingest("copy")
     answers(world.folder, "copy", "grown", **runs)
     assert json.loads((world.folder / "grown" / "manifest.json").read_text())["increments"][-1]["rows"] == 5
+    # The part of a file that changed has another name: its answers take the place of those before.
+    world.write(f"{DAY.format(3)}/a.parquet", seed=7, rows=4)
+    ingest("copy")
+    answers(world.folder, "copy", "grown", **runs)
+    cases = parquet.read_table(world.evidence)["case_id"].to_pylist()
+    assert sorted(world.answers("grown")["case_id"].to_pylist()) == sorted(cases)
     part = next((world.folder / "copy" / "evidence").glob("*-04/*"))
     part.write_bytes(part.read_bytes()[:-9] + bytes([part.read_bytes()[-9] ^ 1]) + part.read_bytes()[-8:])
     with pytest.raises(EvidenceError, match="not as it was ingested"):

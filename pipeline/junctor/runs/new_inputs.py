@@ -115,7 +115,9 @@ def ingest(
     missed = {each.path for each in known if each.removed}
     # Before this call, or found by it.
     gone = {path for path in missed - files.paths.keys() if files.found.covers(path)}
-    dropped = tuple(sorted({*gone, *changes.removed})) if growth.options["drop_removed"] else ()
+    # A dataset is what its record says: parts of files that changed have other names.
+    drops = growth.options["drop_removed"] or bool(files.found.recorded)
+    dropped = tuple(sorted({*gone, *changes.removed})) if drops else ()
     progress.stage("reading the evidence")
     # Answers that leave say nothing about the columns of others.
     leaving = {*dropped, *(changes.renamed.get(each.listed.path, each.listed.path) for each in changes.answer)}

@@ -185,7 +185,8 @@ def ingest_inputs(
         before = (there.inputs, there.columns, there.root) if there else ((), None, None)
         return ingest(directory, job.growth, *before, number + 1, progress)
     known = directory.read_ingested()
-    if known is not None:
+    # A dataset may have been moved.
+    if known is not None and known.dataset is None:
         return known
     progress.stage(f"reading the {job.words.inputs}")
     if (elsewhere := job.encoded_elsewhere()) is not None:
