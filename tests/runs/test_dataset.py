@@ -206,7 +206,7 @@ def test_what_was_not_kept_and_how_cells_are_read_is_told(tmp_path: Path) -> Non
     (tmp_path / "names.toml").write_text("hide_targets = true")
     with pytest.raises(EvidenceError, match="leave it to `junctor run --hide-targets`"):
         ingested(tmp_path, mapping=str(tmp_path / "names.toml"))
-    with pytest.raises(EvidenceError, match="row 4: column 'xray': unknown state 'maybe'"):
+    with pytest.raises(EvidenceError, match=r"row 4 of .*part-00000\.parquet: column 'xray': unknown state 'maybe'"):
         answers(tmp_path, keep=("row",), strict=True)
 
 
@@ -217,6 +217,24 @@ def test_several_places_are_one_table(tmp_path: Path) -> None:
     ingest_dataset(IngestJob(ASIA, places, str(tmp_path / "set"), keep=("row", "note")))
     parquet.write_table(table_of(60), tmp_path / "all.parquet")
     assert answers(tmp_path) == answers(tmp_path, "all.parquet", "direct")
+
+
+def test_datasets_of_other_types_are_kept_apart(tmp_path: Path) -> None:
+    table = table_of(5)
+    others = {
+        "found note of type string": table.set_column(5, "note", pa.array(["a"] * 5)),
+        "found case ids of type int64": table.set_column(0, "case_id", pa.array(range(5))),
+    }
+    ingested(tmp_path, table)
+    for number, (words, other) in enumerate(others.items()):
+        (tmp_path / f"{number}").mkdir()
+        ingested(tmp_path / f"{number}", other)
+        places = (str(tmp_path / "set"), str(tmp_path / f"{number}" / "set"))
+        with pytest.raises(EvidenceError, match=words):
+            ingest_dataset(IngestJob(ASIA, places, str(tmp_path / "both"), keep=("row", "note")))
+    places = (str(tmp_path / "set"), str(tmp_path / "evidence.parquet"))
+    with pytest.raises(EvidenceError, match=r"evidence\.parquet: not encoded, as other files beside it are"):
+        ingest_dataset(IngestJob(ASIA, places, str(tmp_path / "both"), keep=("row", "note")))
 
 
 def test_evidence_that_grows(world: World) -> None:

@@ -6,6 +6,7 @@ Main class: EncodedSource, opened by `junctor.evidence.read` in place of a table
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -13,7 +14,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from junctor.evidence.encode import EncodedPartition, concatenate, numbered
+from junctor.evidence.encode import EncodedPartition, concatenate, numbered, numbered_in_files
 from junctor.evidence.encoded import EncodedColumns, OtherNetworkError, is_encoded, read_cells
 from junctor.evidence.files import reading_errors_for
 from junctor.evidence.layout import NO_COLUMNS
@@ -64,18 +65,25 @@ class EncodedSource:
             self.part(0, 1)
 
     def _refuse_unkept(self) -> None:
+        """Raise EvidenceError for files without a column that is kept, or with other types than the first one."""
+        # None: of the case ids.
+        kinds: dict[str | None, pa.DataType] = {}
         for columns, path in zip(self._columns, self.paths, strict=True):
-            there = [] if columns.kept is None else columns.kept.names
-            if columns.case_id_type != self.case_id_type:
-                raise EvidenceError(
-                    f"case ids are {columns.case_id_type}, in {self.paths[0]} {self.case_id_type}: keep them apart",
-                    Place(str(path)),
-                )
+            there = {} if columns.kept is None else dict(zip(columns.kept.names, columns.kept.types, strict=True))
             for name in self.keep:
                 if name not in there:
                     raise EvidenceError(
                         f"no column {name!r} was kept when this was encoded{nearest(name, there)}: encode it anew with "
                         f"--keep {name}",
+                        Place(str(path)),
+                    )
+            carried: dict[str | None, pa.DataType] = {None: columns.case_id_type}
+            carried |= {name: there[name] for name in self.keep}
+            for named, kind in carried.items():
+                if kinds.setdefault(named, kind) != kind:
+                    raise EvidenceError(
+                        f"found {named or 'case ids'} of type {kind}, in {self.paths[0]} of {kinds[named]}: keep them "
+                        "apart",
                         Place(str(path)),
                     )
 
@@ -120,7 +128,8 @@ class EncodedSource:
         part = concatenate(found, self.case_id_type, first, self.kept_schema)
         if self.strict and part.batch.invalid:
             row = min(part.batch.invalid)
-            raise EvidenceError(f"row {first + row + 1}: {part.batch.invalid[row]}", Place(str(self.paths[0])))
+            place = Place(str(self.paths[0])) if len(self.paths) == 1 else None
+            raise EvidenceError(f"row {self.names_of([first + row])[0]}: {part.batch.invalid[row]}", place)
         return part
 
     @cached_property
@@ -149,5 +158,14 @@ class EncodedSource:
         return ahead(lambda first: self.part(first, rows), iter(firsts), threads)
 
     def names_of(self, rows: Sequence[int]) -> list[str]:
-        """Return what people find some rows by: their numbers from 1."""
-        return numbered(rows)
+        """Return what people find some rows by; see `EvidenceSource`."""
+        return numbered(rows) if len(self.paths) == 1 else numbered_in_files(rows, self._spans())
+
+    def _spans(self) -> Iterator[tuple[AnyPath, int, int]]:
+        """Yield the files, each with the row that it begins with and the one behind it."""
+        rows_of, begin = Counter[int](), 0
+        for at, _, rows in self._groups:
+            rows_of[at] += rows
+        for at, path in enumerate(self.paths):
+            yield path, begin, begin + rows_of[at]
+            begin += rows_of[at]
