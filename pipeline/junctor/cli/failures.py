@@ -81,7 +81,7 @@ def all_invalid(rows: int, why: str | None = None) -> AllInvalidError:
     why: the first one is invalid; None where the answers say it of each.
     """
     which = "the only row is" if rows == 1 else f"all {rows:,} rows are"
-    return AllInvalidError(f"{which} invalid: {why or 'the column `reason` of the answers says why'}")
+    return AllInvalidError(f"{which} invalid: {why or 'the column `reason` of answers or rejects says why'}")
 
 
 def of_system(error: OSError) -> JunctorError:
