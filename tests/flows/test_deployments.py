@@ -432,9 +432,13 @@ def test_fits_and_sequences_are_deployed(
         "network": str(tmp_path / "set"),
         "output": str(tmp_path / "out.json"),
     }
-    refused = server.junctor_here("deploy", "ingest", ASIA, "patients.csv", "-", "-o", "set")
-    assert refused.exit_code == 2
-    assert "found standard input" in refused.stderr
+    for words, why in (
+        (("ingest", ASIA, "patients.csv", "-"), "found standard input"),
+        ((ASIA,), "would have to be a dataset"),
+    ):
+        refused = server.junctor_here("deploy", *words, "-o", "set")
+        assert refused.exit_code == 2
+        assert why in " ".join(refused.stderr.replace("│", " ").split())
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def _in_dataset(place: str) -> str:
     from junctor.runtime.remote import location
 
     # A deployment's is on the machine that does the work.
-    if not is_check() and not (location(place) / DATASET_SPEC).exists():
+    if location(place).is_file() if is_check() else not (location(place) / DATASET_SPEC).exists():
         raise typer.BadParameter(
             f"give it after the network; without it {place} would have to be a dataset of `junctor ingest`",
             param_hint="EVIDENCE",
