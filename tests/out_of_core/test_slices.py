@@ -57,7 +57,14 @@ def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
-@given(question=questions(), working=st.sampled_from([0, 3, 100]), lean=st.booleans(), held=HELD, again=AGAIN)
+@given(
+    question=questions(),
+    working=st.sampled_from([0, 3, 100]),
+    lean=st.booleans(),
+    held=HELD,
+    again=AGAIN,
+    targets=st.sampled_from([None, 1, 2]),
+)
 def test_rows_slice_by_slice_equal_enumeration(
     precision: Precision,
     question: tuple[Network, EvidenceBatch],
@@ -65,11 +72,13 @@ def test_rows_slice_by_slice_equal_enumeration(
     lean: bool,
     held: list[int],
     again: list[int],
+    targets: int | None,
 ) -> None:
     network, batch = question
+    names = None if targets is None else tuple(variable.name for variable in network.variables[:targets])
     inside = [v for v in held if v < len(network.variables)]
     with cut_for(working, lean=lean, held=inside, again=again):
-        answers = Engine(network, Query(precision=precision)).answer(batch)
+        answers = Engine(network, Query(targets=names, precision=precision)).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
 
@@ -152,8 +161,11 @@ def check_as_in_one_piece(found: Answers, network: Network, batch: EvidenceBatch
 # Kilobytes of memory and of disk, and whether the row has slices, messages made again, and files.
 FORCED = [
     *(("double", 400, 0, "chunks"), ("double", 400, 64, "files"), ("double", 600, 0, "again")),
-    *(("double", 200, 0, "slices"), ("double", 200, 64, "slices again files"), ("single", 100, 0, "slices")),
-    *(("single", 150, 64, "again files"), ("single", 300, 0, "again")),
+    *(("double", 200, 0, "slices"), ("double", 200, 64, "slices again files"), ("single", 150, 64, "again files")),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (("single", 100, 0, "slices"), ("single", 300, 0, "again"))
+    ),
 ]
 
 
@@ -183,6 +195,21 @@ def test_every_way_answers_as_one_piece_does(
         assert ("messages made again" in line, "sliced over 1 variable (" in line) == (done["again"], done["slices"])
     assert f"      binds             {route.option}, of which more would help first" in lines
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("memory", "disk", "way"), [(64, 64, "files"), (20, 16, "again files"), (12, 16, "slices files")]
+)
+def test_a_large_grid_goes_every_way(memory: int, disk: int, way: str, tmp_path: Path) -> None:
+    """Mebibytes, records included."""
+    network, batch = grid(20, 20, states=2, seed=1), EvidenceBatch(1)
+    with within(memory << 20, disk << 20, tmp_path) as routes:
+        answers = Engine(network, Query(precision="single"), on_cpu(spill_dir=tmp_path)).answer(batch)
+    (route,) = routes
+    done = {"slices": bool(route.slices), "again": bool(route.again.messages), "files": bool(route.disk)}
+    assert {name for name in done if done[name]} == set(way.split()) - {"chunks"}
+    check_as_in_one_piece(answers, network, batch, 1e-5)
 
 
 def test_a_disk_that_fills_up_in_the_middle_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +282,19 @@ def test_budgets_of_nothing_are_refused_in_words() -> None:
     for limits in (MemoryLimits(1 << 30, 0, 0, Path()), on_gpu(1 << 30, 0)):
         with pytest.raises(BudgetError, match=r"task.*allowed are 0 B .*--device-memory.*evidence on more variables"):
             cut(problem, reference.DOUBLE, limits, GPU if limits.on_gpu else CPU)
+
+
+@pytest.mark.usefixtures("tables_alone")
+def test_refusals_of_size_name_what_would_help() -> None:
+    """Whatever is held constant: evidence of all variables alone takes more."""
+    network = grid(4, 4, states=40, seed=1)
+    problem = Problem(shape_of(network), NOTHING)
+    for limits, memory in (
+        (MemoryLimits(1 << 16, None, 0, Path()), "--memory"),
+        (on_gpu(64), "--memory, --device-memory"),
+    ):
+        with pytest.raises(BudgetError) as refused:
+            cut(problem, reference.DOUBLE, limits, GPU if limits.on_gpu else CPU)
+        advice = f"allow more disk (--disk, --spill names a folder with more room) or memory ({memory}), ask for fewer"
+        assert advice in str(refused.value)
+        assert str(refused.value).endswith("or give evidence on more variables")

@@ -166,8 +166,7 @@ class _CutSearch:
                 return best
             slices = (*slices, held)
             plan = self._first(with_slices(problem, slices))
-            # Slices are no remedy for records that take all memory.
-            if plan is None or self._ways.fixed(plan) >= self._limits.memory:
+            if plan is None or self._has_no_room(plan):
                 return best
             least = problem.shape.entries(slices) * self._ways.least(plan)
             if best is None and least > self._limits.seconds:
@@ -184,6 +183,11 @@ class _CutSearch:
             if best is not None and found.seconds >= best.seconds:
                 return best
             best, plan = replace(found, whole=whole), found.chunks.plan
+
+    def _has_no_room(self, plan: Plan) -> bool:
+        """Return True if records take all memory, or tasks have none: then slices are no remedy."""
+        most = max(split.working for split in self._ways.splits(plan))
+        return most <= 0 or self._ways.fixed(plan) >= self._limits.memory
 
     def _first(self, problem: Problem) -> Plan | None:
         """Return the first plan to choose from; None where each takes years."""

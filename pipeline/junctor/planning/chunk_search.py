@@ -278,7 +278,9 @@ class _Search(Generic[Split]):
         """Return why nothing was found: what is missing in the best case, or what takes too long."""
         if self._late and not self._missed:
             return TooLongError("longer than allowed", min(self._late))
-        return min(self._missed, key=lambda error: error.needed - error.allowed)
+        # Other ways to divide the memory leave more to a task.
+        missed = [error for error in self._missed if error.where != "working"] or self._missed
+        return min(missed, key=lambda error: error.needed - error.allowed)
 
 
 def _with_fewer(candidate: Candidate, entries: int, whole: bool) -> Candidate | None:

@@ -42,7 +42,7 @@ class ChunkRows(Way):
         chunks = ChunkCuts(facts).chosen_chunks(group.pattern, uses, facts.chunk_ladder[0], budget.free, room.gpu)
         plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
         way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
-        reason = facts.reason(self.name, f"in chunks, {way}: the plan exceeds the memory{_told(chunks)}")
+        reason = facts.reason(self.name, f"in chunks, {way}: the plan exceeds the memory") + _told(chunks)
         memory = MemoryUse(facts.allowed, budget.reserved, size, size)
         operations = len(group.rows) * chunks.operations
         return Route(group, self.name, reason, memory, uses, plan, chunks=chunks, operations=operations)
