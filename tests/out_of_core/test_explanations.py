@@ -26,7 +26,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.model.strategies import Strategy
 from junctor.out_of_core import explanations
-from junctor.out_of_core.cluster.workers import WorkerPool
+from junctor.out_of_core.cluster.workers import pool_here
 from junctor.out_of_core.explanations import decisions, log_probability
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.compile import compile_plan
@@ -205,7 +205,7 @@ def test_tasks_go_to_gpus(query: Query, monkeypatch: pytest.MonkeyPatch) -> None
     """Of this process, or of workers; without opening one."""
     monkeypatch.setattr(ChunkCuts, "in_chunks", lambda *_: True)
     network, batch = grid(6, 6, seed=1), EvidenceBatch(1)
-    for workers, backend in ((None, Strategy.CHUNKS), (WorkerPool(2, None, 1 << 30), Strategy.CHUNKS)):
+    for workers, backend in ((None, Strategy.CHUNKS), (pool_here(2, 1 << 30), Strategy.CHUNKS)):
         options = ComputeOptions(memory=1 << 32, device="gpu", device_memory=1 << 28)
         (route,) = Engine(network, query, options, workers=workers).routes(batch)
         assert (route.strategy, route.on_gpu) == (backend, True)

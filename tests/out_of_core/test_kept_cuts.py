@@ -211,7 +211,6 @@ def test_what_a_search_depends_on_is_its_key() -> None:
         (PROBLEM, reference.DOUBLE, replace(LIMITS, on_gpu=True), GPU, 1, 1),
         (PROBLEM, reference.DOUBLE, replace(LIMITS, on_gpu=True), GPU, 1, 2),
         (PROBLEM, reference.DOUBLE, LIMITS, CPU, 16, 1),
-        (PROBLEM, reference.DOUBLE, LIMITS, None, 1, (4, None, None, 1)),
     ]
     assert len({repr(kept_cut(*what).key) for what in asked}) == len(asked)
     # Another network of the same shape is cut alike, wherever its files go.

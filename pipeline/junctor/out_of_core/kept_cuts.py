@@ -20,7 +20,7 @@ from junctor.planning.recompute import Drop
 from junctor.runtime.records import typed
 
 # Part of the key: another way to search, another number.
-SEARCH = 6
+SEARCH = 7
 _Numbers = tuple[int, ...]
 
 

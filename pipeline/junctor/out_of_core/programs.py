@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -63,6 +64,8 @@ Rows = npt.NDArray[np.int64]
 # Returns what `cut` does for the same arguments.
 Search = Callable[[Problem, Algebra, MemoryLimits, "CostModel", int, int], ChunkRoute]
 
+# Plans of the orders at hand.
+AT_HAND = 6
 # Largest tables that are there at once where a sweep turns: messages up and down, of both sides.
 TURNING = 3
 # What makes rows possible that take too long.
@@ -104,7 +107,7 @@ def cut(
     if best is None:
         assert refused is not None
         raise refused
-    if kept is not None and len(best.chunks.plan.steps) >= KEPT_STEPS:
+    if kept is not None and (best.slices or len(best.chunks.plan.steps) >= KEPT_STEPS):
         kept.keep_slices(best.slices, best.whole)
     return best
 
@@ -166,7 +169,7 @@ class _CutSearch:
                 return best
             slices = (*slices, held)
             plan = self._first(with_slices(problem, slices))
-            if plan is None or self._has_no_room(plan):
+            if plan is None:
                 return best
             least = problem.shape.entries(slices) * self._ways.least(plan)
             if best is None and least > self._limits.seconds:
@@ -184,16 +187,18 @@ class _CutSearch:
                 return best
             best, plan = replace(found, whole=whole), found.chunks.plan
 
-    def _has_no_room(self, plan: Plan) -> bool:
-        """Return True if records take all memory, or tasks have none: then slices are no remedy."""
-        most = max(split.working for split in self._ways.splits(plan))
-        return most <= 0 or self._ways.fixed(plan) >= self._limits.memory
-
     def _first(self, problem: Problem) -> Plan | None:
-        """Return the first plan to choose from; None where each takes years."""
-        with suppress(TooLongError, StopIteration):
-            return next(candidates(problem, self._rows)).plan
+        """Return the first plan at hand; None where each takes years, or its records leave nothing to tables."""
+        with suppress(TooLongError):
+            for each in islice(candidates(problem, self._rows), AT_HAND):
+                if self._has_room(each.plan):
+                    return each.plan
         return None
+
+    def _has_room(self, plan: Plan) -> bool:
+        """Return True if records leave some memory, also to tasks: else slices are no remedy."""
+        most = max(split.working for split in self._ways.splits(plan))
+        return most > 0 and self._ways.fixed(plan) < self._limits.memory
 
     def _too_long(self, seconds: float, where: str, advice: str = ADVICE) -> BudgetError:
         """Return the error for rows that take so many seconds of a core or a GPU."""
