@@ -286,8 +286,10 @@ class GpuSplits:
         return self._leasts[id(plan)][1]
 
     def seconds(self, chunks: ChunkPlan, split: MemorySplit) -> float:
-        """Return about what a case takes, with as many slots as are usually best."""
-        return self.seconds_with(chunks, self._usual(chunks))
+        """Return about what a case takes, with as many slots as are usually best, and its share of pinning memory."""
+        slots = self._usual(chunks)
+        pinning = self._places(chunks, slots).pinned_bytes * self._costs.figures.gpu_host.pinned_byte
+        return self.seconds_with(chunks, slots) + pinning / self._rows
 
     def _usual(self, chunks: ChunkPlan) -> int:
         """Return the number of slots that is usually best, or the next one below that fits."""
