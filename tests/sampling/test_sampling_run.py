@@ -184,13 +184,13 @@ def test_of_many_reasons_a_few_are_told(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     network = lattice(13)
-    # The first row has its middle observed: what is left is narrow.
+    # The first row has its middle observed: what is left is narrow. Records of the other one take all of the memory.
     rows = 3
     states = {v: np.array([0, -1, -1], dtype=np.int32) for v in range(13 * 3, 13 * 10)}
     states[168] = np.array([1, 1, 0], dtype=np.int32)
     batch = EvidenceBatch(rows, states, invalid={2: "bad"})
     query = Query(targets=("v0", "v84"), method="auto", sampling=Sampling(samples=2_000))
-    options = on_cpu(2 << 20, spill_dir=tmp_path, spill_bytes=0)
+    options = on_cpu(7 << 18, spill_dir=tmp_path, spill_bytes=0)
     engine = Engine(network, query, options, store=PlanStore(budget_file=tmp_path / "budget.json"))
     with caplog.at_level(logging.WARNING, logger="junctor"):
         survey(engine, [batch], 1)
