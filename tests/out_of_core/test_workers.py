@@ -174,6 +174,8 @@ def test_inspect_says_how_many_workers_answer_rows(files: Path) -> None:
     result = junctor_cli("inspect", "grid.uai", *options)
     assert result.exit_code == 0, result.output
     assert "over 3 workers" in result.output
+    assert "GPU" not in re.sub(r"there is no GPU[^.]*", "", result.output)
+    assert re.search(r"each of 3 workers holds [\d.]+ MiB\s+of\s+memory", result.output), result.output
 
 
 def test_inspect_says_how_many_gpus_a_worker_leads(files: Path) -> None:

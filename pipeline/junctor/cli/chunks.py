@@ -28,7 +28,7 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
         "device": "gpu" if limits.on_gpu else "cpu",
         "workers": route.workers,
         "rows_side_by_side": abreast,
-        "gpus_of_leader": route.side.share(abreast) if route.side and route.workers else 0,
+        "gpus_of_leader": route.side.share(abreast) if route.side and route.workers and limits.on_gpu else 0,
         "passes": len(chunks.passes),
         "tasks": route.propagations * chunks.tasks,
         "chunk_variables": [network.variables[v].name for v, _ in uses.most_common() if v < len(network.public)],

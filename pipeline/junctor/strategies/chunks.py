@@ -75,6 +75,11 @@ def _told(route: ChunkRoute) -> str:
     slower = f"; {' and '.join(done)}, {route.slower:.2g} x the operations" if done else ""
     of_gpu = f"{format_bytes(route.working + route.resident)} of the GPU, " * route.limits.on_gpu
     peaks = f"{of_gpu}{format_bytes(route.memory)} of memory, {format_bytes(route.disk)} in files"
+    if route.workers and route.side is not None:
+        gpus = route.side.share(route.side.rows)
+        of_gpus = of_gpu.replace("the GPU", f"each of {gpus} GPUs" if gpus > 1 else "its GPU")
+        each = f"{of_gpus}{format_bytes(route.memory // route.side.rows)} of memory"
+        return f"{slower}; each of {route.side.rows} workers holds {each} at the peak; {route.option} binds"
     return f"{slower}; at the peak {peaks}; {route.option} binds"
 
 
