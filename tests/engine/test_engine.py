@@ -27,21 +27,15 @@ from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 
 
-@st.composite
-def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
-    network = draw(strategies.networks(max_variables=6, max_joint=512))
-    return network, draw(strategies.evidence_batches(network, max_rows=8))
-
-
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
-@given(question=questions())
+@given(question=strategies.questions(max_rows=8))
 def test_posteriors_equal_enumeration(precision: str, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     answers = Engine(network, Query(precision=precision)).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
 
-@given(question=questions(), data=st.data())
+@given(question=strategies.questions(max_rows=8), data=st.data())
 def test_targets_leave_out_nothing_that_matters(question: tuple[Network, EvidenceBatch], data: st.DataObject) -> None:
     network, batch = question
     names = [variable.name for variable in network.variables]
@@ -52,13 +46,15 @@ def test_targets_leave_out_nothing_that_matters(question: tuple[Network, Evidenc
     check_posteriors(network, batch, answers, 1e-12)
 
 
-@given(question=questions())
+@given(question=strategies.questions(max_rows=8))
 def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     check_explanations(network, batch, Engine(network, Query(kind="mpe")).answer(batch), 1e-9)
 
 
-@given(question=questions(), most_cases=st.integers(1, 4), scratch=st.sampled_from([1, 5, 1 << 16]))
+@given(
+    question=strategies.questions(max_rows=8), most_cases=st.integers(1, 4), scratch=st.sampled_from([1, 5, 1 << 16])
+)
 def test_blocks_of_any_size_give_the_same_answers(
     question: tuple[Network, EvidenceBatch], most_cases: int, scratch: int
 ) -> None:
@@ -72,7 +68,7 @@ def test_blocks_of_any_size_give_the_same_answers(
 
 
 @pytest.mark.parametrize("alone", [0.0, 2e-8, 1e-6])
-@given(question=questions())
+@given(question=strategies.questions(max_rows=8))
 def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     with pytest.MonkeyPatch.context() as patch:

@@ -34,12 +34,6 @@ from junctor.strategies.facts import Facts
 from junctor.strategies.registry import way
 
 
-@st.composite
-def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
-    network = draw(strategies.networks(max_variables=6, max_joint=512))
-    return network, draw(strategies.evidence_batches(network, max_rows=8))
-
-
 def rows_of(network: Network, rows: int = 40, patterns: int = 3) -> EvidenceBatch:
     observed = np.random.default_rng(1).random((patterns, len(network.variables))) < 0.3
     states = np.where(observed[np.arange(rows) % patterns], sample(network, rows, seed=1), UNOBSERVED)
@@ -49,7 +43,7 @@ def rows_of(network: Network, rows: int = 40, patterns: int = 3) -> EvidenceBatc
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 @pytest.mark.parametrize("strategy", FORCED)
 @settings(max_examples=25)
-@given(question=questions())
+@given(question=strategies.questions(max_rows=8))
 def test_posteriors_equal_enumeration(
     strategy: Strategy, precision: str, question: tuple[Network, EvidenceBatch]
 ) -> None:
@@ -62,7 +56,7 @@ def test_posteriors_equal_enumeration(
 
 @pytest.mark.parametrize("strategy", FORCED)
 @settings(max_examples=15)
-@given(question=questions(), data=st.data())
+@given(question=strategies.questions(max_rows=8), data=st.data())
 def test_targets_equal_enumeration(
     strategy: Strategy, question: tuple[Network, EvidenceBatch], data: st.DataObject
 ) -> None:
@@ -87,7 +81,7 @@ def test_a_variable_with_states_in_some_rows_and_likelihoods_in_others(strategy:
 
 @pytest.mark.parametrize("strategy", EXPLAINING)
 @settings(max_examples=15)
-@given(question=questions())
+@given(question=strategies.questions(max_rows=8))
 def test_explanations_equal_enumeration(strategy: Strategy, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     answers = engine_by(strategy, network, Query(kind="mpe")).answer(batch)

@@ -81,6 +81,15 @@ def evidence_batches(
     return EvidenceBatch(rows, states, likelihoods, {row: f"row {row} is bad" for row in sorted(reasons)})
 
 
+@st.composite
+def questions(
+    draw: st.DrawFn, max_rows: int, max_variables: int = 6, max_joint: int = 512
+) -> tuple[Network, EvidenceBatch]:
+    """Draw a network, and rows of evidence for it; arguments as of `networks` and `evidence_batches`."""
+    network = draw(networks(max_variables=max_variables, max_joint=max_joint))
+    return network, draw(evidence_batches(network, max_rows=max_rows))
+
+
 def row_evidence(batch: EvidenceBatch, row: int) -> tuple[dict[int, int], dict[int, npt.NDArray[np.float64]]]:
     """Return what `row` of the batch says: variable -> observed state, and variable -> likelihood."""
     hard = {v: int(column[row]) for v, column in batch.states.items() if column[row] != UNOBSERVED}

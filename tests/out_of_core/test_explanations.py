@@ -40,12 +40,6 @@ MPE = Query("mpe")
 NEAR = 2e-9
 
 
-@st.composite
-def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
-    network = draw(strategies.networks(max_variables=7, max_joint=512))
-    return network, draw(strategies.evidence_batches(network, max_rows=3))
-
-
 @contextmanager
 def in_chunks(working: int, free: int = 0, disk: bool = False, lean: bool = False) -> Iterator[list[str]]:
     """Let rows go in chunks with more than so many free variables; yields the algebra of every propagation."""
@@ -67,7 +61,7 @@ def in_chunks(working: int, free: int = 0, disk: bool = False, lean: bool = Fals
 
 @pytest.mark.parametrize("precision", ["double", "log"])
 @given(
-    question=questions(),
+    question=strategies.questions(max_rows=3, max_variables=7),
     working=st.sampled_from([0, 1, 3, 10, 100]),
     free=st.sampled_from([0, 0, 2, 4]),
     disk=st.booleans(),

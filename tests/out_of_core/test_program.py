@@ -48,15 +48,9 @@ NOTHING = Pattern(frozenset(), frozenset())
 SIZES = [1 << 16, 1 << 20, 1 << 24]
 
 
-@st.composite
-def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
-    network = draw(strategies.networks(max_variables=6, max_joint=512))
-    return network, draw(strategies.evidence_batches(network, max_rows=4))
-
-
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 @given(
-    question=questions(),
+    question=strategies.questions(max_rows=4),
     working=st.sampled_from([0, 1, 3, 10, 100]),
     disk=st.booleans(),
     scratch=st.sampled_from([1, 7, 1 << 12]),
@@ -71,7 +65,7 @@ def test_rows_in_chunks_equal_enumeration(
     check_posteriors(network, batch, answers, TOLERANCE[precision])
 
 
-@given(question=questions(), size=st.integers(40, 4000))
+@given(question=strategies.questions(max_rows=4), size=st.integers(40, 4000))
 def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatch], size: int) -> None:
     network, batch = question
     engine = Engine(network, Query(), on_cpu(device_memory=size))

@@ -50,15 +50,9 @@ HELD = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
 AGAIN = st.lists(st.integers(0, 99), max_size=3)
 
 
-@st.composite
-def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
-    network = draw(strategies.networks(max_variables=6, max_joint=256))
-    return network, draw(strategies.evidence_batches(network, max_rows=3))
-
-
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 @given(
-    question=questions(),
+    question=strategies.questions(max_rows=3, max_joint=256),
     working=st.sampled_from([0, 3, 100]),
     lean=st.booleans(),
     held=HELD,
@@ -83,7 +77,12 @@ def test_rows_slice_by_slice_equal_enumeration(
 
 
 @pytest.mark.parametrize("precision", ["double", "log"])
-@given(question=questions(), working=st.sampled_from([0, 3, 100]), held=HELD, again=AGAIN)
+@given(
+    question=strategies.questions(max_rows=3, max_joint=256),
+    working=st.sampled_from([0, 3, 100]),
+    held=HELD,
+    again=AGAIN,
+)
 def test_explanations_slice_by_slice_are_as_probable_as_any(
     precision: Precision, question: tuple[Network, EvidenceBatch], working: int, held: list[int], again: list[int]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import format_bytes, traded
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -51,14 +51,6 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
     }
 
 
-def _traded(facts: dict[str, Any]) -> list[str]:
-    """Return lines for what is done in place of keeping tables."""
-    names, again = facts["sliced_variables"], facts["messages_made_again"]
-    held = f"sliced over {len(names)} variable{'s' * (len(names) > 1)} ({', '.join(names)})" if names else ""
-    done = [each for each in (held, f"{again:,} message{'s' * (again > 1)} made again" * bool(again)) if each]
-    return [f"{' and '.join(done)}, {facts['times_the_operations']:.2g} x the operations"] if done else []
-
-
 def show_chunks(facts: dict[str, Any]) -> None:
     """Print such a record for people."""
     # Not at the top: `display` loads Rich, which `junctor inspect --help` must not wait for.
@@ -75,8 +67,9 @@ def show_chunks(facts: dict[str, Any]) -> None:
     typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row{over}, {seconds}")
     typer.echo(f"      chunk variables   {len(facts['chunk_variables']):,}{': ' if names else ''}{names}")
     typer.echo(f"      tables            {facts['stored_tables']:,} stored, {facts['cut_tables']:,} of them in pieces")
-    for line in _traded(facts):
-        typer.echo(f"      for the memory    {line}")
+    held = facts["sliced_variables"]
+    if done := traded(len(held), facts["messages_made_again"], facts["times_the_operations"], f" ({', '.join(held)})"):
+        typer.echo(f"      for the memory    {done}")
     task = size["device_bytes" if gpu else "working_bytes"]
     typer.echo(f"      peaks             {task} of {where}, {size['memory_bytes']} of memory in all,")
     allowed = size["allowed_disk_bytes"]

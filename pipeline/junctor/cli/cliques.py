@@ -49,7 +49,7 @@ class JointCommandOptions(
 
 
 # Of all three commands.
-OF_GPU = {"help": "What tables may take of the GPU, such as 40GiB, by default 70 %; what does not fit goes through it."}
+OF_GPU = {"help": "What tables may take of the GPU, such as 40GiB, by default 85 %; what does not fit goes through it."}
 
 
 @cli.takes_options(

@@ -56,8 +56,6 @@ def ingest(
     places = tuple(evidence)
     told = table.options_for(table.IngestOptions, options)
     job = IngestJob(network, places[0] if len(places) == 1 else places, output, report=False, **told)
-    prefect = options.get("prefect")
-    settled = load_settings().get("prefect") if prefect is None else prefect
-    do_and_show(job, ingest_dataset, settled, options["quiet"], options["json"])
+    do_and_show(job, ingest_dataset, load_settings(), options)
     if not is_check() and not options["json"]:
         typer.echo(f"rows that are invalid, with reasons: {job.directory.rejects}")

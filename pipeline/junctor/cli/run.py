@@ -115,9 +115,8 @@ def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) ->
     from junctor.runtime.settings import resources_of
 
     resources = resources_of(settings, options)
-    prefect, quiet, json = options.get("prefect"), options["quiet"], options["json"]
     if options["part"] is not None:
-        run_share_and_show(job, options["part"], resources, prefect, quiet, json)
+        run_share_and_show(job, options["part"], resources, options.get("prefect"), options["quiet"], options["json"])
         return
     from junctor.runs.run import run as run_plainly
 
@@ -125,16 +124,16 @@ def do_as_told(job: Workload, settings: Settings, options: Mapping[str, Any]) ->
         # Nobody waits at a flow run to begin it anew.
         return run_plainly(job, resources, progress, retries=0 if deployed.get() is None else PART_RETRIES)
 
-    do_and_show(job, work, settings.get("prefect") if prefect is None else prefect, quiet, json)
-    if options.get("explain") and not json and not is_check():
+    do_and_show(job, work, settings, options)
+    if options.get("explain") and not options["json"] and not is_check():
         from junctor.cli.choices import show_run_choices
         from junctor.runs.manifest import read_manifest
 
         show_run_choices(read_manifest(job.directory))
 
 
-def do_and_show(job: Workload, work: Work, prefect: bool | None, quiet: bool, as_json: bool) -> None:
-    """Do `job` and print what it did; arguments as of `watched_work`."""
+def do_and_show(job: Workload, work: Work, settings: Settings, options: Mapping[str, Any]) -> None:
+    """Do `job` and print what it did; work: does it, others as of `do_as_told`."""
     from junctor.cli.display import progress_display, show_what_is_done
 
     if is_check():
@@ -143,11 +142,14 @@ def do_and_show(job: Workload, work: Work, prefect: bool | None, quiet: bool, as
         job.refuse_checks()
         return
 
-    def watched_here() -> Manifest:
-        with progress_display(quiet) as progress:
-            return watched_work(job, work, prefect, progress)
+    prefect = options.get("prefect")
+    asked = settings.get("prefect") if prefect is None else prefect
 
-    show_what_is_done(job.directory, watched_here, as_json)
+    def watched_here() -> Manifest:
+        with progress_display(options["quiet"]) as progress:
+            return watched_work(job, work, asked, progress)
+
+    show_what_is_done(job.directory, watched_here, options["json"])
 
 
 def run_share_and_show(
@@ -156,8 +158,7 @@ def run_share_and_show(
     """Do a share of `job`, without Prefect, and print what it did.
 
     part: text such as 3/16.
-    prefect: as the user gave it.
-    Other arguments as of `do_and_show`.
+    prefect, quiet, as_json: options of the command line, as the user gave them.
     """
 
     from junctor.cli.display import progress_display

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
@@ -59,15 +59,14 @@ class ChunkedProgram:
         bound, passes = self._bound, self._bound.chunks.passes
         store = ChunkStore(bound.chunks, bound.algebra.dtype, self._folder)
         stats = bound.begin(block, store)
-        # Passes that make or read a table and are not done.
-        users = Counter(table for pass_ in passes for table in {*pass_.loads, *pass_.stores})
-        for number, pass_ in enumerate(passes):
+        ends = defaultdict[int, list[int]](list)
+        for table, (_, last) in bound.chunks.lifetimes().items():
+            ends[last].append(table)
+        for number in range(len(passes)):
             bound.update(stats, self._pass(number, store, bound.shifts(number, stats)))
             pass_done(number + 1, len(passes))
-            tables = {*pass_.loads, *pass_.stores}
-            users.subtract(tables)
             # Answers are read off at the end, in the order of the plan.
-            for table in sorted(table for table in tables if not users[table] and table not in bound.results):
+            for table in set(ends[number]).difference(bound.results):
                 store.drop(table)
         return bound.outcome(block, {table: store.part(table, {}) for table in bound.results}, stats)
 

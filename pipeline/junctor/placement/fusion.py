@@ -70,11 +70,6 @@ def _groups(chunks: ChunkPlan, pass_: ChunkPass, most: int) -> tuple[FusedSteps,
     return tuple(groups)
 
 
-def single_steps(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> tuple[FusedSteps, ...]:
-    """Return the steps of a pass, a launch for each, whatever the bytes of an entry."""
-    return tuple(_alone(chunks, pass_, n) for n in range(len(pass_.steps)))
-
-
 def touched_entries(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> int:
     """Return the entries that the launches of a task read and write; itemsize: bytes of one."""
     tables = (table for group in fused_steps(chunks, pass_, itemsize) for table in (*group.operands, group.out))

@@ -6,13 +6,13 @@ Pure arithmetic: what lies where, and when another one takes the place of one, i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from junctor_kernels.gpu.entries import PARTIAL_ENTRIES, VECTOR
 
-from junctor.placement.fusion import FusedSteps, fused_steps
+from junctor.placement.fusion import fused_steps
 from junctor.placement.sharding import Sharding
 from junctor.planning.chunks import ChunkPass, ChunkPlan, part
 from junctor.planning.first_fit import ALIGNED, aligned, first_fit, side_by_side
@@ -22,24 +22,20 @@ SPREAD_BYTES = 1 << 26
 # Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
 LEAF_SHARE = 1 / 8
 
-# The launches of a pass.
-Grouping = Callable[[ChunkPlan, ChunkPass, int], Sequence[FusedSteps]]
 # First and last pass (or launch) of a table.
 Lives = Mapping[int, tuple[int, int]]
 
 
-def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = fused_steps) -> int:
+def slot_bytes(chunks: ChunkPlan, itemsize: int) -> int:
     """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
-    most = max((slot_offsets(chunks, pass_, itemsize, groups)[1] for pass_ in chunks.passes), default=0)
+    most = max((slot_offsets(chunks, pass_, itemsize)[1] for pass_ in chunks.passes), default=0)
     return most + 2 * PARTIAL_ENTRIES * itemsize
 
 
-def slot_offsets(
-    chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, groups: Grouping = fused_steps
-) -> tuple[dict[int, int], int]:
+def slot_offsets(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> tuple[dict[int, int], int]:
     """Return the offset of the part of every table of a pass in a slot, and the bytes in all."""
     lives: dict[int, tuple[int, int]] = {}
-    for n, group in enumerate(groups(chunks, pass_, itemsize)):
+    for n, group in enumerate(fused_steps(chunks, pass_, itemsize)):
         for table in (*group.operands, group.out):
             # From the first launch that has the table to the last one; between them others may take gaps.
             lives[table] = (lives.get(table, (n, n))[0], n)

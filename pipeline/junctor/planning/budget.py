@@ -136,6 +136,18 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / size:.2g} {unit}"
 
 
+def traded(variables: int, again: int, slower: float, names: str = "") -> str:
+    """Return what is done in place of keeping tables, for people; nothing for nothing.
+
+    variables: that are held constant; names: of these.
+    again: messages that are made again.
+    slower: times the operations that this takes.
+    """
+    done = [f"sliced over {variables} variable{'s' * (variables > 1)}{names}"] * bool(variables)
+    done += [f"{again:,} message{'s' * (again > 1)} made again"] * bool(again)
+    return f"{' and '.join(done)}, {slower:.2g} x the operations" if done else ""
+
+
 def too_long(seconds: float, allowed: float, where: str, advice: str) -> BudgetError:
     """Return the error for work that is forecast to take longer than allowed.
 

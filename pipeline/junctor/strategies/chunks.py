@@ -12,7 +12,7 @@ from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.strategies import Strategy
-from junctor.planning.budget import format_bytes
+from junctor.planning.budget import format_bytes, traded
 from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Route, Run, Way
@@ -69,18 +69,16 @@ class ChunkRows(Way):
 
 def _told(route: ChunkRoute) -> str:
     """Return what is done for the memory, for people: slices, messages made again, peaks, and the budget that binds."""
-    count, again = len(route.slices), route.again.messages
-    done = [f"sliced over {count} variable{'s' * (count > 1)}"] * bool(count)
-    done += [f"{again:,} message{'s' * (again > 1)} made again"] * bool(again)
-    slower = f"; {' and '.join(done)}, {route.slower:.2g} x the operations" if done else ""
+    done = traded(len(route.slices), route.again.messages, route.slower)
+    trade = f"; {done}" if done else ""
     of_gpu = f"{format_bytes(route.working + route.resident)} of the GPU, " * route.limits.on_gpu
     peaks = f"{of_gpu}{format_bytes(route.memory)} of memory, {format_bytes(route.disk)} in files"
     if route.workers and route.side is not None:
         gpus = route.side.share(route.side.rows)
         of_gpus = of_gpu.replace("the GPU", f"each of {gpus} GPUs" if gpus > 1 else "its GPU")
         each = f"{of_gpus}{format_bytes(route.memory // route.side.rows)} of memory"
-        return f"{slower}; each of {route.side.rows} workers holds {each} at the peak; {route.option} binds"
-    return f"{slower}; at the peak {peaks}; {route.option} binds"
+        return f"{trade}; each of {route.side.rows} workers holds {each} at the peak; {route.option} binds"
+    return f"{trade}; at the peak {peaks}; {route.option} binds"
 
 
 WAY = ChunkRows()
