@@ -306,4 +306,4 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert junctor_cli("verify", str(tmp_path / "set")).exit_code == 0
     alone = junctor_cli("run", ASIA, "-o", str(tmp_path / "none"))
     assert alone.exit_code == 2
-    assert "would have to be a dataset of `junctor ingest`" in " ".join(alone.stderr.split())
+    assert "would have to be a dataset of `junctor ingest`" in " ".join(alone.stderr.replace("│", " ").split())
