@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from helpers import strategies
@@ -22,7 +23,15 @@ from junctor.planning.chunk_search import (
     cheapest_chunks,
     waiting_entries,
 )
-from junctor.planning.chunks import ChunkPass, ChunkPlan, PassRecord, TooSmallError, chunk_plan, records_of
+from junctor.planning.chunks import (
+    ChunkPass,
+    ChunkPlan,
+    PassRecord,
+    TooSmallError,
+    chunk_plan,
+    loaded_entries,
+    records_of,
+)
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
 from junctor.planning.recompute import made_again
@@ -111,6 +120,25 @@ def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject)
     if peak:
         with pytest.raises(TooSmallError, match=f"disk: {peak} needed, {peak - 1} allowed"):
             chunk_plan(plan, working, spilling(chunks), peak - 1)
+
+
+@given(network=strategies.networks(), seed=st.integers(0, 1 << 30))
+def test_what_one_more_chunk_variable_brings_in_is_what_its_loops_do(network: Network, seed: int) -> None:
+    plan, random = compile_plan(shape_of(network), NOTHING, rows=1), Random(seed)
+    steps = [step for step in plan.steps if isinstance(step, Reduce)]
+    for last in steps:
+        own = sorted({v for table in last.operands for v in plan.tables[table].scope})
+        # Operands of other steps have none, some or all of what is held constant.
+        loads = tuple(dict.fromkeys((*last.operands, *random.choice(steps).operands)))
+        chosen = random.sample(own, random.randint(0, len(own)))
+        others = set(own).difference(chosen)
+        parts = {table: chunks_module.part(plan, table, chosen) for table in loads}
+        found = chunks_module._loaded_with(plan, chosen, last, parts, others)
+        assert found.keys() == others
+        for v in others:
+            summed = tuple(each for each in (*chosen, v) if each in last.eliminated)
+            fixed = (*(each for each in (*chosen, v) if each not in summed), *summed)
+            assert found[v] == loaded_entries(plan, ChunkPass((last,), fixed, summed, loads, ()))
 
 
 @given(network=strategies.networks(), data=st.data())

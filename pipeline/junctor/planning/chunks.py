@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
-from operator import mul
+from itertools import accumulate, groupby
+from operator import itemgetter, mul
 from typing import Literal, NamedTuple
 
 from junctor.planning.plan import Plan, Reduce
@@ -343,19 +343,17 @@ class _Cutting:
                 loaded = _loaded(plan, fixed, {table: parts.entries[table] for table in loads})
                 moved = loaded + sum(plan.tables[table].entries for table in stores)
                 return ChunkPass(tuple(steps), fixed, summed, loads, stores), moved
-            best = None
-            for v in sorted((self._variables[at.out] & allowed) - set(chosen)):
-                entries = parts.with_constant(v)
-                lower, _ = parts.peak(entries, v)
-                if lower < peak:
-                    fixed, _ = _ordered([*chosen, v], steps[-1])
-                    loaded = _loaded(plan, fixed, {table: entries[table] for table in loads})
-                    key = (loaded, v not in preferred, -made_with[v], lower, v)
-                    best = min(best, key) if best else key
+            candidates = (self._variables[at.out] & allowed).difference(chosen)
+            entries = {table: parts.entries[table] for table in loads}
+            coming = _loaded_with(plan, chosen, steps[-1], entries, candidates)
+            keys = sorted(((coming[v], v not in preferred, -made_with[v]), v) for v in candidates)
+            # Peaks decide between equals only, and take longest.
+            equals = ([v for _, v in tied] for _, tied in groupby(keys, key=itemgetter(0)))
+            best = next((v for tied in equals if (v := parts.lowest(tied, peak)) is not None), None)
             if best is None:
                 return None
-            chosen.append(best[-1])
-            parts.hold(best[-1])
+            chosen.append(best)
+            parts.hold(best)
 
     def recorded_pass(self, steps: Sequence[Reduce], fixed: tuple[int, ...]) -> ChunkPass | None:
         """Return the pass of some steps with given chunk variables; None where that cannot be."""
@@ -398,6 +396,11 @@ class _Parts:
         first, last = dict(reversed(uses)), dict(uses)
         self._alive = [[t for t in first if first[t] <= n <= last[t]] for n in range(len(steps))]
         self._scopes = {table: frozenset(plan.tables[table].scope) for table in first}
+        # Variable -> a bit for every table that has it.
+        self._places: dict[int, int] = {}
+        for n, scope in enumerate(self._scopes.values()):
+            for v in scope:
+                self._places[v] = self._places.get(v, 0) | 1 << n
         self._summed = False
         self.entries = {table: plan.tables[table].entries for table in first}
         for v in fixed:
@@ -422,6 +425,15 @@ class _Parts:
         added = entries[last.out] if self._summed or also in last.eliminated else 0
         return most + added, self._steps[totals.index(most)]
 
+    def lowest(self, variables: Iterable[int], peak: int) -> int | None:
+        """Return the variable that, held constant, leaves the lowest peak, if that is lower than this one."""
+        alike: dict[tuple[int, int], int] = {}
+        for v in sorted(variables):
+            # Variables of as many states that the same tables have leave the same peak.
+            alike.setdefault((self._places[v], self._sizes[v]), v)
+        lower, v = min((self.peak(self.with_constant(v), v)[0], v) for v in alike.values())
+        return v if lower < peak else None
+
 
 def part(plan: Plan, table: int, fixed: Iterable[int]) -> int:
     """Return the entries of a table that agree with a configuration of `fixed`."""
@@ -443,6 +455,37 @@ def _loaded(plan: Plan, fixed: Sequence[int], parts: Mapping[int, int]) -> int:
         slower = next((i for i in range(len(fixed), 0, -1) if fixed[i - 1] in scope), 0)
         total += entries * times[slower]
     return total
+
+
+def _loaded_with(
+    plan: Plan, chosen: Sequence[int], last: Reduce, parts: Mapping[int, int], variables: Iterable[int]
+) -> dict[int, int]:
+    """Return for each of some variables the entries that come in if it is held constant beside those chosen.
+
+    last: step whose sums go to the end of the loops, as `_ordered` has them.
+    parts: table -> entries of a part, with the chosen ones held constant.
+    """
+    sizes = plan.shape.cardinalities
+    fixed, summed = _ordered(chosen, last)
+    times = list(accumulate((sizes[v] for v in fixed), mul, initial=1))
+    outer = len(fixed) - len(summed)
+    total, inner, more = 0, 0, dict.fromkeys(variables, 0)
+    for table, entries in parts.items():
+        scope = plan.tables[table].scope
+        slower = next((i for i in range(len(fixed), 0, -1) if fixed[i - 1] in scope), 0)
+        total += entries * times[slower]
+        if slower > outer:
+            inner += entries * times[slower]
+        for v in more.keys() & scope:
+            # Its loop is the innermost one of those that sum, or of those around them.
+            if v in last.eliminated:
+                more[v] += entries * (times[-1] - times[slower])
+            elif slower > outer:
+                # Parts shrink as often as they come in more often, which all that sums does.
+                more[v] -= entries * times[slower] * (sizes[v] - 1)
+            else:
+                more[v] += entries * (times[outer] - times[slower])
+    return {v: total + each + (0 if v in last.eliminated else inner * (sizes[v] - 1)) for v, each in more.items()}
 
 
 def loaded_entries(plan: Plan, pass_: ChunkPass, tables: Iterable[int] | None = None) -> int:
