@@ -304,6 +304,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert junctor.read_answers(tmp_path / "out").num_rows == ROWS
     assert junctor_cli("verify", str(tmp_path / "set")).exit_code == 0
+    for command in ("status", "report"):
+        told = junctor_cli(command, str(tmp_path / "set"))
+        assert (told.exit_code, "set: a dataset, not a run" in " ".join(told.stderr.split())) == (6, True)
     alone = junctor_cli("run", ASIA, "-o", str(tmp_path / "none"))
     assert alone.exit_code == 2
     assert "would have to be a dataset of `junctor ingest`" in " ".join(alone.stderr.replace("│", " ").split())

@@ -14,10 +14,10 @@ from junctor.runs.increments import Increment, IncrementDirectory, total_of
 from junctor.runs.inputs import Input
 from junctor.runs.partition import Part
 from junctor.runs.statistics import observed_in
-from junctor.runs.storage import INPUTS, KINDS, parts_in, read_spec_record
+from junctor.runs.storage import INPUTS, KINDS, no_run, parts_in, read_spec_record
 from junctor.runtime.files import read_json
 from junctor.runtime.records import told, typed
-from junctor.runtime.remote import AnyPath, lacking
+from junctor.runtime.remote import AnyPath
 
 # Beside an unfinished increment the last one stays what it is.
 State = Literal["finished", "unfinished", "finished, with an unfinished increment"]
@@ -90,7 +90,7 @@ def read_status(path: AnyPath) -> RunStatus:
     """Return the state of an output; raises RunError if there is no run, or its records cannot be read."""
     spec = read_spec_record(path / "run.json")
     if spec is None:
-        raise RunError(f"{path}: {lacking(path, 'no run here (run.json is missing)')}")
+        raise RunError(no_run(path))
     file = path / "manifest.json"
     try:
         manifest = read_json(file)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import NoneType
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
+from junctor.evidence.files import DATASET_RECORD, DATASET_SPEC
 from junctor.model.errors import BudgetError, DeviceError, InputError, RefusedError, RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import Method, Precision, Query, Sampler, Sampling
@@ -252,7 +253,7 @@ class Directory(Generic[Spec]):
         """Return the specification; raises RunError if there is no run or it cannot be read."""
         spec = self._read_spec()
         if spec is None:
-            raise RunError(f"{self.path}: {lacking(self.path, 'no run here (run.json is missing)')}")
+            raise RunError(no_run(self.path))
         return spec
 
     def read_ingested(self) -> Ingested | None:
@@ -640,6 +641,13 @@ def _sign(lock: IO[str]) -> None:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
+
+
+def no_run(path: AnyPath) -> str:
+    """Return what to say of a path that has no record of a run."""
+    if (path / DATASET_SPEC).exists():
+        return f"{path}: a dataset, not a run: {DATASET_RECORD} in it tells its rows and parts (`junctor verify`)"
+    return f"{path}: {lacking(path, 'no run here (run.json is missing)')}"
 
 
 def read_spec_record(path: AnyPath) -> dict[str, Any] | None:
