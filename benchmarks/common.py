@@ -1,17 +1,22 @@
-"""What several benchmarks share: network files of folders, a process of its own for each measurement, the machine."""
+"""What several benchmarks share: network files of folders, a process of its own for each measurement, the machine, and
+what `papers.py` asks for."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import platform
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+DATA = Path(__file__).parents[1] / "data"
 # Most seconds until a process has loaded everything, compiling included.
 LOADING = 900.0
 
@@ -19,6 +24,48 @@ LOADING = 900.0
 def network_files(paths: Iterable[Path]) -> list[Path]:
     """Return the network files: those named, and all BIF files in the folders named."""
     return [each for path in paths for each in (sorted(path.glob("*.bif*")) if path.is_dir() else (path,))]
+
+
+class Asked(NamedTuple):
+    """What `papers.py` asks a function for.
+
+    networks: network files or folders that were named, or none.
+    small: whether sizes that take seconds will do.
+    gpu: whether there is a GPU; without one a function does what a CPU can show.
+    """
+
+    networks: tuple[Path, ...] = ()
+    small: bool = False
+    gpu: bool = False
+
+    def files(self, names: Iterable[str]) -> list[Path]:
+        """Return the network files named; else those of a paper, by their names without suffixes, of the folder
+        BENCHMARK_NETWORKS; else, and where small ones will do, networks that come with this project."""
+        if self.networks:
+            return network_files(self.networks)
+        folder = os.environ.get("BENCHMARK_NETWORKS")
+        there = {path.name.split(".")[0]: path for path in Path(folder).rglob("*.*")} if folder else {}
+        found = [] if self.small else [there[name] for name in names if name in there]
+        if not found:
+            print("networks of data/, not the paper's: name files, or a folder of them in BENCHMARK_NETWORKS")
+        return found or [DATA / "asia.bif", DATA / "student.bif"]
+
+
+def gpu_here() -> bool:
+    """Return whether there are an NVIDIA GPU and CuPy."""
+    from junctor.runtime.devices import count_gpus
+
+    return bool(count_gpus()) and find_spec("cupy") is not None
+
+
+def need_gpu(what: str) -> None:
+    """End with one line and exit code 2 where there is no GPU.
+
+    what: what needs one.
+    """
+    if not gpu_here():
+        print(f"{what} needs an NVIDIA GPU and CuPy (junctor[cuda12] or junctor[cuda13]): none here", file=sys.stderr)
+        sys.exit(2)
 
 
 def in_a_child(work: Callable[..., Iterator[Any]], *arguments: Any, silence: float) -> Iterator[Any]:

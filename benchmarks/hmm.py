@@ -5,9 +5,9 @@
 
 `cpu`: 200 sequences of models with 64 to 512 states beside hmmlearn, and the share of what additions and maxima on
 registers reach; one sequence against states and against its length, beside hmmlearn and version 1. `gpu`: time a step
-against states up to 6,000, all versions (their figure 6), time against the length of a sequence (figure 8), many
-sequences at once, posteriors, and trellises that exceed the memory allowed. Every figure is checked: paths of equal log
-probability. Random models, single precision.
+against states up to 6,000, all versions (their figures 6 and 8), time against the length of a sequence (Appendix 2),
+many sequences at once, posteriors, and trellises that exceed the memory allowed. Every figure is checked: paths of
+equal log probability. Random models, single precision.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 import numpy as np
+from common import Asked, need_gpu
 from hmm_cases import median_of, random_batch, random_model, serial_seconds
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
@@ -99,7 +100,7 @@ def many_sequences(states: list[int], sequences: int, steps: int, threads: int) 
 
 
 def one_sequence(states: list[int], threads: int) -> None:
-    """Their figure 6, as far as it is of CPUs: time a step against states."""
+    """Their figures 6 and 8, as far as they are of CPUs: time a step against states."""
     print("\none sequence, single precision, ms a step\n")
     print(f"| states | version 1 | hmmlearn | ours, 1 thread | ours, {threads} threads | × version 1 | × hmmlearn |")
     print("|---:|---:|---:|---:|---:|---:|---:|")
@@ -120,7 +121,7 @@ def one_sequence(states: list[int], threads: int) -> None:
 
 
 def lengths(size: int, threads: int) -> None:
-    """Their figure 8: time against the length of a sequence."""
+    """Their Appendix 2: time against the length of a sequence."""
     print(f"\none sequence, {size:,} states, single precision, seconds\n\n| steps | version 1 | hmmlearn | ours |")
     print("|---:|---:|---:|---:|")
     model = random_model(size)
@@ -133,6 +134,26 @@ def lengths(size: int, threads: int) -> None:
             f"| {steps:,} | {cells[0]:.3f} | {cells[1]:.3f} | {median_of(lambda b=batch: engine.answer(b)):.4f} |",
             flush=True,
         )
+
+
+def serial_lengths(size: int, longest: int) -> None:
+    """Print seconds against the length of a sequence, of version 1 and ours on a CPU."""
+    model = random_model(size)
+    engine = SequenceEngine(model, precision="single", options=ComputeOptions(device="cpu"))
+    print(f"one sequence, {size:,} states, single precision, seconds\nsteps | version 1 | ours\n---|---|---")
+    for steps in (longest // 8, longest // 4, longest // 2, longest):
+        batch = random_batch(1, steps)
+        engine.answer(batch)
+        serial = serial_seconds(model, batch, steps, 1) * steps
+        print(f"{steps:,} | {serial:.3f} | {median_of(lambda b=batch: engine.answer(b)):.4f}", flush=True)
+
+
+def paper_appendix_two(asked: Asked) -> None:
+    serial_lengths(200 if asked.small else 1000, 80 if asked.small else 800)
+    if asked.gpu:
+        import hmm_gpu
+
+        hmm_gpu.length_table()
 
 
 def main() -> None:
@@ -156,6 +177,7 @@ def main() -> None:
         if "length" in arguments.parts:
             lengths(1000, arguments.threads)
     else:
+        need_gpu("hmm.py gpu")
         import hmm_gpu
 
         hmm_gpu.main(arguments.states, arguments.parts)

@@ -43,6 +43,6 @@ def serial_seconds(model: HiddenMarkovModel, batch: SequenceBatch, steps: int, t
         start, into = np.log(model.start).astype(np.float32), np.log(model.transition.T).astype(np.float32).copy()
         emissions = np.log(model.emission.T).astype(np.float32).copy()
     path = np.empty(steps, np.int32)
-    viterbi_versions.serial(start[:2], into[:2, :2], emissions[:, :2].copy(), batch.symbols[:2], path)
+    viterbi_versions.serial(start[:2], into[:2, :2].copy(), emissions[:, :2].copy(), batch.symbols[:2], path)
     seconds = median_of(lambda: viterbi_versions.serial(start, into, emissions, batch.symbols[:steps], path), times)
     return seconds / (steps - 1)

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
 from baselines.viterbi_versions import VERSIONS, GpuVersion
 from hmm_cases import median_of, random_batch, random_model, serial_seconds
@@ -59,6 +58,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) add_and_max(float *out, flo
 
 
 def seconds_of(work: Any) -> float:
+    import cupy
+
     def waited() -> None:
         work()
         cupy.cuda.runtime.deviceSynchronize()
@@ -69,6 +70,8 @@ def seconds_of(work: Any) -> float:
 
 def ceilings() -> tuple[float, float]:
     """Return bytes a second that are read, and additions with maxima a second."""
+    import cupy
+
     module, out = cupy.RawModule(code=CEILINGS), cupy.zeros(1, np.float32)
     read, peak = module.get_function("read_all"), module.get_function("add_and_max")
     memory, processors = cupy.zeros(1 << 28, np.float32), cupy.cuda.Device().attributes["MultiProcessorCount"]

@@ -37,6 +37,7 @@ from baselines.index_mapping import (
     scattering_steps,
     zero_threshold,
 )
+from common import need_gpu
 from junctor.cliques.host import HostExecutor, in_layout, kernels_for, natural_table
 from junctor.model.network import Network
 from junctor.planning.cliques import StoredPlan
@@ -360,6 +361,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.action == "prepare":
         return prepare(options.networks, options.output)
+    if options.action != "fit":
+        need_gpu(f"launch.py {options.action}")
     if options.action == "tables":
         return tables(options.networks, options.folder)
     loaded: Trees = pickle.loads(options.trees.read_bytes())

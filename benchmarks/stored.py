@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from common import Asked, need_gpu
 from junctor.calibration.cliques import built_in, calibrate_cliques
 from junctor.calibration.harness import local_device, save
 from junctor.cliques.device import ResidentExecutor
@@ -247,6 +248,20 @@ def costs(paths: list[str], output: Path) -> None:
     save(local_device("cpu"), rows, output)
 
 
+def paper_table_one(asked: Asked) -> None:
+    table_one(trees_of([str(path) for path in asked.files(THEIRS)]))
+
+
+def paper_table_two(asked: Asked) -> None:
+    trees = trees_of([str(path) for path in asked.files(THEIRS)])
+    table_two(trees, argparse.Namespace(cpu=not asked.gpu, precision=["single"], repeats=3, kernels=False))
+
+
+def paper_pipelines(asked: Asked) -> None:
+    size = "1GiB" if asked.small else "96GiB"
+    stream(argparse.Namespace(size=size, run=1 << 18, chunk="128MiB", in_flight=4, repeats=2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     actions = parser.add_subparsers(dest="action", required=True)
@@ -272,12 +287,15 @@ def main() -> None:
     if options.action == "prepare":
         prepare(options.networks, options.output)
     elif options.action == "tables":
+        if not options.cpu:
+            need_gpu("without --cpu, stored.py tables")
         trees = trees_of(options.networks)
         table_one(trees)
         table_two(trees, options)
     elif options.action == "costs":
         costs(options.networks, options.output)
     else:
+        need_gpu("stored.py stream")
         stream(options)
 
 

@@ -1,0 +1,91 @@
+"""Tables, figures and claims of the papers that this project builds on, each by one command.
+
+    uv run python benchmarks/papers.py                            all of them
+    uv run python benchmarks/papers.py bistaffa table2            one of them, on networks of the folder
+                                                                  BENCHMARK_NETWORKS or, without, of data/
+    uv run python benchmarks/papers.py bistaffa table2 FILE ...   on these network files
+    uv run python benchmarks/papers.py bistaffa table2 --small    in seconds
+
+Without a GPU an item shows what a CPU can, and a line says what was left out; one that needs a GPU throughout says so
+and ends with exit code 2. Figures of the papers beside ours: docs/papers.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import NamedTuple
+
+from common import Asked, gpu_here, need_gpu
+
+EVERYTHING = "everything"
+
+
+class Item(NamedTuple):
+    """A table, figure or claim of a paper.
+
+    function: module of this folder and function, which takes an `Asked`.
+    gpu: what of it needs a GPU, or EVERYTHING.
+    """
+
+    paper: str
+    name: str
+    shows: str
+    function: str
+    gpu: str = ""
+
+
+ITEMS = (
+    Item("bistaffa", "table1", "Table I: cliques and separators of eight networks", "stored:paper_table_one"),
+    Item(
+        "bistaffa",
+        "table2",
+        "Table II: preprocessing, transfers, kernels, CPU, speed-ups",
+        "stored:paper_table_two",
+        "preprocessing on the device, transfers, kernels, speed-ups",
+    ),
+    Item("bistaffa", "pipelines", "+50 and +75 % by pipelined transfers", "stored:paper_pipelines", EVERYTHING),
+    Item(
+        "lee",
+        "appendix2",
+        "Appendix 2: time by the length of a sequence",
+        "hmm:paper_appendix_two",
+        "versions 2 to 4",
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paper", nargs="?", choices=list(dict.fromkeys(item.paper for item in ITEMS)))
+    parser.add_argument("item", nargs="?", help="without one: the items of the paper")
+    parser.add_argument("networks", nargs="*", type=Path, help="network files, or folders of BIF files")
+    parser.add_argument("--small", action="store_true", help="sizes that take seconds")
+    options = parser.parse_args()
+    items = [item for item in ITEMS if options.paper in (None, item.paper)]
+    if options.item is None:
+        return show(items)
+    chosen = {item.name: item for item in items}.get(options.item)
+    if chosen is None:
+        parser.error(f"found {options.item}, expected one of {', '.join(item.name for item in items)}")
+    return run(chosen, Asked(tuple(options.networks), options.small, gpu_here()))
+
+
+def show(items: list[Item]) -> None:
+    for item in items:
+        needs = f" (a GPU: {item.gpu})" if item.gpu else ""
+        print(f"papers.py {item.paper} {item.name}: {item.shows}{needs}")
+
+
+def run(item: Item, asked: Asked) -> None:
+    if item.gpu == EVERYTHING:
+        need_gpu(f"{item.paper} {item.name}")
+    module, function = item.function.split(":")
+    getattr(importlib.import_module(module), function)(asked)
+    if item.gpu and not asked.gpu:
+        print(f"left out without an NVIDIA GPU and CuPy: {item.gpu}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Each item of the papers has a command and a line of the page; without a GPU it says what it left out."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import common
+import papers
+import pytest
+from helpers.files import ROOT
+from papers import EVERYTHING, ITEMS, Item
+
+PAGE = ROOT / "docs" / "papers.md"
+COMMAND = re.compile(r"`papers\.py (\w+) ([\w-]+)")
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "gpu_here", lambda: False)
+    monkeypatch.setattr(common, "gpu_here", lambda: False)
+    monkeypatch.delenv("BENCHMARK_NETWORKS", raising=False)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["papers.py", *words])
+    papers.main()
+
+
+def names(item: Item) -> str:
+    return f"{item.paper} {item.name}"
+
+
+def test_the_page_has_every_item_in_the_section_of_its_paper_and_no_other() -> None:
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.M)[1:]
+    found = {(section.partition("\n")[0], *each) for section in sections for each in COMMAND.findall(section)}
+    assert all(paper in heading.lower() for heading, paper, _ in found)
+    assert {(paper, name) for _, paper, name in found} == {(item.paper, item.name) for item in ITEMS}
+    assert len(set(map(names, ITEMS))) == len(ITEMS)
+
+
+@pytest.mark.parametrize("item", [item for item in ITEMS if item.gpu != EVERYTHING], ids=names)
+def test_it_runs_without_a_gpu(
+    item: Item, without_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, item.paper, item.name, "--small")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) >= 3
+    assert (printed[-1] == f"left out without an NVIDIA GPU and CuPy: {item.gpu}") == bool(item.gpu)
+
+
+def test_what_needs_a_gpu_throughout_says_so_in_a_line(
+    without_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for item in ITEMS:
+        if item.gpu == EVERYTHING:
+            with pytest.raises(SystemExit) as ended:
+                call(monkeypatch, item.paper, item.name)
+            assert ended.value.code == 2
+            line = f"{names(item)} needs an NVIDIA GPU and CuPy (junctor[cuda12] or junctor[cuda13]): none here\n"
+            assert capsys.readouterr() == ("", line)
+
+
+def test_items_are_listed_and_others_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch)
+    assert len(capsys.readouterr().out.splitlines()) == len(ITEMS)
+    call(monkeypatch, "lee")
+    assert len(capsys.readouterr().out.splitlines()) == sum(item.paper == "lee" for item in ITEMS)
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "lee", "figure99")
+    assert "found figure99, expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hmm", "gpu"],
+        ["stored", "tables", "none.bif"],
+        ["stored", "stream"],
+        ["launch", "tables", "none.bif", "--folder", "none"],
+        ["launch", "measure", "none.pickle", "--output", "none"],
+        ["launch", "run", "none.pickle", "none.json"],
+    ],
+    ids=" ".join,
+)
+def test_benchmarks_of_a_gpu_say_that_there_is_none(
+    words: list[str], without_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = __import__(words[0])
+    monkeypatch.setattr(sys, "argv", [f"{words[0]}.py", *words[1:]])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
