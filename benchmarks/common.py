@@ -32,23 +32,31 @@ class Asked(NamedTuple):
     networks: network files or folders that were named, or none.
     small: whether sizes that take seconds will do.
     gpu: whether there is a GPU; without one a function does what a CPU can show.
+    folder: where files go that it draws, or keeps for another item.
     """
 
     networks: tuple[Path, ...] = ()
     small: bool = False
     gpu: bool = False
+    folder: Path = Path()
 
     def files(self, names: Iterable[str]) -> list[Path]:
         """Return the network files named; else those of a paper, by their names without suffixes, of the folder
         BENCHMARK_NETWORKS; else, and where small ones will do, networks that come with this project."""
         if self.networks:
             return network_files(self.networks)
-        folder = os.environ.get("BENCHMARK_NETWORKS")
-        there = {path.name.split(".")[0]: path for path in Path(folder).rglob("*.*")} if folder else {}
-        found = [] if self.small else [there[name] for name in names if name in there]
+        there = dict[str, Path]() if self.small else benchmark_networks()
+        found = [there[name] for name in names if name in there]
         if not found:
             print("networks of data/, not the paper's: name files, or a folder of them in BENCHMARK_NETWORKS")
         return found or [DATA / "asia.bif", DATA / "student.bif"]
+
+
+def benchmark_networks() -> dict[str, Path]:
+    """Return the network files of the folder BENCHMARK_NETWORKS by their names without suffixes, BIF before UAI."""
+    folder = os.environ.get("BENCHMARK_NETWORKS")
+    files = [path for suffix in ("uai*", "bif*") for path in Path(folder).rglob(f"*.{suffix}")] if folder else []
+    return {path.name.split(".")[0]: path for path in files if path.suffixes[0] in (".bif", ".uai")}
 
 
 def gpu_here() -> bool:

@@ -1,4 +1,4 @@
-"""Launch parameters by regression: Zheng and Mengshoel (KDD 2013), whole, on the GPU at hand.
+"""Launch parameters by regression: Zheng and Mengshoel (KDD 2013), whole, on a GPU.
 
     uv run python benchmarks/launch.py prepare NETWORK ... --output trees.pickle   trees with a searched order, anywhere
     python benchmarks/launch.py measure trees.pickle --output launch.parquet       seconds of every message and setting
@@ -8,9 +8,10 @@
 
 `measure` takes one message of each size (entries of separator and clique) of the trees, with every block size K and
 arithmetic threads p_a of a grid; settings where a thread would have more than 16,384 terms are left out. `fit` learns
-from all sizes that do not occur in a network and chooses for that network. `run` propagates without evidence: the
-manual settings, what each model chose, the fastest setting that is one for all, the fastest of every message, the CPU
-(all cores, stored tables), and our own kernels on the same trees.
+from all sizes, for their measures of what was learned (equations 13 and 14), then from all that do not occur in a
+network, and chooses for that network. `run` propagates without evidence: the manual settings, what each model chose,
+the fastest setting that is one for all, the fastest of every message, the CPU (all cores, stored tables), and our own
+kernels on the same trees.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,9 @@ from baselines.index_mapping import (
     all_settings,
     one_threshold,
     reduction_steps,
+    reduction_time,
     scattering_steps,
+    scattering_time,
     zero_threshold,
 )
 from common import need_gpu
@@ -64,10 +67,47 @@ MOST_TERMS = 1 << 14
 AT_ONCE = 132 * 2048
 # What the sum of a table in single precision may be off from one after a propagation.
 MOST_OFF = 1e-4
-# Of their results only these means are public outside the paper, whose text was not at hand.
-THEIRS = (
-    "SVR against earlier work, over networks: 10.70 times (arithmetic mean), 8.68 (geometric); of a network: not known"
-)
+
+
+class Theirs(NamedTuple):
+    """A column of their Table 4: nodes, average entries of cliques and separators, milliseconds on a GTX 460 and a
+    Core 2 Quad.
+
+    gpu, cpu, smile: earlier work of theirs, and SMILE.
+    """
+
+    nodes: int
+    clique: int
+    separator: int
+    zero_threshold: float
+    one_threshold: float
+    svr: float
+    lasso: float
+    lasso_1se: float
+    gpu: float
+    cpu: float
+    smile: float
+
+
+# RSS, SD and MR of their Table 3; without units.
+TABLE_THREE = {
+    ("reduce", "Lasso, lambda 0"): "12.3e5 | 20.84 | 12.73%",
+    ("reduce", "Lasso, lambda 1se"): "14.9e5 | 11.3e3 | 23.62%",
+    ("reduce", "SVR"): "13.6e5 | 1.78 | 18.58%",
+    ("scatter", "Lasso, lambda 0"): "1.31e3 | 0.92 | 1.84%",
+    ("scatter", "Lasso, lambda 1se"): "1.57e3 | 0.46 | 2.01%",
+    ("scatter", "SVR"): "2.69e3 | 0.72 | 2.18%",
+}
+THEIRS = {
+    "pigs": Theirs(368, 1_972, 339, 39.29, 26.06, 13.70, 19.8, 131.8, 75, 51, 130),
+    "water": Theirs(20, 173_297, 713, 29.97, 18.21, 9.47, 14.48, 49.13, 52, 120, 160),
+    "munin2": Theirs(860, 5_653, 533, 205.8, 86.4, 43.73, 72.28, 151.71, 125, 210, 140),
+    "munin3": Theirs(904, 3_443, 2_099, 57.65, 48.17, 35.18, 59.01, 167.8, 104, 137, 120),
+    "munin4": Theirs(872, 16_444, 9_273, 146.64, 104.44, 67.15, 101.41, 387.54, 342, 473, 430),
+    "mildew": Theirs(28, 341_651, 26_065, 44.16, 34.56, 17.84, 23.85, 51.72, 53, 355, 280),
+    "barley": Theirs(36, 512_044, 39_318, 103.38, 90.18, 45.96, 58.63, 136.41, 106, 974, 780),
+    "diabetes": Theirs(337, 32_443, 1_845, 58.30, 48.63, 33.98, 62.32, 110.72, 94, 420, 240),
+}
 
 Trees = Sequence[tuple[str, Network, StoredPlan]]
 Seconds = dict[str, npt.NDArray[np.float64]]
@@ -98,44 +138,40 @@ def measure(trees: Trees, output: Path, limit: float) -> None:
         if time.perf_counter() - started > limit:
             print(f"{done} of {len(examples)} sizes within {limit} s", flush=True)
             break
+        message = Message(gpu, mapping_of(plan, operation, gpu.cupy))
         for setting in settings:
             if size.terms / setting.together > MOST_TERMS:
                 continue
             for name in NAMES:
-                rows.append((*size, *setting, name, _seconds(gpu, name, setting, plan, operation)))
+                rows.append((*size, *setting, name, message.seconds(name, setting)))
     _write(rows, gpu.name, output)
     print(f"{len(rows):,} measurements in {time.perf_counter() - started:.0f} s on {gpu.name}", flush=True)
 
 
-_arrays: dict[Any, Any] = {}
+class Message:
+    """The tables of a message on a GPU, whose halves are timed.
 
+    mapping: its mapping table, on the device.
+    """
 
-def _seconds(gpu: Gpu, name: str, setting: Setting, plan: StoredPlan, operation: Any) -> float:
-    key = id(plan), operation
-    if key not in _arrays:
-        _arrays.clear()
-        size = size_of(plan, operation)
-        table = gpu.cupy.random.random(size.clique, dtype=gpu.dtype) + gpu.dtype.type(0.5)
-        mapping = mapping_of(plan, operation, gpu.cupy)
-        _arrays[key] = (
-            mapping,
-            table,
-            gpu.cupy.ones(size.separator, gpu.dtype),
-            gpu.cupy.ones(size.separator, gpu.dtype),
-        )
+    def __init__(self, gpu: Gpu, mapping: Any) -> None:
+        self._gpu, self._mapping, entries = gpu, mapping, len(mapping)
+        self._table = gpu.cupy.random.random(mapping.size, dtype=gpu.dtype) + gpu.dtype.type(0.5)
+        self._separator, self._ratio = (gpu.cupy.ones(entries, gpu.dtype) for _ in range(2))
         gpu.cupy.cuda.runtime.deviceSynchronize()
-    mapping, table, separator, ratio = _arrays[key]
-    if name == "scatter":
-        # Numbers that do not change: as often as wanted.
-        ratio[...] = 1
-        gpu.cupy.cuda.runtime.deviceSynchronize()
-    arrays = (table, separator, ratio) if name == "reduce" else (table, ratio)
 
-    def enqueue() -> None:
-        for _ in range(LAUNCHES):
-            gpu.launch(name, setting, mapping, *arrays)
+    def seconds(self, name: str, setting: Setting) -> float:
+        if name == "scatter":
+            # Numbers that do not change: as often as wanted.
+            self._ratio[...] = 1
+            self._gpu.cupy.cuda.runtime.deviceSynchronize()
+        arrays = (self._table, self._separator, self._ratio) if name == "reduce" else (self._table, self._ratio)
 
-    return gpu.seconds(enqueue, REPEATS) / LAUNCHES
+        def enqueue() -> None:
+            for _ in range(LAUNCHES):
+                self._gpu.launch(name, setting, self._mapping, *arrays)
+
+        return self._gpu.seconds(enqueue, REPEATS) / LAUNCHES
 
 
 def _write(rows: list[tuple[int, int, int, int, str, float]], device: str, output: Path) -> None:
@@ -166,16 +202,25 @@ def read(path: Path) -> tuple[str, list[Size], list[Setting], Seconds]:
     return table["device"][0].as_py(), sizes, ways, seconds
 
 
-def fit(trees: Trees, path: Path, output: Path) -> None:
-    """Print their Table 3 on networks held out, and the sums of what was measured; write what every model chose."""
-    from launch_models import MODELS, Grid, choices, mean_quality, quality
+def grids_of(trees: Trees, path: Path) -> tuple[str, list[Setting], dict[str, Any]]:
+    """Return the device, the settings, and what was measured of either operation, a `Grid`."""
+    from launch_models import Grid
 
     device, sizes, settings, seconds = read(path)
     examples = examples_of(trees)
     layouts = [_layout(*examples[size]) for size in sizes]
     grids = {name: Grid(np.array(sizes), np.array(settings), seconds[name], np.array(layouts)) for name in NAMES}
+    return device, settings, grids
+
+
+def fit(trees: Trees, path: Path, output: Path) -> None:
+    """Print their Table 3, and the sums of what was measured; write what every model chose for networks held out."""
+    from launch_models import MODELS, Quality, choices, quality
+
+    device, settings, grids = grids_of(trees, path)
+    _, sizes, _, seconds = read(path)
     chosen: dict[str, dict[str, dict[str, list[Any]]]] = {}
-    found: dict[str, list[Any]] = {f"{model} {name}": [] for model in MODELS for name in NAMES}
+    found: dict[tuple[str, str], list[Quality]] = {(model, name): [] for model in MODELS for name in NAMES}
     for network, _, plan in trees:
         own = {size for _, size in sizes_of(plan)}
         inside = np.array([size in own for size in sizes])
@@ -185,17 +230,23 @@ def fit(trees: Trees, path: Path, output: Path) -> None:
             for name in NAMES:
                 trained = make().fit(*grids[name].part(~inside).rows())
                 held_out = grids[name].part(inside)
-                found[f"{model} {name}"].append(quality(held_out, trained))
+                own_quality = quality(held_out, trained)
+                found[model, name].append(own_quality._replace(deviance=own_quality.deviance / inside.sum()))
                 ways = [settings[n] for n in choices(held_out, trained)]
                 messages = held_out.messages.tolist()
                 chosen[network][model][name] = [(*size, *way) for size, way in zip(messages, ways, strict=True)]
         print(f"{network}: {inside.sum()} of {len(sizes)} sizes held out", file=sys.stderr, flush=True)
-    print(f"{device}, {len(sizes)} sizes, {len(settings)} settings; means over the networks held out\n")
-    print("model | operation | RSS (log2 s) | SD (us^2) | MR\n" + "|".join(["---"] * 5))
-    for model in MODELS:
+    print(f"{device}, {len(sizes)} sizes, {len(settings)} settings. Sums over what was learned, as printed; means over")
+    print("networks held out of means of squared residuals of log2 seconds, of squared deviances of messages, and MR\n")
+    print("operation | model | RSS (us^2) | SD (us^2) | MR | held out: log2 s | SD (us^2) | MR | theirs: RSS | SD | MR")
+    print("|".join(["---"] * 11))
+    for model, make in MODELS.items():
         for name in NAMES:
-            mean = mean_quality(found[f"{model} {name}"])
-            print(f"{model} | {name} | {mean.rss:.4f} | {mean.deviance:.3f} | {mean.missed:.2f}")
+            whole = quality(grids[name], make().fit(*grids[name].rows()))
+            held = [float(np.mean(column)) for column in zip(*found[model, name], strict=True)]
+            cells = f"{whole.rss:.4g} | {whole.deviance:.4g} | {whole.missed:.2%}"
+            others = f"{held[3]:.4f} | {held[1]:.3f} | {held[2]:.2%}"
+            print(f"{name} | {model} | {cells} | {others} | {TABLE_THREE.get((name, model), ' | | ')}", flush=True)
     best, single = _best(trees, sizes, settings, seconds)
     output.write_text(json.dumps({"device": device, "chosen": chosen, "best": best, "single": single}))
     _sums(trees, {"device": device, "chosen": chosen, "best": best, "single": single}, sizes, settings, seconds)
@@ -210,6 +261,23 @@ def _best(trees: Trees, sizes: list[Size], settings: list[Setting], seconds: Sec
     ways = {name: np.nanargmin(seconds[name], axis=1) for name in NAMES}
     best = {name: [(*size, *settings[n]) for size, n in zip(sizes, ways[name], strict=True)] for name in NAMES}
     return best, settings[int(total.argmin())]
+
+
+def by_equations(name: str, size: Size) -> Setting:
+    """Return the setting with the least time by their equations 5 and 6."""
+    return min(all_settings(THREADS), key=lambda each: (equation(name, size, each), each))
+
+
+def equation(name: str, size: Size, setting: Setting) -> int:
+    """Return what an operation takes by their equation 5 or 6 on a device with `AT_ONCE` threads."""
+    time = reduction_time if name == "reduce" else scattering_time
+    return time(size.separator, size.clique, setting, AT_ONCE // setting.threads)
+
+
+def by_steps(name: str, size: Size) -> Setting:
+    """Return the setting with the least steps by our own model."""
+    steps = reduction_steps if name == "reduce" else scattering_steps
+    return min(all_settings(THREADS), key=lambda each: (steps(size.separator, size.terms, each, AT_ONCE), each))
 
 
 def choosers(record: dict[str, Any], network: str) -> dict[str, Chooser]:
@@ -227,14 +295,11 @@ def choosers(record: dict[str, Any], network: str) -> dict[str, Chooser]:
 
         return nearest
 
-    def by_steps(name: str, size: Size) -> Setting:
-        steps = reduction_steps if name == "reduce" else scattering_steps
-        return min(all_settings(THREADS), key=lambda each: (steps(size.separator, size.terms, each, AT_ONCE), each))
-
     single = Setting(*record["single"])
     return {
         "0-threshold": lambda _, size: zero_threshold(size.terms),
         "1-threshold": lambda _, size: one_threshold(size.terms),
+        "equations 5 and 6": by_equations,
         "analytical": by_steps,
         **{model: listed(tables) for model, tables in record["chosen"][network].items()},
         f"best single ({single.threads}, {single.together})": lambda _, size: single,
@@ -268,7 +333,7 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
     """Print their Table 4: milliseconds of a propagation without evidence with every way to choose, and ours."""
     gpu = Gpu(np.dtype(np.float32))
     names = list(choosers(record, trees[0][0]))
-    print(f"{gpu.name}, {date.today()}, single precision, ms of a propagation without evidence. Theirs: {THEIRS}\n")
+    print(f"{gpu.name}, {date.today()}, single precision, ms of a propagation without evidence\n")
     print(" | ".join(["network", "operations", *names, "CPU", "our kernels", "slower than ours", "sums off by"]))
     print("|".join(["---"] * (len(names) + 6)), flush=True)
     totals: dict[str, list[float]] = {name: [] for name in names}
@@ -293,6 +358,7 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
             f"{off:.0e}",
             flush=True,
         )
+    table_four([network for network, _, _ in trees])
     print("\ngeometric mean of gains over 0-threshold | 1-threshold | best single | best of each | worst against that")
     for name in names:
         others = [totals[each] for each in (*names[:2], *names[-2:])]
@@ -304,6 +370,15 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
 
         bars = {name: [1e3 * each for each in times] for name, times in totals.items()}
         draw([network for network, _, _ in trees], {**bars, **beside}, plot)
+
+
+def table_four(networks: Sequence[str]) -> None:
+    """Print the columns of their Table 4 for some networks."""
+    names = "0-threshold | 1-threshold | SVR | Lasso, lambda 0 | Lasso, lambda 1se | earlier GPU | CPU | SMILE"
+    print(f"\ntheirs, ms on a GTX 460: network | nodes | clique, average | separator, average | {names} | CPU / SVR")
+    for network in networks:
+        if column := THEIRS.get(network):
+            print(f"{network} | {' | '.join(f'{each:,}' for each in column)} | {column.cpu / column.svr:.2f}")
 
 
 def times_of_ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:

@@ -46,6 +46,25 @@ ITEMS = (
         "preprocessing on the device, transfers, kernels, speed-ups",
     ),
     Item("bistaffa", "pipelines", "+50 and +75 % by pipelined transfers", "stored:paper_pipelines", EVERYTHING),
+    Item("zheng", "formulas", "equations 5 and 6: settings by them and by ours", "launch_paper:formulas"),
+    Item("zheng", "figure2", "Figure 2: three surfaces of a reduction", "launch_paper:figure_two", "measured surfaces"),
+    Item("zheng", "table3", "Table 3: RSS, SD and MR of Lasso and SVR", "launch_paper:table_three", EVERYTHING),
+    Item(
+        "zheng",
+        "figures4-6",
+        "Figures 4 to 6: surfaces, measured and by SVR and Lasso",
+        "launch_paper:figures_four_to_six",
+        EVERYTHING,
+    ),
+    Item(
+        "zheng",
+        "table4",
+        "Table 4: ms of a propagation with each way to choose settings",
+        "launch_paper:table_four_of",
+        "all times of ours",
+    ),
+    Item("zheng", "figure7", "Figure 7: Table 4 as bars", "launch_paper:figure_seven", "the figure of ours"),
+    Item("zheng", "means", "10.70 and 8.68: means of speed-ups", "launch_paper:means"),
     Item(
         "lee",
         "appendix2",
@@ -62,6 +81,7 @@ def main() -> None:
     parser.add_argument("item", nargs="?", help="without one: the items of the paper")
     parser.add_argument("networks", nargs="*", type=Path, help="network files, or folders of BIF files")
     parser.add_argument("--small", action="store_true", help="sizes that take seconds")
+    parser.add_argument("--folder", type=Path, default=Path(), help="of files that an item draws or keeps; this one")
     options = parser.parse_args()
     items = [item for item in ITEMS if options.paper in (None, item.paper)]
     if options.item is None:
@@ -69,7 +89,7 @@ def main() -> None:
     chosen = {item.name: item for item in items}.get(options.item)
     if chosen is None:
         parser.error(f"found {options.item}, expected one of {', '.join(item.name for item in items)}")
-    return run(chosen, Asked(tuple(options.networks), options.small, gpu_here()))
+    return run(chosen, Asked(tuple(options.networks), options.small, gpu_here(), options.folder))
 
 
 def show(items: list[Item]) -> None:

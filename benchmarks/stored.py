@@ -59,11 +59,11 @@ def shape_of(network: Network) -> Shape:
     return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
 
 
-def name_of(path: str) -> str:
+def name_of(path: str | Path) -> str:
     return Path(path).name.split(".")[0]
 
 
-def prepare(paths: list[str], output: Path) -> None:
+def prepare(paths: Sequence[str | Path], output: Path) -> None:
     trees = []
     for path in paths:
         network = read_network(path)
@@ -74,10 +74,10 @@ def prepare(paths: list[str], output: Path) -> None:
     output.write_bytes(pickle.dumps(trees))
 
 
-def trees_of(paths: list[str]) -> list[tuple[str, Network, StoredPlan]]:
+def trees_of(paths: Sequence[str | Path]) -> list[tuple[str, Network, StoredPlan]]:
     trees = []
     for path in paths:
-        if path.endswith(".pickle"):
+        if Path(path).suffix == ".pickle":
             trees += pickle.loads(Path(path).read_bytes())
         else:
             network = read_network(path)
@@ -249,11 +249,11 @@ def costs(paths: list[str], output: Path) -> None:
 
 
 def paper_table_one(asked: Asked) -> None:
-    table_one(trees_of([str(path) for path in asked.files(THEIRS)]))
+    table_one(trees_of(asked.files(THEIRS)))
 
 
 def paper_table_two(asked: Asked) -> None:
-    trees = trees_of([str(path) for path in asked.files(THEIRS)])
+    trees = trees_of(asked.files(THEIRS))
     table_two(trees, argparse.Namespace(cpu=not asked.gpu, precision=["single"], repeats=3, kernels=False))
 
 

@@ -58,9 +58,28 @@ def one_threshold(terms: int) -> Setting:
     return Setting(MANUAL_THREADS, FEW_TOGETHER if terms <= THRESHOLD else MANY_TOGETHER)
 
 
-def reduction_steps(entries: int, terms: int, setting: Setting, at_once: int) -> float:
-    """Return how many steps a reduction takes by an analytical model: rounds of blocks, of additions, and their sum.
+def reduction_time(separator: int, clique: int, setting: Setting, blocks_at_once: int) -> int:
+    """Return what a reduction takes by equation 5, as printed, in additions.
 
+    It counts all entries of the clique table for each round of blocks, though a block has those of its separator
+    entries alone, and multiplies by the halvings that follow the additions.
+
+    separator, clique: entries of the tables.
+    blocks_at_once: N_b, blocks that a device runs side by side.
+    """
+    return scattering_time(separator, clique, setting, blocks_at_once) * setting.together.bit_length()
+
+
+def scattering_time(separator: int, clique: int, setting: Setting, blocks_at_once: int) -> int:
+    """Return what a scattering takes by equation 6, as printed; parameters as of `reduction_time`."""
+    return -(-setting.blocks(separator) // blocks_at_once) * -(-clique // setting.together)
+
+
+def reduction_steps(entries: int, terms: int, setting: Setting, at_once: int) -> float:
+    """Return how many steps a reduction takes by a model of our own: rounds of blocks, each of a thread's additions
+    and then of halvings.
+
+    terms: clique entries of an entry of the separator.
     at_once: threads that a device runs side by side.
     """
     rounds = math.ceil(entries * setting.together / at_once)
@@ -68,7 +87,7 @@ def reduction_steps(entries: int, terms: int, setting: Setting, at_once: int) ->
 
 
 def scattering_steps(entries: int, terms: int, setting: Setting, at_once: int) -> float:
-    """Return how many steps a scattering takes by an analytical model: rounds of blocks, of multiplications."""
+    """Return how many steps a scattering takes by the same model: rounds of blocks, of a thread's multiplications."""
     return math.ceil(entries * setting.together / at_once) * math.ceil(terms / setting.together)
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import common
 import numpy as np
 import pytest
 from baselines import index_mapping as mapping
 from baselines.index_mapping import Setting, all_settings, index_mapping
+from common import DATA
 from emulation.build import built
 from emulation.nvrtc import compiles
 from helpers.oracle import joint_table
@@ -23,6 +25,7 @@ from junctor.generate import grid, hmm, layered
 from junctor.planning.cliques import plan_stored
 from junctor.planning.shape import shape_of
 from junctor_kernels.tables.reference import SINGLE
+from mapped_tree import Size
 
 LAUNCH = """
 extern "C" void reduce(int blocks, int threads, const real *clique, const int *mapping, real *separator,
@@ -101,6 +104,16 @@ def test_settings_cover_the_grid_and_every_entry() -> None:
     assert mapping.one_threshold(91) == (256, 128)
 
 
+def test_equations_five_and_six_by_hand() -> None:
+    # 100 entries in blocks of 16: 7 blocks, 2 rounds of 4. 1,000 entries: 63 additions each of 16 threads, 5 halvings.
+    assert mapping.reduction_time(100, 1000, Setting(256, 16), blocks_at_once=4) == 2 * 63 * 5
+    assert mapping.scattering_time(100, 1000, Setting(256, 16), blocks_at_once=4) == 2 * 63
+    # One thread an entry: log2 1 + 1 = 1.
+    assert mapping.reduction_time(5, 40, Setting(64, 1), blocks_at_once=1) == 40
+    assert mapping.reduction_time(5, 40, Setting(2, 1), blocks_at_once=1) == 3 * 40
+    assert mapping.reduction_time(5, 40, Setting(64, 64), blocks_at_once=5) == 7
+
+
 def test_the_analytical_model_trades_terms_for_rounds() -> None:
     steps = [mapping.reduction_steps(1, 1024, Setting(256, 1 << n), at_once=1 << 18) for n in range(9)]
     assert steps == sorted(steps, reverse=True)
@@ -159,6 +172,7 @@ class Plain:
             empty=np.empty,
             zeros=np.zeros,
             arange=np.arange,
+            random=SimpleNamespace(random=lambda size, dtype: np.random.default_rng(1).random(size, dtype)),
             cuda=SimpleNamespace(runtime=SimpleNamespace(deviceSynchronize=lambda: None)),
         )
 
@@ -188,10 +202,39 @@ def test_the_table_of_whole_propagations(
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if line.startswith("net |"))
     cells = [cell.strip() for cell in line.split("|")]
-    assert cells[2:8] == ["1.000"] * 6
-    assert cells[8:11] == ["7.0", "0.500", "+100%"]
-    assert float(cells[11]) < 1e-5
+    assert cells[2:9] == ["1.000"] * 7
+    assert cells[9:12] == ["7.0", "0.500", "+100%"]
+    assert float(cells[12]) < 1e-5
     assert "some model | 1.000" in printed
     monkeypatch.setattr(launch, "MOST_OFF", 0.0)
     with pytest.raises(ArithmeticError, match="net: after a propagation"):
         launch.run([("net", network, plan)], record, cpu=False, rounds=1)
+
+
+def test_what_the_paper_measures_on_a_gpu_is_measured_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("sklearn")
+    launch, paper, models = (importlib.import_module(name) for name in ("launch", "launch_paper", "launch_models"))
+    monkeypatch.setattr(launch, "Gpu", Plain)
+    monkeypatch.setattr(paper, "Gpu", Plain)
+    monkeypatch.setattr(launch, "times_of_ours", lambda plan, network, cpu: (0.5, 7.0))
+    monkeypatch.setattr(paper, "EXAMPLES", (Size(3, 24),))
+    few = {name: models.MODELS[name] for name in ("SVR", "Lasso, lambda min")}
+    monkeypatch.setattr(models, "MODELS", few)
+    networks = (DATA / "asia.bif", DATA / "student.bif")
+    asked = common.Asked(networks, small=True, gpu=True, folder=tmp_path)
+    for item in (paper.table_three, paper.figures_four_to_six, paper.figure_two, paper.table_four_of):
+        item(asked)
+    monkeypatch.setattr(paper, "measure", None)
+    drawn: list[Path] = []
+    monkeypatch.setattr(importlib.import_module("launch_plot"), "draw", lambda *of: drawn.append(of[-1]))
+    paper.figure_seven(asked)
+    assert drawn == [tmp_path / "zheng-figure7.svg", tmp_path / "figure7.svg"]
+    printed = capsys.readouterr().out
+    assert "reduce | SVR |" in printed
+    assert "24 entries of the clique, 3 of the separator; measured, microseconds" in printed
+    # A surface has 34 settings, of which the first fastest has a star: measured and by each model, then by equation 5.
+    assert printed.count("*") == 3 + 2
+    # Of sums of messages, then of propagations.
+    assert printed.count("\nstudent | ") == 1 + 2

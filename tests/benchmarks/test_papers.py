@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import common
 import papers
@@ -41,9 +42,13 @@ def test_the_page_has_every_item_in_the_section_of_its_paper_and_no_other() -> N
 
 @pytest.mark.parametrize("item", [item for item in ITEMS if item.gpu != EVERYTHING], ids=names)
 def test_it_runs_without_a_gpu(
-    item: Item, without_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    item: Item,
+    without_gpu: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    call(monkeypatch, item.paper, item.name, "--small")
+    call(monkeypatch, item.paper, item.name, "--small", "--folder", str(tmp_path))
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) >= 3
     assert (printed[-1] == f"left out without an NVIDIA GPU and CuPy: {item.gpu}") == bool(item.gpu)
