@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from common import Asked, need_gpu
@@ -40,17 +41,38 @@ from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 from stored_streams import stream
 
 ALGEBRAS = {"single": SINGLE, "double": DOUBLE}
-# Total table entries of their trees (average size times nodes of their Table I), and their milliseconds of the kernels
-# alone on a GTX 780, as reported by them.
+
+
+class Theirs(NamedTuple):
+    """A column of their Tables I and II: nodes, entries of clique and of separator tables, milliseconds on a GTX 780
+    and one core.
+
+    zheng: of Zheng and Mengshoel, the speed-up that they compare with; none of munin1.
+    """
+
+    nodes: int
+    cliques: tuple[int, int, int]
+    separators: tuple[int, int, int]
+    preprocessing: int
+    transfers: int
+    cpu: int
+    kernels: int
+    zheng: float | None
+
+    @property
+    def speedup(self) -> float:
+        return self.cpu / self.kernels
+
+
 THEIRS = {
-    "mildew": (9.6e6, 3),
-    "diabetes": (1.1e7, 12),
-    "barley": (1.8e7, 29),
-    "munin1": (8.4e7, 216),
-    "munin2": (4.9e6, 8),
-    "munin3": (3.1e6, 14),
-    "munin4": (1.4e7, 29),
-    "water": (3.5e6, 11),
+    "mildew": Theirs(28, (4_372_480, 336, 341_651), (71_680, 72, 9_273), 40, 12, 355, 3, 19.90),
+    "diabetes": Theirs(337, (190_080, 495, 32_443), (11_880, 16, 1_845), 112, 57, 420, 12, 12.36),
+    "barley": Theirs(36, (7_257_600, 216, 512_044), (907_200, 7, 39_318), 444, 110, 974, 29, 21.19),
+    "munin1": Theirs(162, (38_400_000, 4, 516_887), (2_400_000, 2, 44_058), 4518, 1521, 7490, 216, None),
+    "munin2": Theirs(860, (504_000, 4, 5_653), (72_000, 2, 713), 50, 16, 210, 8, 4.80),
+    "munin3": Theirs(904, (156_800, 4, 3_443), (22_400, 2, 553), 99, 39, 137, 14, 3.89),
+    "munin4": Theirs(872, (784_000, 4, 16_444), (112_000, 2, 2_099), 268, 45, 473, 29, 7.04),
+    "water": Theirs(20, (995_328, 9, 173_297), (147_456, 3, 26_065), 10, 15, 120, 11, 12.67),
 }
 CASES = 10**6
 
@@ -86,15 +108,18 @@ def trees_of(paths: Sequence[str | Path]) -> list[tuple[str, Network, StoredPlan
 
 
 def table_one(trees: Sequence[tuple[str, Network, StoredPlan]]) -> None:
-    print("network | nodes | clique max | min | average | separator max | min | average | entries | theirs")
-    print("|".join(["---"] * 10))
+    print("network | nodes | clique max | min | average | separator max | min | average | entries")
+    print("|".join(["---"] * 9))
     for name, _, plan in trees:
         numbers = range(len(plan.cliques))
         cliques = [plan.entries(i) for i in numbers]
         separators = [plan.separator_entries(i) for i in numbers if plan.cliques[i].parent is not None] or [1]
         cells = [f"{f(sizes):,.0f}" for sizes in (cliques, separators) for f in (max, min, statistics.mean)]
-        theirs = f"{THEIRS[name][0]:.1e}" if name in THEIRS else "not known"
-        print(f"{name} | {len(cliques)} | {' | '.join(cells)} | {sum(cliques):,} | {theirs}", flush=True)
+        print(f"{name} | {len(cliques)} | {' | '.join(cells)} | {sum(cliques):,}", flush=True)
+        if theirs := THEIRS.get(name):
+            cells = [f"{size:,}" for size in (*theirs.cliques, *theirs.separators)]
+            entries = theirs.nodes * theirs.cliques[2]
+            print(f"theirs | {theirs.nodes} | {' | '.join(cells)} | {entries:,}")
 
 
 def median_ms(work: Callable[[], object], repeats: int) -> float:
@@ -190,15 +215,21 @@ def largest_difference(device: ResidentExecutor, host: HostExecutor, cliques: in
 
 def table_two(trees: Sequence[tuple[str, Network, StoredPlan]], options: argparse.Namespace) -> None:
     device = None if options.cpu else CudaCliqueDevice()
-    print(f"compiled CPU kernels: {bool(find_spec('numba'))}; all times in ms; theirs: kernels alone on a GTX 780")
     print(
-        "network | precision | entries | preprocessing CPU | GPU | transfers | CPU | GPU kernels | theirs | "
+        f"compiled CPU kernels: {bool(find_spec('numba'))}; all times in ms; theirs: a GTX 780 and one core at 3.4 GHz"
+    )
+    print(
+        "network | precision | entries | preprocessing CPU | GPU | transfers | CPU | GPU kernels | "
         "CPU/GPU | with transfers | difference | lost"
     )
-    print("|".join(["---"] * 13), flush=True)
+    print("|".join(["---"] * 12), flush=True)
     for name, network, plan in trees:
         for algebra in [ALGEBRAS[each] for each in options.precision]:
             measure(name, network, plan, algebra, device, options)
+        if theirs := THEIRS.get(name):
+            times = f"{theirs.preprocessing} | - | {theirs.transfers} | {theirs.cpu} | {theirs.kernels}"
+            gains = f"{theirs.speedup:.2f} | {theirs.cpu / (theirs.kernels + theirs.transfers):.1f}"
+            print(f"theirs | single | {theirs.nodes * theirs.cliques[2]:,} | {times} | {gains} | - | -", flush=True)
 
 
 def measure(
@@ -223,17 +254,16 @@ def measure(
     cpu = median_ms(lambda: host.propagate({}), repeats)
     start = f"{name} | {algebra.name} | {plan.total_entries():,} | {preprocessing:.1f}"
     if device is None:
-        print(f"{start} | - | - | {cpu:.1f} | - | - | - | - | - | {lost}", flush=True)
+        print(f"{start} | - | - | {cpu:.1f} | - | - | - | - | {lost}", flush=True)
         return
     gpu = OnDevice(plan, natural, algebra, device)
     worst = largest_difference(gpu.executor, host, len(numbers))
     transfers, alone = transfers_ms(device, plan, algebra), gpu.kernels_ms(20)
     parts = gpu.by_kernel() if options.kernels else ""
     permuting = gpu.preprocess_ms()
-    theirs = f"{THEIRS[name][1]}" if name in THEIRS else "not known"
     gains = f"{cpu / alone:.1f} | {cpu / (alone + transfers):.1f}"
     gpu_times = f"{permuting:.2f} | {transfers:.2f} | {cpu:.1f} | {alone:.3f}"
-    print(f"{start} | {gpu_times} | {theirs} | {gains} | {worst:.1e} | {lost}")
+    print(f"{start} | {gpu_times} | {gains} | {worst:.1e} | {lost}")
     if parts:
         print(f"   ms/launches: {parts}")
     print(end="", flush=True)
@@ -255,6 +285,16 @@ def paper_table_one(asked: Asked) -> None:
 def paper_table_two(asked: Asked) -> None:
     trees = trees_of(asked.files(THEIRS))
     table_two(trees, argparse.Namespace(cpu=not asked.gpu, precision=["single"], repeats=3, kernels=False))
+
+
+def paper_gains(asked: Asked) -> None:
+    """Print their speed-ups beside those of Zheng and Mengshoel, whose CPU times they take."""
+    del asked
+    print("network | theirs | Zheng's | one over the other | gain\n---|---|---|---|---")
+    for name, theirs in THEIRS.items():
+        if theirs.zheng is not None:
+            ratio = theirs.speedup / theirs.zheng
+            print(f"{name} | {theirs.speedup:.2f} | {theirs.zheng} | {ratio:.2f} | {ratio - 1:+.0%}")
 
 
 def paper_pipelines(asked: Asked) -> None:

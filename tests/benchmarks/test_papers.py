@@ -7,9 +7,14 @@ import sys
 from pathlib import Path
 
 import common
+import numpy as np
 import papers
 import pytest
+import stored_swaps
 from helpers.files import ROOT
+from junctor.generate import layered
+from junctor.planning.cliques import StoredClique, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 from papers import EVERYTHING, ITEMS, Item
 
 PAGE = ROOT / "docs" / "papers.md"
@@ -99,3 +104,42 @@ def test_benchmarks_of_a_gpu_say_that_there_is_none(
         module.main()
     assert ended.value.code == 2
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_three_ways_permute_alike() -> None:
+    network = layered(layers=3, width=3, states=3, parents=2, seed=2)
+    plan = plan_stored(shape_of(network))
+    moved = list(stored_swaps.permuted_cliques(plan))
+    assert moved
+    for i, clique in moved:
+        table = np.random.default_rng(i).random(plan.entries(i))
+        one, other = np.empty((2, len(table)))
+        stored_swaps.ways_of(clique, plan, table, one)["Algorithm 3"]()
+        ways = stored_swaps.ways_of(clique, plan, table, other)
+        ways["naive"]()
+        np.testing.assert_array_equal(one, ways["transposition"]())
+        np.testing.assert_array_equal(one, other)
+
+
+def test_swaps_of_both_tables_of_a_separator_by_hand() -> None:
+    # Of 0 1 2 3, 3 is swapped with 1, which is not shared: 0 3 are in front. In 0 2 3, 3 is swapped with 2.
+    child = StoredClique((0, 1, 2, 3), (), (0, 3, 2, 1), (0, 3), 1, (), (), ())
+    root = StoredClique((0, 2, 3), (), (0, 2, 3), (), None, (0,), (), ())
+    assert stored_swaps.paper_swaps(StoredPlan((2, 2, 2, 2), (child, root))) == [1, 1]
+
+
+def test_worst_numbers_of_swaps_by_hand() -> None:
+    # Two of four, both behind: two swaps. Two of three in a given order, 2 0 1 for 0 1: a cycle of three.
+    assert stored_swaps.worst_swaps(4, 2) == (2, 2)
+    assert stored_swaps.worst_swaps(3, 2) == (1, 2)
+    assert stored_swaps.worst_swaps(5, 5) == (0, 4)
+
+
+def test_gains_and_examples_of_bistaffa(capsys: pytest.CaptureFixture[str]) -> None:
+    papers.run(next(item for item in ITEMS if item.name == "gains"), common.Asked())
+    papers.run(next(item for item in ITEMS if item.name == "examples"), common.Asked())
+    printed = capsys.readouterr().out
+    assert "mildew | 118.33 | 19.9 | 5.95 | +495%" in printed
+    assert "water | 10.91 | 12.67 | 0.86 | -14%" in printed
+    assert "index 267" in printed
+    assert "index 10 (row <1, 2, 0>, a_11): 5, then 5" in printed
