@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import numpy as np
-from common import Asked, need_gpu
+from common import need_gpu
 from hmm_cases import median_of, random_batch, random_model, serial_seconds
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
@@ -134,26 +134,6 @@ def lengths(size: int, threads: int) -> None:
             f"| {steps:,} | {cells[0]:.3f} | {cells[1]:.3f} | {median_of(lambda b=batch: engine.answer(b)):.4f} |",
             flush=True,
         )
-
-
-def serial_lengths(size: int, longest: int) -> None:
-    """Print seconds against the length of a sequence, of version 1 and ours on a CPU."""
-    model = random_model(size)
-    engine = SequenceEngine(model, precision="single", options=ComputeOptions(device="cpu"))
-    print(f"one sequence, {size:,} states, single precision, seconds\nsteps | version 1 | ours\n---|---|---")
-    for steps in (longest // 8, longest // 4, longest // 2, longest):
-        batch = random_batch(1, steps)
-        engine.answer(batch)
-        serial = serial_seconds(model, batch, steps, 1) * steps
-        print(f"{steps:,} | {serial:.3f} | {median_of(lambda b=batch: engine.answer(b)):.4f}", flush=True)
-
-
-def paper_appendix_two(asked: Asked) -> None:
-    serial_lengths(200 if asked.small else 1000, 80 if asked.small else 800)
-    if asked.gpu:
-        import hmm_gpu
-
-        hmm_gpu.length_table()
 
 
 def main() -> None:

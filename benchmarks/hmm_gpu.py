@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from baselines.viterbi_versions import VERSIONS, GpuVersion
+from baselines.viterbi_versions import PRINTED, VERSIONS, GpuVersion
 from hmm_cases import median_of, random_batch, random_model, serial_seconds
 from junctor.hmm.blocks import TickBlock, TrellisMemory, plan_blocks
 from junctor.hmm.decode import decode
@@ -20,6 +22,8 @@ from junctor.hmm.smooth_gpu import GpuSmoother, SequencePass
 from junctor.model.options import ComputeOptions
 
 FAR = TrellisMemory(1 << 40)
+# Of a version of Lee and Enev.
+READINGS = {"": VERSIONS, " as printed": PRINTED}
 CEILINGS = r"""
 extern "C" __global__ void read_all(const float4 *from, long long count, float *out) {
     float total = 0;
@@ -97,13 +101,13 @@ def step_seconds(machine: GpuDecoder, batch: SequenceBatch, times: int = 5) -> t
     return forward / (steps.ticks - 1), back / (steps.ticks - 1)
 
 
-def version_seconds(number: int, model: HiddenMarkovModel, batch: SequenceBatch) -> tuple[float, float]:
+def version_seconds(version: tuple[str, bool], model: HiddenMarkovModel, batch: SequenceBatch) -> tuple[float, float]:
     """Return seconds a step of a version of the paper, and the log probability of its path."""
     with np.errstate(divide="ignore"):
         logs = [np.log(each).astype(np.float32) for each in (model.start, model.transition, model.emission.T)]
-    version = GpuVersion(number, *logs, batch.symbols)
-    seconds = seconds_of(version.forward) / (version.steps - 1)
-    _, path = version.path()
+    run = GpuVersion(version, *logs, batch.symbols)
+    seconds = seconds_of(run.forward) / (run.steps - 1)
+    _, path = run.path()
     return seconds, float(log_probabilities(model, batch, path)[0])
 
 
@@ -124,8 +128,8 @@ def states_table(sizes: list[int], bandwidth: float) -> None:
             SequenceEngine(model, precision="single", options=ComputeOptions(device="gpu")).answer(short).log_value[0]
         )
         cells = []
-        for number in VERSIONS:
-            seconds, found = version_seconds(number, model, short)
+        for number, version in VERSIONS.items():
+            seconds, found = version_seconds(version, model, short)
             assert abs(found - reference) <= 1e-4 * abs(reference), (number, found, reference)
             cells.append(f"{1e6 * seconds:,.0f}")
         assert value > -np.inf
@@ -137,6 +141,20 @@ def states_table(sizes: list[int], bandwidth: float) -> None:
         )
 
 
+def versions_table(sizes: Sequence[int], numbers: Sequence[int]) -> None:
+    """Print microseconds a step of versions by the text and by the printed indices, and what each gains."""
+    ways = {f"{number}{word}": of[number] for number in numbers for word, of in READINGS.items()}
+    print("| states | 1 | " + " | ".join(ways) + " | each beside the one before, 1 beside the last: by the text |")
+    print("|---:|" + "---:|" * (len(ways) + 2))
+    for size in sizes:
+        model, batch = random_model(size), random_batch(1, 60)
+        seconds = {name: version_seconds(version, model, batch)[0] for name, version in ways.items()}
+        chain = [serial_seconds(model, batch, 8 if size > 2000 else 60), *(seconds[str(number)] for number in numbers)]
+        gains = [before / after for before, after in pairwise(chain)] + [chain[0] / chain[-1]]
+        cells = [f"{1e6 * each:,.1f}" for each in (chain[0], *seconds.values())]
+        print(f"| {size:,} | {' | '.join(cells)} | {', '.join(f'{gain:.1f}' for gain in gains)} |", flush=True)
+
+
 def length_table() -> None:
     size = 1000
     model = random_model(size)
@@ -144,7 +162,7 @@ def length_table() -> None:
     print(f"\none sequence, {size:,} states, seconds; version 1 from {1e6 * serial:,.0f} microseconds a step\n")
     print("| steps | version 1 | 4 | ours, whole call |\n|---:|---:|---:|---:|")
     engine = SequenceEngine(model, precision="single", options=ComputeOptions(device="gpu"))
-    fourth = version_seconds(4, model, random_batch(1, 500))[0]
+    fourth = version_seconds(VERSIONS[4], model, random_batch(1, 500))[0]
     for steps in (100, 1000, 10_000, 100_000):
         batch = random_batch(1, steps)
         engine.answer(batch)

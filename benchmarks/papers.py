@@ -69,13 +69,17 @@ ITEMS = (
     ),
     Item("zheng", "figure7", "Figure 7: Table 4 as bars", "launch_paper:figure_seven", "the figure of ours"),
     Item("zheng", "means", "10.70 and 8.68: means of speed-ups", "launch_paper:means"),
+    Item("lee", "paths", "Algorithm 1: its paths beside ours", "hmm_paper:paths"),
+    Item("lee", "readings", "Algorithms 2 to 4: the text and the printed indices", "hmm_paper:readings"),
+    Item("lee", "figure6", "Figure 6: versions 1 and 2 by states, 8 times", "hmm_paper:figure_six", "version 2"),
     Item(
         "lee",
-        "appendix2",
-        "Appendix 2: time by the length of a sequence",
-        "hmm:paper_appendix_two",
+        "figure8",
+        "Figure 8: all versions by states; 7, 5.6 and 300 times",
+        "hmm_paper:figure_eight",
         "versions 2 to 4",
     ),
+    Item("lee", "appendix2", "Appendix 2: time by length of a sequence", "hmm_paper:appendix_two", "version 4"),
 )
 
 

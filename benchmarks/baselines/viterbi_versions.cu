@@ -32,18 +32,21 @@ extern "C" __global__ void transposed(
 }
 
 // Version 4: threads of a block bring the step before to shared memory, as many numbers at a time as there are threads.
-extern "C" __global__ void cached(
-    const float *before, const float *transition, const float *emission, float *out, int *back, int states) {
+// A second barrier keeps them from overwriting what others have yet to read: the printed loop has none there.
+// by_from, by_to: how far apart transitions from neighbouring states, and to neighbouring states, lie.
+static __device__ __forceinline__ void cached_step(
+    const float *before, const float *transition, const float *emission, float *out, int *back, int states,
+    long long by_from, long long by_to) {
     __shared__ float part[THREADS];
     const int j = blockIdx.x * blockDim.x + threadIdx.x;
-    float best = before[0] + (j < states ? transition[j] : 0.0f);
+    float best = before[0] + (j < states ? transition[j * by_to] : 0.0f);
     int from = 0;
     for (int first = 0; first < states; first += THREADS) {
         if (first + (int)threadIdx.x < states) part[threadIdx.x] = before[first + threadIdx.x];
         __syncthreads();
         const int count = states - first < THREADS ? states - first : THREADS;
         for (int i = 0; j < states && i < count; i++) {
-            const float sum = part[i] + transition[(long long)(first + i) * states + j];
+            const float sum = part[i] + transition[(first + i) * by_from + j * by_to];
             if (sum > best) best = sum, from = first + i;
         }
         __syncthreads();
@@ -51,4 +54,16 @@ extern "C" __global__ void cached(
     if (j >= states) return;
     out[j] = best + emission[j];
     back[j] = from;
+}
+
+extern "C" __global__ void cached(
+    const float *before, const float *transition, const float *emission, float *out, int *back, int states) {
+    cached_step(before, transition, emission, out, back, states, states, 1);
+}
+
+// The indices printed in Algorithm 4, transition[prev + nStates * curr]: neighbouring threads read far away, as in
+// version 2.
+extern "C" __global__ void cached_as_printed(
+    const float *before, const float *transition, const float *emission, float *out, int *back, int states) {
+    cached_step(before, transition, emission, out, back, states, 1, states);
 }

@@ -4,6 +4,10 @@
 reads, 4 with the previous distribution cached in shared memory. One sequence at a time, logarithms in single precision,
 back-pointers stored for every step. They are the baseline of `benchmarks/hmm.py`; runs use the kernels of `viterbi_cpu`
 and `viterbi_gpu`.
+
+The indices that they print say the reverse of their text. transition[prev * nStates + curr] of Algorithm 2 is read by
+neighbouring threads at neighbouring places, transition[prev + nStates * curr] of Algorithms 3 and 4 far apart. Both
+readings are here: versions by the text, and by the indices.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import numpy.typing as npt
 from junctor_kernels.cpu.jit import jit
 
 THREADS = 256
-# Kernels of versions 2 to 4, and whether their matrix is transposed.
+# Kernels of versions 2 to 4, by the text and by the indices that are printed, and whether neighbouring threads read
+# neighbouring numbers of their matrix, [from, to].
 VERSIONS = {2: ("thread_for_state", False), 3: ("transposed", True), 4: ("cached", True)}
+PRINTED = {2: ("transposed", True), 3: ("thread_for_state", False), 4: ("cached_as_printed", False)}
 
 Floats = npt.NDArray[np.float32]
 States = npt.NDArray[np.int32]
@@ -57,6 +63,15 @@ def serial(start: Any, into: Any, emissions: Any, symbols: Any, path: Any) -> fl
     return float(before[path[steps - 1]])
 
 
+def lines_read(coalesced: bool, states: int, threads: int = 32, line: int = 128) -> int:
+    """Return the lines of memory that threads with neighbouring states touch when they read a transition each.
+
+    coalesced: whether the matrix is [from, to], or [to, from]. line: bytes.
+    """
+    places = 4 * np.arange(threads) * (1 if coalesced else states)
+    return len(np.unique(places // line))
+
+
 def source() -> str:
     """Return the CUDA C++ source of versions 2 to 4."""
     text = (Path(__file__).parent / "viterbi_versions.cu").read_text()
@@ -64,17 +79,19 @@ def source() -> str:
 
 
 class GpuVersion:
-    """Version 2, 3 or 4 for one sequence, its data on the current CUDA device; raises ImportError without CuPy.
+    """A kernel of `VERSIONS` or `PRINTED` for one sequence, on the current CUDA device; ImportError without CuPy.
 
     start: [states]. transition: [from, to]. emissions: [symbols, states]. symbols: [steps].
     """
 
-    def __init__(self, version: int, start: Floats, transition: Floats, emissions: Floats, symbols: Any) -> None:
+    def __init__(
+        self, version: tuple[str, bool], start: Floats, transition: Floats, emissions: Floats, symbols: Any
+    ) -> None:
         import cupy
 
-        name, transposed = VERSIONS[version]
+        name, coalesced = version
         self._kernel, self.cupy = _module().get_function(name), cupy
-        self._matrix = cupy.asarray(np.ascontiguousarray(transition if transposed else transition.T))
+        self._matrix = cupy.asarray(np.ascontiguousarray(transition if coalesced else transition.T))
         self._emissions, self._symbols = cupy.asarray(np.ascontiguousarray(emissions)), symbols
         self.states, self.steps = len(start), len(symbols)
         self._rows = cupy.empty((2, self.states), np.float32)
@@ -92,7 +109,7 @@ class GpuVersion:
 
     def path(self) -> tuple[float, States]:
         """Wait, and return the log probability and the most probable path, traced on the host as in the paper."""
-        last, back = self._rows[(self.steps - 1) % 2].get(), self._back.get()
+        last, back = (self.cupy.asnumpy(each) for each in (self._rows[(self.steps - 1) % 2], self._back))
         path = np.empty(self.steps, np.int32)
         state = int(last.argmax())
         value = float(last[state])

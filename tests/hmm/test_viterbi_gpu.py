@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from baselines import viterbi_versions
+from emulation.build import built
 from emulation.chains import SIDE, EmulatedViterbi
 from emulation.nvrtc import compiles
 from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
@@ -217,11 +220,64 @@ def test_impossible_sequences() -> None:
     agree(model, random_batch(model, [9] * 4, 7), CUDA(np.float64))
 
 
+LAUNCH = """
+extern "C" void run(int kernel, int blocks, int threads, const float *before, const float *transition,
+                    const float *emission, float *out, int *back, int states) {
+    decltype(&cached) kernels[] = {thread_for_state, transposed, cached, cached_as_printed};
+    for_all(blocks, 1, threads, [&] { kernels[kernel](before, transition, emission, out, back, states); });
+}
+"""
+KERNELS = ("thread_for_state", "transposed", "cached", "cached_as_printed")
+READINGS = [*viterbi_versions.VERSIONS.values(), viterbi_versions.PRINTED[4]]
+
+
+class NoCupy:
+    """As much of CuPy as versions of the paper need, with their kernels compiled for the CPU."""
+
+    asarray, asnumpy, empty = staticmethod(np.asarray), staticmethod(np.asarray), staticmethod(np.empty)
+
+    class RawModule:
+        def __init__(self, code: str, options: Any) -> None:
+            self._library = built(code, LAUNCH)
+
+        def get_function(self, name: str) -> Any:
+            def launch(blocks: Any, threads: Any, arguments: Any) -> None:
+                *arrays, states = arguments
+                addresses = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+                self._library.run(KERNELS.index(name), blocks[0], threads[0], *addresses, int(states))
+
+            return launch
+
+
+@pytest.mark.parametrize("version", READINGS, ids=lambda version: version[0])
+def test_versions_of_the_paper_without_a_gpu(version: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", NoCupy)
+    monkeypatch.setattr(viterbi_versions, "_module", lambda: NoCupy.RawModule(viterbi_versions.source(), ()))
+    # The last block, and the last part of the step before, are not whole.
+    monkeypatch.setattr(viterbi_versions, "THREADS", 16)
+    assert_version(version, 37, 12)
+
+
+def test_the_printed_indices_are_the_reverse_of_the_text() -> None:
+    found = {
+        number: [viterbi_versions.lines_read(of[number][1], 6000) for of in (by_text, by_index)]
+        for by_text, by_index in [(viterbi_versions.VERSIONS, viterbi_versions.PRINTED)]
+        for number in by_text
+    }
+    assert found == {2: [32, 1], 3: [1, 32], 4: [1, 32]}
+    # Four numbers of a step of 96 bytes: places 0, 96, 192 and 288.
+    assert viterbi_versions.lines_read(False, 24, threads=4) == 3
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("version", [2, 3, 4])
-def test_versions_of_the_paper(version: int) -> None:
-    model = random_model(300, 5, 8)
-    batch = random_batch(model, [40])
+@pytest.mark.parametrize("version", READINGS, ids=lambda version: version[0])
+def test_versions_of_the_paper(version: tuple[str, bool]) -> None:
+    assert_version(version, 300, 40)
+
+
+def assert_version(version: tuple[str, bool], states: int, steps: int) -> None:
+    model = random_model(states, 5, 8)
+    batch = random_batch(model, [steps])
     symbols = np.abs(batch.symbols)  # type: ignore[arg-type]
     batch = SequenceBatch(batch.starts, symbols)
     logs = [logarithms(each).astype(np.float32) for each in (model.start, model.transition, model.emission.T)]  # type: ignore[union-attr, arg-type]
