@@ -7,8 +7,10 @@ import re
 import sys
 from pathlib import Path
 from tempfile import gettempdir
+from types import SimpleNamespace
 from typing import Any
 
+import hmm_gpu as hmm_benchmark
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -235,6 +237,7 @@ class NoCupy:
     """As much of CuPy as versions of the paper need, with their kernels compiled for the CPU."""
 
     asarray, asnumpy, empty = staticmethod(np.asarray), staticmethod(np.asarray), staticmethod(np.empty)
+    cuda = SimpleNamespace(runtime=SimpleNamespace(deviceSynchronize=lambda: None))
 
     class RawModule:
         def __init__(self, code: str, options: Any) -> None:
@@ -249,13 +252,29 @@ class NoCupy:
             return launch
 
 
-@pytest.mark.parametrize("version", READINGS, ids=lambda version: version[0])
-def test_versions_of_the_paper_without_a_gpu(version: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few threads a block, which are fibers."""
     monkeypatch.setitem(sys.modules, "cupy", NoCupy)
     monkeypatch.setattr(viterbi_versions, "_module", lambda: NoCupy.RawModule(viterbi_versions.source(), ()))
-    # The last block, and the last part of the step before, are not whole.
     monkeypatch.setattr(viterbi_versions, "THREADS", 16)
+
+
+@pytest.mark.parametrize("version", READINGS, ids=lambda version: version[0])
+def test_versions_of_the_paper_without_a_gpu(version: tuple[str, bool], no_cupy: None) -> None:
+    # The last block, and the last part of the step before, are not whole.
     assert_version(version, 37, 12)
+
+
+def test_the_table_of_versions(no_cupy: None, capsys: pytest.CaptureFixture[str]) -> None:
+    hmm_benchmark.versions_table((21,), (2, 3, 4))
+    header, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines())
+    assert header[:-1] == ["states", "1", "2", "2 as printed", "3", "3 as printed", "4", "4 as printed"]
+    *seconds, gains = row[1:]
+    by_text = [float(each.replace(",", "")) for each in seconds[1::2]]
+    found = [float(gain) for gain in gains.split(", ")]
+    assert len(found) == 4
+    assert found[1:3] == pytest.approx([by_text[0] / by_text[1], by_text[1] / by_text[2]], abs=0.06)
 
 
 def test_the_printed_indices_are_the_reverse_of_the_text() -> None:
