@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from common import need_gpu
 from junctor.calibration import blocks as tuning
 from junctor.calibration.blocks import CalibrationCase, case_of, measure_cpu, measure_gpu
 from junctor.calibration.harness import fewest, local_device, save
@@ -293,6 +294,8 @@ def main() -> None:
     elif options.action == "prepare":
         prepare(options.networks, options.output, options.most)
     elif options.action == "measure":
+        if options.gpu:
+            need_gpu("costs.py measure --gpu")
         limits = options.limit, options.passes, options.most, options.rows
         measure(options.cases, options.output, options.gpu, options.processes, *limits)
     else:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import need_gpu
 from junctor.backends.evidence_blocks import block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import Program
@@ -365,6 +366,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.action == "prepare":
         return prepare(options.networks, options.output, options.kinds, options.rows, options.seed)
+    need_gpu(f"gpu.py {options.action}")
     if options.action == "engine":
         return through_engine(options)
     if options.action == "scale":

@@ -23,6 +23,7 @@ from typing import Any
 
 import costs
 import numpy as np
+from common import need_gpu
 from junctor.backends import gpu
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=1e9, help="entry operations of a case")
     parser.add_argument("--processes", type=int, default=12)
     options = parser.parse_args()
+    need_gpu(f"launch_blocks.py {options.action}")
     cases = [
         case
         for case in pickle.loads(options.cases.read_bytes())

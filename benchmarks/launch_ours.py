@@ -24,6 +24,7 @@ from typing import Any
 
 import costs
 import numpy as np
+from common import need_gpu
 from junctor.backends.gpu_items import items_of
 from junctor.backends.gpu_plan import GpuBlocks
 from junctor.backends.numpy import Program
@@ -239,6 +240,7 @@ def main() -> None:
         return planning(pickle.loads(options.cases.read_bytes()))
     if options.action == "learn":
         return learn(options.measured, options.output)
+    need_gpu("launch_ours.py run")
     cases = [
         case
         for case in pickle.loads(options.cases.read_bytes())

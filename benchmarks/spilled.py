@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from common import need_gpu
 from junctor.out_of_core.store import mapped_file
 from junctor.planning.budget import parse_bytes
 
@@ -264,6 +265,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     options = parser.parse_args()
     pieces, entries = options.size // options.piece, options.piece // 8
+    if options.device == "gpu":
+        need_gpu("spilled.py --device gpu")
     place = Gpu(entries) if options.device == "gpu" else Host(entries)
     tables = [place.source(np.full(entries, n + 1.0)) for n in range(pieces)]
     order = np.random.default_rng(0).permutation(pieces).tolist()

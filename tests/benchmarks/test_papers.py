@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -92,13 +93,19 @@ def test_items_are_listed_and_others_are_told(
         ["launch", "tables", "none.bif", "--folder", "none"],
         ["launch", "measure", "none.pickle", "--output", "none"],
         ["launch", "run", "none.pickle", "none.json"],
+        ["launch_ours", "run", "none.pickle", "none.json"],
+        ["launch_blocks", "tiles", "none.pickle"],
+        ["gpu", "run", "none.pickle"],
+        ["gpu", "engine", "none.bif"],
+        ["spilled", "--device", "gpu"],
+        ["costs", "measure", "none.pickle", "--gpu", "--output", "none"],
     ],
     ids=" ".join,
 )
 def test_benchmarks_of_a_gpu_say_that_there_is_none(
     words: list[str], without_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = __import__(words[0])
+    module = importlib.import_module(words[0])
     monkeypatch.setattr(sys, "argv", [f"{words[0]}.py", *words[1:]])
     with pytest.raises(SystemExit) as ended:
         module.main()
