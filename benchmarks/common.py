@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -40,16 +40,19 @@ class Asked(NamedTuple):
     gpu: bool = False
     folder: Path = Path()
 
-    def files(self, names: Iterable[str]) -> list[Path]:
+    def files(self, names: Collection[str]) -> list[Path]:
         """Return the network files named; else those of a paper, by their names without suffixes, of the folder
         BENCHMARK_NETWORKS; else, and where small ones will do, networks that come with this project."""
         if self.networks:
             return network_files(self.networks)
-        there = dict[str, Path]() if self.small else benchmark_networks()
-        found = [there[name] for name in names if name in there]
-        if not found:
-            print("networks of data/, not the paper's: name files, or a folder of them in BENCHMARK_NETWORKS")
-        return found or [DATA / "asia.bif", DATA / "student.bif"]
+        there = {} if self.small else {name: path for name, path in benchmark_networks().items() if name in names}
+        if not there:
+            known = "" if self.small else ": name files, or a folder of them in BENCHMARK_NETWORKS"
+            print(f"networks of data/, not the paper's{known}")
+            return [DATA / "asia.bif", DATA / "student.bif"]
+        if missing := [name for name in names if name not in there]:
+            print(f"not found in BENCHMARK_NETWORKS: {', '.join(missing)}")
+        return [there[name] for name in names if name in there]
 
 
 def benchmark_networks() -> dict[str, Path]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import Asked, gpu_here, need_gpu
+from junctor.model.errors import JunctorError
 
 EVERYTHING = "everything"
 
@@ -27,6 +28,7 @@ class Item(NamedTuple):
 
     function: module of this folder and function, which takes an `Asked`.
     gpu: what of it needs a GPU, or EVERYTHING.
+    networks: whether it is about network files, which may be named.
     """
 
     paper: str
@@ -34,6 +36,7 @@ class Item(NamedTuple):
     shows: str
     function: str
     gpu: str = ""
+    networks: bool = True
 
 
 ITEMS = (
@@ -45,13 +48,38 @@ ITEMS = (
         "stored:paper_table_two",
         "preprocessing on the device, transfers, kernels, speed-ups",
     ),
-    Item("bistaffa", "gains", "+59 to +594 % over Zheng and Mengshoel, by both tables", "stored:paper_gains"),
+    Item(
+        "bistaffa",
+        "gains",
+        "+59 to +594 % over Zheng and Mengshoel, by both tables",
+        "stored:paper_gains",
+        networks=False,
+    ),
     Item("bistaffa", "swaps", "three swaps a table, ten times faster than the naive way", "stored_swaps:claims"),
-    Item("bistaffa", "proposition2", "Proposition 2: |S| / 2 swaps at most", "stored_swaps:proposition_two"),
-    Item("bistaffa", "examples", "worked examples of equation 1 and Proposition 1", "stored_swaps:examples"),
-    Item("bistaffa", "pipelines", "+50 and +75 % by pipelined transfers", "stored:paper_pipelines", EVERYTHING),
+    Item(
+        "bistaffa",
+        "proposition2",
+        "Proposition 2: |S| / 2 swaps at most",
+        "stored_swaps:proposition_two",
+        networks=False,
+    ),
+    Item(
+        "bistaffa",
+        "examples",
+        "worked examples of equation 1 and Proposition 1",
+        "stored_swaps:examples",
+        networks=False,
+    ),
+    Item("bistaffa", "pipelines", "+50 and +75 % by pipelined transfers", "stored:paper_pipelines", EVERYTHING, False),
     Item("zheng", "formulas", "equations 5 and 6: settings by them and by ours", "launch_paper:formulas"),
-    Item("zheng", "figure2", "Figure 2: three surfaces of a reduction", "launch_paper:figure_two", "measured surfaces"),
+    Item(
+        "zheng",
+        "figure2",
+        "Figure 2: three surfaces of a reduction",
+        "launch_paper:figure_two",
+        "measured surfaces",
+        False,
+    ),
     Item("zheng", "table3", "Table 3: RSS, SD and MR of Lasso and SVR", "launch_paper:table_three", EVERYTHING),
     Item(
         "zheng",
@@ -68,18 +96,21 @@ ITEMS = (
         "all times of ours",
     ),
     Item("zheng", "figure7", "Figure 7: Table 4 as bars", "launch_paper:figure_seven", "the figure of ours"),
-    Item("zheng", "means", "10.70 and 8.68: means of speed-ups", "launch_paper:means"),
-    Item("lee", "paths", "Algorithm 1: its paths beside ours", "hmm_paper:paths"),
-    Item("lee", "readings", "Algorithms 2 to 4: the text and the printed indices", "hmm_paper:readings"),
-    Item("lee", "figure6", "Figure 6: versions 1 and 2 by states, 8 times", "hmm_paper:figure_six", "version 2"),
+    Item("zheng", "means", "10.70 and 8.68: means of speed-ups", "launch_paper:means", networks=False),
+    Item("lee", "paths", "Algorithm 1: its paths beside ours", "hmm_paper:paths", networks=False),
+    Item(
+        "lee", "readings", "Algorithms 2 to 4: the text and the printed indices", "hmm_paper:readings", networks=False
+    ),
+    Item("lee", "figure6", "Figure 6: versions 1 and 2 by states, 8 times", "hmm_paper:figure_six", "version 2", False),
     Item(
         "lee",
         "figure8",
         "Figure 8: all versions by states; 7, 5.6 and 300 times",
         "hmm_paper:figure_eight",
         "versions 2 to 4",
+        networks=False,
     ),
-    Item("lee", "appendix2", "Appendix 2: time by length of a sequence", "hmm_paper:appendix_two", "version 4"),
+    Item("lee", "appendix2", "Appendix 2: time by length of a sequence", "hmm_paper:appendix_two", "version 4", False),
 )
 
 
@@ -93,11 +124,19 @@ def main() -> None:
     options = parser.parse_args()
     items = [item for item in ITEMS if options.paper in (None, item.paper)]
     if options.item is None:
-        return show(items)
+        show(items)
+        return
     chosen = {item.name: item for item in items}.get(options.item)
     if chosen is None:
         parser.error(f"found {options.item}, expected one of {', '.join(item.name for item in items)}")
-    return run(chosen, Asked(tuple(options.networks), options.small, gpu_here(), options.folder))
+    if options.networks and not chosen.networks:
+        parser.error(f"{chosen.paper} {chosen.name} takes no networks, found {options.networks[0]}")
+    if missing := [path for path in options.networks if not path.exists()]:
+        parser.error(f"{missing[0]}: no such file or folder")
+    try:
+        run(chosen, Asked(tuple(options.networks), options.small, gpu_here(), options.folder))
+    except JunctorError as error:
+        parser.error(str(error))
 
 
 def show(items: list[Item]) -> None:

@@ -112,6 +112,11 @@ def test_equations_five_and_six_by_hand() -> None:
     assert mapping.reduction_time(5, 40, Setting(64, 1), blocks_at_once=1) == 40
     assert mapping.reduction_time(5, 40, Setting(2, 1), blocks_at_once=1) == 3 * 40
     assert mapping.reduction_time(5, 40, Setting(64, 64), blocks_at_once=5) == 7
+    # 320 blocks of one entry are one round: with all 512 threads 63 additions and 10 halvings, the least there is.
+    launch, size = importlib.import_module("launch"), Size(320, 32_000)
+    assert launch.equation("reduce", size, Setting(512, 512)) == 630
+    assert launch.by_equations("reduce", size) == Setting(512, 512)
+    assert launch.by_steps("reduce", size).together < 512
 
 
 def test_the_analytical_model_trades_terms_for_rounds() -> None:

@@ -72,16 +72,42 @@ def test_what_needs_a_gpu_throughout_says_so_in_a_line(
             assert capsys.readouterr() == ("", line)
 
 
-def test_items_are_listed_and_others_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_items_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     call(monkeypatch)
     assert len(capsys.readouterr().out.splitlines()) == len(ITEMS)
     call(monkeypatch, "lee")
     assert len(capsys.readouterr().out.splitlines()) == sum(item.paper == "lee" for item in ITEMS)
-    with pytest.raises(SystemExit):
-        call(monkeypatch, "lee", "figure99")
-    assert "found figure99, expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["lee", "figure99"], "found figure99, expected one of paths, readings"),
+        (["lee", "readings", "asia.bif"], "lee readings takes no networks, found asia.bif"),
+        (["bistaffa", "table1", "none.bif"], "none.bif: no such file or folder"),
+        (["bistaffa", "table1", str(ROOT / "data" / "patients.csv")], "patients.csv: "),
+    ],
+)
+def test_what_cannot_be_shown_is_told_in_a_line(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, *words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_networks_of_a_paper_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("water.uai", "deep/water.bif.gz", "barley.json", "other.bif"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setenv("BENCHMARK_NETWORKS", str(tmp_path))
+    assert common.Asked().files(["barley", "water"]) == [tmp_path / "deep" / "water.bif.gz"]
+    assert capsys.readouterr().out == "not found in BENCHMARK_NETWORKS: barley\n"
+    assert common.Asked(small=True).files(["water"])[0].name == "asia.bif"
+    assert common.Asked((ROOT / "data",)).files(["water"])[0].name == "asia.bif"
 
 
 @pytest.mark.parametrize(
