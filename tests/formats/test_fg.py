@@ -137,24 +137,6 @@ def test_mutated_files_give_a_network_or_our_error() -> None:
     assert refused > 100
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("x.cfn", "{}"),
-        ("x.cfn.gz", "{}"),
-        ("x.WCSP", "x 2 2 1 10"),
-        ("x.json", '{"problem":{"name":"x","mustbe":"<10"},"variables":{"a":2},"functions":{}}'),
-        ("x", "{ problem: { name: x } }"),
-    ],
-)
-def test_cost_functions_are_refused_by_name(tmp_path: Path, name: str, content: str) -> None:
-    path = tmp_path / name
-    path.write_text(content)
-    message = "found cost functions of toulbar2 (.cfn, .wcsp), which are not read: their costs are added, and"
-    assert error_of(lambda: read_network(path)).startswith(f"{path}: {message}")
-    assert error_of(lambda: read_network(path, "cfn")).startswith(message)
-
-
 @pytest.mark.parametrize("value", ["-1.2", "-inf"])
 def test_negative_entries_may_be_logarithms(value: str, tmp_path: Path) -> None:
     path = tmp_path / "x.uai"

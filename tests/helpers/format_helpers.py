@@ -140,6 +140,12 @@ def fuzz(read: Callable[[bytes], Network], seeds: list[bytes], rounds: int, star
 
 UAI = "BAYES 2 2 2 2 1 0 2 0 1 2 0.4 0.6 4 0.1 0.9 0.8 0.2"
 FG = "2\n\n1\n0\n2\n2\n0 0.4\n1 0.6\n\n2\n0 1\n2 2\n4\n0 0.1\n1 0.8\n2 0.9\n3 0.2\n"
+WCSP = "small 2 2 2 10\n2 2\n1 0 1 1\n1 3\n2 0 1 2 2\n0 1 10\n1 0 0\n"
+CFN = """{ "problem": { "name": "small", "mustbe": "<10" },
+  "variables": { "a": ["no", "yes"], "b": ["no", "yes"] },
+  "functions": { "f": { "scope": ["a"], "costs": [1, 3] },
+                 "g": { "scope": ["a", "b"], "defaultcost": 2, "costs": ["no", "yes", 10, 1, 0, 0] } } }
+"""
 BIF = """network small { }
 variable a { type discrete [ 2 ] { no, yes }; }
 variable b { type discrete [ 2 ] { no, yes }; }
@@ -203,6 +209,13 @@ NETWORK = build_network(
     [DraftVariable(name, ["no", "yes"], Place()) for name in "ab"],
     [DraftTable("a", [0.4, 0.6], Place()), DraftTable("ab", [0.1, 0.9, 0.8, 0.2], Place())],
 )
+# Of the files of costs.
+COSTS = build_network(
+    "small",
+    "markov",
+    [DraftVariable(name, ["no", "yes"], Place()) for name in "ab"],
+    [DraftTable("a", np.exp([-1, -3]), Place()), DraftTable("ab", [np.exp(-2), 0, 1, np.exp(-2)], Place())],
+)
 CONTENT = {
     "bif": BIF.encode(),
     "hugin": NET.encode(),
@@ -213,5 +226,7 @@ CONTENT = {
     "pgmx": PGMX.encode(),
     "uai": UAI.encode(),
     "fg": FG.encode(),
+    "wcsp": WCSP.encode(),
+    "cfn": CFN.encode(),
     "parquet": store.to_bytes(NETWORK),
 }

@@ -46,7 +46,7 @@ NetworkFile = Annotated[
     str,
     typer.Argument(
         metavar="NETWORK",
-        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, Parquet; .gz; a URL.",
+        help="BIF, XMLBIF, Hugin .net, GeNIe .xdsl .dsl, Netica .dne, OpenMarkov .pgmx, UAI, .cfn, Parquet; .gz; URL.",
         callback=_named,
     ),
 ]

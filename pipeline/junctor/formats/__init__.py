@@ -30,18 +30,18 @@ EXTENSIONS = {
     "pgmx": (".pgmx",),
     "uai": (".uai",),
     "fg": (".fg",),
+    "wcsp": (".wcsp",),
+    "cfn": (".cfn",),
     "parquet": (".parquet",),
 }
-# UAI files have no names: variables and states become numbers. The older DSL, OpenMarkov's and libDAI's files are read
-# only.
+# UAI files have no names: variables and states become numbers. The older DSL, OpenMarkov's, libDAI's and toulbar2's
+# files are read only.
 WRITABLE = ("bif", "xmlbif", "hugin", "xdsl", "netica", "uai", "parquet")
 # Bytes of a text from which on the network in it is kept: reading takes 0.2 s for a megabyte of BIF, 0.01 s from the
 # cache.
 LEAST_KEPT = 1 << 17
 # Formats of plain text.
-_TEXTS = ("bif", "hugin", "dsl", "uai", "fg")
-# toulbar2's files of costs: their endings, and the first key of the JSON of one.
-_COSTS, _COST_FUNCTIONS = ("cfn", "wcsp"), re.compile(r"""\s*\{\s*["']?problem["']?\s*:""")
+_TEXTS = ("bif", "hugin", "dsl", "uai", "fg", "wcsp", "cfn")
 
 _PARQUET_MAGIC = b"PAR1"
 
@@ -182,17 +182,7 @@ def _named_format(format: str | None) -> str | None:
     for known, extensions in EXTENSIONS.items():
         if name == known or f".{name}" in extensions:
             return known
-    if name in _COSTS:
-        raise _cost_error(None)
     raise ModelError(f"unknown format {format!r}{nearest(name, EXTENSIONS)}, expected one of {', '.join(EXTENSIONS)}")
-
-
-def _cost_error(place: Place | None) -> ModelError:
-    return ModelError(
-        "found cost functions of toulbar2 (.cfn, .wcsp), which are not read: their costs are added, and entries of a "
-        "Markov network multiplied; a .uai file with exp(-cost) as each entry is one",
-        place,
-    )
 
 
 def _format_of_extension(path: AnyPath) -> str | None:
@@ -221,8 +211,11 @@ _SIGNS = {
     "dsl": re.compile(r"\s*net\s+[^\s{][^{]*\{"),
     "hugin": re.compile(r"\s*(net|class\s+\w+|((discrete|continuous)\s+)?node\s+\w+)\s*\{"),
     "bif": re.compile(r"\s*(network\s+[^{]*|variable\s+[^{]+)\{"),
+    "cfn": re.compile(r'\s*\{\s*"?problem"?[\s:]*[\[{]'),
+    # A name and four numbers, then numbers of states.
+    "wcsp": re.compile(r"\s*[^\s<{]+([ \t]+\d+){4}[ \t\r]*\n\s*\d+\s"),
 }
-# Comments of BIF, Hugin, UAI and FG at the head of a file.
+# Comments of BIF, Hugin, UAI, FG and CFN at the head of a file.
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|%[^\n]*|#[^\n]*", re.S)
 
 
@@ -236,8 +229,6 @@ def _format_of_content(data: bytes, path: AnyPath) -> str:
     for name, sign in _SIGNS.items():
         if (sign.search if is_xml else sign.match)(plain):
             return name
-    if _extension(path).removeprefix(".") in _COSTS or _COST_FUNCTIONS.match(head):
-        raise _cost_error(Place(str(path)))
     known = ", ".join(f"{name} ({' '.join(extensions)})" for name, extensions in EXTENSIONS.items())
     raise ModelError(
         "neither the extension nor the content tells the format; name it (--format), or rename the file. "

@@ -1,6 +1,6 @@
 """Files of nothing but numbers, apart from comments: their words with the places of these. Main class: NumberWords.
 
-Called by `uai` and `fg`.
+Called by `uai`, `fg` and `wcsp`.
 """
 
 from __future__ import annotations
@@ -81,13 +81,15 @@ class NumberWords:
         """Return the next `number` words, or fewer at the end of the file; they are not taken."""
         return self._values[self.next : self.next + number]
 
-    def whole(self, what: str) -> int:
-        """Take a whole number; raises ModelError with `what` for the end of the file or another word."""
+    def whole(self, what: str, most: float = 2**53, least: int = 0) -> int:
+        """Take a whole number; raises ModelError with `what` for the end of the file or another word.
+
+        most, least: of the number; above 2^53 doubles skip integers.
+        """
         if not self.left:
             raise ModelError(f"found the end of the file, expected {what}", self.here())
         value = float(self._values[self.next])
-        # Above 2^53 doubles skip integers.
-        if not 0 <= value <= 2**53 or not value.is_integer():
+        if not least <= value <= most or not value.is_integer():
             raise ModelError(f"found {self._word()}, expected {what}, a whole number", self.here())
         self.next += 1
         return int(value)

@@ -332,8 +332,8 @@ class NetworkOptions(TypedDict, total=False):
         str | None,
         Option(
             None,
-            "Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, fg or "
-            "parquet.",
+            "Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, dsl, netica, pgmx, uai, fg, "
+            "wcsp, cfn or parquet.",
             NETWORK,
             flag="--format",
         ),
