@@ -111,6 +111,24 @@ ITEMS = (
         networks=False,
     ),
     Item("lee", "appendix2", "Appendix 2: time by length of a sequence", "hmm_paper:appendix_two", "version 4", False),
+    Item("yu", "table1", "Table I: networks and evidence", "sampling_paper:table_one"),
+    Item("yu", "figure5", "Figure 5: average MSE of AIS-BN", "sampling_paper:figure_five", "columns of the GPU"),
+    Item("yu", "figure6", "Figure 6: average MSE of SIS", "sampling_paper:figure_six", "columns of the GPU"),
+    Item("yu", "table3", "Table III: times and speed-ups", "sampling_paper:table_three", "simple, wavefront, ratios"),
+    Item("yu", "figure7", "Figure 7: time by concurrent samples", "sampling_paper:figure_seven", EVERYTHING),
+    Item("yu", "figure8", "Figure 8: time by threads of a group", "sampling_paper:figure_eight", EVERYTHING),
+    Item("yu", "table5", "Table V: fetches that an order of states saves", "sampling_paper:table_five"),
+    *(
+        Item("satish", name, shows, f"grids_paper:{function}", gpu, networks=False)
+        for name, shows, function, gpu in (
+            ("table1", "Table 1: flops and memory accesses of twelve grids", "table_one", ""),
+            ("figure7", "Figure 7: speed-up of a GPU; flops a second", "figure_seven", "GPU, ratios"),
+            ("figure8", "Figure 8: shares of stages", "figure_eight", "stages of the GPU"),
+            ("figure9", "Figure 9: share of large updates", "figure_nine", ""),
+            ("consecutive", "3.4 and 1.5 times by consecutive access", "consecutive", "their 1.5"),
+            ("exponentials", "4 and 1.1 times without exp and log", "exponentials", "their 1.1"),
+        )
+    ),
 )
 
 

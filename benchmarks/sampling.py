@@ -5,7 +5,6 @@
     uv run python benchmarks/sampling.py times cases                        a core, simple and wavefront, on a GPU
     uv run python benchmarks/sampling.py waves cases                        simple against wavefront, on a GPU
     uv run python benchmarks/sampling.py rate cases [--device gpu]          likelihood weighting, large runs
-    uv run python benchmarks/sampling.py fetched cases                      thresholds read, values ordered or not
     uv run --with pyagrum==3.3.1 python benchmarks/sampling.py peer cases   pyAgrum at equal error
     uv run python benchmarks/sampling.py coverage FOLDER                    stated errors against exact answers
 
@@ -13,6 +12,8 @@ FOLDER holds `bnlearn/andes.bif` and `cpcs/cpcs*.uai*`. Each network has 50 case
 50 variables), once with states from forward samples (`likely`), once with states drawn uniformly among those that are
 possible (`unlikely`). Errors are means of squared differences from exact posteriors over all states of all unobserved
 variables. Every case gets 120,000 samples, of which half teach the importance function.
+
+The tables and figures of Yu and van Engelen as they define them: `papers.py yu`, sampling_paper.py.
 
 `coverage` has ten rows of its own of each of seven networks: five that observe a tenth of all variables, five a fifth.
 """
@@ -37,9 +38,7 @@ from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampler, Sampling
-from junctor.sampling import engine as engines
 from junctor.sampling.engine import SamplingEngine
-from junctor_kernels.sampling import reference as sampling
 from junctor_kernels.sampling.philox import RandomStream
 
 NETWORKS = {
@@ -83,13 +82,13 @@ def prepare(folder: Path, output: Path, seed: int, also: Sequence[Path]) -> None
     output.write_bytes(gzip.compress(pickle.dumps(found)))
 
 
-def evidence(network: Network, kind: str, count: int, seed: int) -> Iterator[Hard]:
-    """Yield cases whose evidence is possible; a count of 0 is a tenth of all variables, not only of leaves."""
+def evidence(network: Network, kind: str, count: int, seed: int, anywhere: bool = False) -> Iterator[Hard]:
+    """Yield cases whose evidence is possible, on leaves or anywhere; a count of 0 is a tenth of all, anywhere."""
     from junctor.generate import sample
 
     rng = np.random.default_rng((seed, count))
     parents = {p for factor in network.factors for p in factor.scope[:-1]}
-    leaves = [v for v in range(len(network.variables)) if v not in parents or not count]
+    leaves = [v for v in range(len(network.variables)) if v not in parents or not count or anywhere]
     count = count or max(1, len(leaves) // 10)
     drawn = sample(network, CASES * 20, seed)
     made = turn = 0
@@ -142,8 +141,7 @@ def squared(found: Tables, truth: Tables) -> float:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Figures 5 and 6, Table III: errors and milliseconds of all samplers."""
-    engines.MOST_LEARNING = SAMPLES // 2
+    """Errors and milliseconds of all samplers."""
     print(
         "network | evidence | log P(e) | sampler | mean squared error, median | mean | worst | effective | missed | ms"
     )
@@ -174,8 +172,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def times(options: argparse.Namespace) -> None:
-    """Table III: milliseconds on a core, and on a GPU by either kernel and by the one that is chosen."""
-    engines.MOST_LEARNING = SAMPLES // 2
+    """Milliseconds on a core, and on a GPU by either kernel and by the one that is chosen."""
     print(
         "network | sampler | a core ms | simple ms | wavefront ms | chosen ms | speed-up: simple | wavefront | chosen"
     )
@@ -209,7 +206,7 @@ def middle(engine: SamplingEngine, each: Prepared, cases: int) -> float:
 
 
 def waves(options: argparse.Namespace) -> None:
-    """Figures 7 and 8: milliseconds of samples alone, by how many there are at once, and by the group of a block."""
+    """Milliseconds of samples alone, by how many there are at once, and by how many a block takes."""
     print("network | samples at once | simple ms | " + " | ".join(f"wavefront, {g} a block" for g in GROUPS))
     print("|".join(["---"] * (3 + len(GROUPS))))
     for each in chosen(options):
@@ -281,26 +278,6 @@ def rate(options: argparse.Namespace) -> None:
         print(
             f"{each.name} | {options.samples:,} | {seconds:.3f} | {per:.3g} | {per * nodes:.3g} | {parts}", flush=True
         )
-
-
-def fetched(options: argparse.Namespace) -> None:
-    """Table V: thresholds that a draw looks at, in the order of the file and from the most probable state on."""
-    from junctor.sampling.cases import Evidence
-
-    print("network | draws | in the order of the file | most probable first | less")
-    print("---|---|---|---|---")
-    for each in chosen(options):
-        engine = engine_for(each, "lw", options)
-        case = each.cases["likely"][0]
-        layout = engine._layout(Evidence(frozenset(case), frozenset()))
-        what = layout.case(case, {}, False)
-        tables = engine.sampled.tables
-        states = sampling.draw(tables, what, RandomStream(options.seed, 0, 0), 0, 1 << 14)
-        ordered = sampling.entries_read(tables, what, states)
-        sizes = what.nodes[:, 2][:, None]
-        plain = int(np.minimum(states + 1, sizes - 1).sum())
-        saved = 1 - ordered / plain
-        print(f"{each.name} | {states.size:,} | {plain / states.size:.3f} | {ordered / states.size:.3f} | {saved:.1%}")
 
 
 def peer(options: argparse.Namespace) -> None:
@@ -504,7 +481,7 @@ def main() -> None:
     first.add_argument(
         "--also", type=Path, nargs="+", default=[], help="instead: these, a tenth of all variables observed"
     )
-    works = {"evaluate": evaluate, "times": times, "waves": waves, "rate": rate, "fetched": fetched, "peer": peer}
+    works = {"evaluate": evaluate, "times": times, "waves": waves, "rate": rate, "peer": peer}
     works |= {"coverage": coverage}
     for name in works:
         action = actions.add_parser(name)

@@ -95,6 +95,20 @@ def test_both_kernels_find_what_the_cpu_finds(
     assert found.effective == pytest.approx(expected.effective)
 
 
+@pytest.mark.parametrize("threads", [32, 128])
+def test_threads_of_a_wave_change_no_state_and_weights_by_rounding(device: Any, threads: int) -> None:
+    found = []
+    for wave_threads in (64, threads):
+        engine = engine_on(device, "ais-bn", 100, 16)
+        engine.gpu.wave_threads = wave_threads
+        found.append(engine.estimate(HARD, SOFT, 3)[2])
+    one, other = found
+    assert one is not None
+    assert other is not None
+    np.testing.assert_allclose(one.posteriors, other.posteriors, rtol=0, atol=1e-12)
+    assert one.effective == pytest.approx(other.effective, rel=1e-12)
+
+
 def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,8 @@ class GpuSampling:
         self._values: dict[bool, Any] = {}
         self.first: dict[tuple[Sampler, bool], Function] = {}
         self.way = way
+        # Threads of a block that takes samples through the levels: a power of two, at least the samples.
+        self.wave_threads = WAVE_THREADS
         self._rooms: dict[str, Any] = {}
 
     @cached_property
@@ -260,12 +262,13 @@ class GpuRow:
         self._job.set(words=address(words), weights=address(weights), largest=address(largest))
         self._job.set(**dict(zip(("key0", "key1", "stage", "high", "row"), stream.record().tolist(), strict=False)))
         group = owner.way(count, len(self._case.nodes), len(self._case.levels) - 1)
-        wave_bytes = 16 * WAVE_THREADS + len(self._case.nodes) * group
+        threads = owner.wave_threads
+        wave_bytes = 16 * threads + len(self._case.nodes) * group
         if group and wave_bytes <= self._device.most_shared:
             if group < 32:
                 self._device.clear(words)
             wide = _blocks(groups * 32, group), 1
-            self._launch("wavefront", wide, WAVE_THREADS, wave_bytes, first=first, count=count, group=group, share=own)
+            self._launch("wavefront", wide, threads, wave_bytes, first=first, count=count, group=group, share=own)
             return
         fits = SEVERAL * 4 * self._case.planes <= self._device.most_shared
         samples = SEVERAL if count > SEVERAL_SAMPLES and fits else 1
