@@ -159,6 +159,9 @@ def test_shared_tables_are_the_same(tmp_path: Path) -> None:
         '{{"x" "<10.0"} {a ["no" "yes"] b 2} {{[a] [1 3]} {[a, b] 2 [no 1 10 yes 0 0]}}}',
         '# by hand\n{problem: {name: x, mustbe: "<10.0"}\nvariables: [a: [no yes] b: 2]\n# two\n'
         'functions: [{"scope:" [0] costs: ["1.0" 3]}{scope: [0 1] "defaultcost": "2" costs: {no, 1, 10, yes, 0, 0}}]}',
+        # As in files of toulbar2's tutorials: without the last bracket, with a colon within quotes.
+        "{problem: {name: x, mustbe: <10.0}, variables: {a: [no, yes], b: 2},\n  # three\nfunctions: {"
+        '{"scope:" [a], costs: [1, 3]},\n{scope: [0, 1], "costs": [2, 10.0, 0, 2]}\n}\n',
         '{"problem":{"name":"x","mustbe":"< 10.0"},"variables":{"a":["no","yes"],"b":2},'
         '"functions":{"f":{"scope":["a"],"costs":[1.04,3]},"f":{"scope":["a","b"],"costs":[2,10.0,0,2]}}}',
     ],
@@ -169,6 +172,11 @@ def test_quotes_commas_colons_and_keys_may_lack(text: str) -> None:
     assert [variable.states for variable in network.variables] == [("no", "yes"), ("0", "1")]
     np.testing.assert_array_equal(network.factors[0].table, np.exp([-1, -3]))
     np.testing.assert_array_equal(network.factors[1].table, [[np.exp(-2), 0], [1, np.exp(-2)]])
+
+
+def test_names_may_have_the_mark_of_a_comment() -> None:
+    text = '# v2\n{problem: {name: x, mustbe: <5},\n variables: { "v1#": ["a", "b"], v2#: 2 }, {f {[v2#] [1 2]}}}'
+    assert [variable.name for variable in cfn.read(text, "x.cfn").variables] == ["v1#", "v2#"]
 
 
 def test_costs_have_the_decimals_of_the_bound_and_what_is_cut_is_noted() -> None:
@@ -231,7 +239,10 @@ _HEAD = "{{x <10} {a 2 b [r s]}\n{"
     ("text", "message"),
     [
         ("", "x:1:1: found 0 values in all, expected one object in brackets"),
-        ("{{x <10} {a 2} {}", "x:1:1: the bracket that opens here is never closed"),
+        ("{{x <10} {a 2} {", "x:1:16: the bracket that opens here is never closed"),
+        ("{{x <10} {a 2} {f {[a] [1 2]}", "x:1:16: the bracket that opens here is never closed"),
+        ("{{x <10} {a 2}", "x:1:15: found the end of a list, expected 'functions'"),
+        ("{} {{x <10} {a 2} {}", "x:1:4: the bracket that opens here is never closed"),
         ("{{x <10} {a 2} {}}}", "x:1:19: found '}' without an opening bracket before it"),
         ('{{x "<10} {a 2} {}}', "x:1:5: the string that opens here is never closed"),
         ("{{x 10} {a 2} {}}", "x:1:5: found '10' as 'mustbe', expected < or > and a number, as <10.00"),

@@ -9,8 +9,9 @@
       } }
 
 Fields come in this order; variables and states may be named by their numbers, from 0. Costs have as many decimals as
-the number in `mustbe`: what has more is cut. `#` begins a comment. Functions with a `type` are given
-by a formula, and are not read. Source: the description of the format in toulbar2's manual. Main function: `read`.
+the number in `mustbe`: what has more is cut. `#` at the beginning of a line begins a comment. Functions with a `type`
+are given by a formula, and are not read. Source: the description of the format in toulbar2's manual. Main function:
+`read`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ from junctor.model.network import DraftTable, DraftVariable, Network, Reading, b
 MAX_DECIMALS = 15
 # Brackets of both kinds are alike. A quoted word may hold anything, of a bare one only `:` and `,` end it.
 _PIECES = re.compile(r'(?P<open>[\[{])|(?P<close>[\]}])|"(?P<quoted>[^"]*+)"|(?P<bare>[^\s\[\]{}",:]++)|"')
+# At the beginning of a line alone: names may have the mark.
+_COMMENT = r"(?:(?<=\n)|\A)[ \t]*#[^\n]*"
 _BOUND = re.compile(r"\s*([<>])\s*([-+]?\d+(?:\.(\d*))?)\s*")
 
 
 def read(text: str, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of a CFN file; raises ModelError, with line and column, for whatever is wrong with it."""
-    source = without_comments(text, file or "network", r"#[^\n]*", r'"[^"]*+"', {'"': "string"}, reading)
+    source = without_comments(text, file or "network", _COMMENT, r'"[^"]*+"', {'"': "string"}, reading)
     fields = _Fields(source, _parsed(source), 0)
     problem = fields.inner("problem")
     name = problem.word("name")
@@ -82,8 +85,11 @@ def _parsed(source: SourceText) -> _List:
         else:
             # In files of toulbar2 a colon stands within the quotes now and then.
             open_lists[-1].append(Token.of(match, "bare") if match["bare"] else Token.of(match, "quoted"))
-    if len(open_lists) > 1:
+    # Files of toulbar2's tutorials lack the last bracket, behind which nothing could be lost.
+    if len(open_lists) > 2 or (len(open_lists) == 2 and len(outer) > 1):
         raise ModelError("the bracket that opens here is never closed", source.place(open_lists[-1].start))
+    if len(open_lists) == 2:
+        open_lists[-1].end = len(source.text.rstrip())
     if len(outer) != 1 or not isinstance(outer[0], _List):
         raise ModelError(f"found {len(outer)} values in all, expected one object in brackets", source.place(0))
     return outer[0]
