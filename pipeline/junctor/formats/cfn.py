@@ -35,8 +35,13 @@ from junctor.model.network import DraftTable, DraftVariable, Network, Reading, b
 
 # A double has no more digits.
 MAX_DECIMALS = 15
-# Brackets of both kinds are alike. A quoted word may hold anything, of a bare one only `:` and `,` end it.
-_PIECES = re.compile(r'(?P<open>[\[{])|(?P<close>[\]}])|"(?P<quoted>[^"]*+)"|(?P<bare>[^\s\[\]{}",:]++)|"')
+# Brackets of both kinds are alike. A quoted word may hold anything, of a bare one only `:` and `,` end it. A list of
+# nothing but numbers is one piece: tables may have millions of costs.
+_PIECES = re.compile(
+    r"(?P<run>(?<=[\[{])\s*+[-+.\d][-+.\deE,\s]*+(?=[\]}]))|(?P<open>[\[{])|(?P<close>[\]}])|"
+    r'"(?P<quoted>[^"]*+)"|(?P<bare>[^\s\[\]{}",:]++)|"'
+)
+_NUMBER = re.compile(r"(?P<word>[^\s,]+)")
 # At the beginning of a line alone: names may have the mark.
 _COMMENT = r"(?:(?<=\n)|\A)[ \t]*#[^\n]*"
 _BOUND = re.compile(r"\s*([<>])\s*([-+]?\d+(?:\.(\d*))?)\s*")
@@ -45,7 +50,7 @@ _BOUND = re.compile(r"\s*([<>])\s*([-+]?\d+(?:\.(\d*))?)\s*")
 def read(text: str, file: str | None = None, reading: Reading | None = None) -> Network:
     """Return the network of a CFN file; raises ModelError, with line and column, for whatever is wrong with it."""
     source = without_comments(text, file or "network", _COMMENT, r'"[^"]*+"', {'"': "string"}, reading)
-    fields = _Fields(source, _parsed(source), 0)
+    fields = _Fields(source, _parsed(source))
     problem = fields.inner("problem")
     name = problem.word("name")
     limits = _Limits.of(source, problem.word("mustbe"))
@@ -57,6 +62,17 @@ def read(text: str, file: str | None = None, reading: Reading | None = None) -> 
     tables = [table for function in functions for table in _factors(function, known, limits)]
     limits.note(reading)
     return build_network(name or title_of(file), "markov", variables, tables, Place(file), reading)
+
+
+class _Run(Token):
+    """The numbers of a list, in one piece."""
+
+    def split(self) -> list[Token]:  # type: ignore[override]
+        """Return the numbers one by one."""
+        words = [Token.of(match, "word") for match in _NUMBER.finditer(self)]
+        for word in words:
+            word.start_pos += self.start_pos
+        return words
 
 
 class _List(list["Token | _List"]):
@@ -82,9 +98,13 @@ def _parsed(source: SourceText) -> _List:
                     f"found {match[0]!r} without an opening bracket before it", source.place(match.start())
                 )
             open_lists.pop().end = match.start()
+        elif match["run"]:
+            run = _Run(match["run"])
+            run.start_pos = match.start()
+            open_lists[-1].append(run)
         else:
             # In files of toulbar2 a colon stands within the quotes now and then.
-            open_lists[-1].append(Token.of(match, "bare") if match["bare"] else Token.of(match, "quoted"))
+            open_lists[-1].append(Token.of(match, "bare" if match["bare"] else "quoted"))
     # Files of toulbar2's tutorials lack the last bracket, behind which nothing could be lost.
     if len(open_lists) > 2 or (len(open_lists) == 2 and len(outer) > 1):
         raise ModelError("the bracket that opens here is never closed", source.place(open_lists[-1].start))
@@ -98,10 +118,11 @@ def _parsed(source: SourceText) -> _List:
 class _Fields:
     """Takes the fields of a list in their order, with or without their keys."""
 
-    def __init__(self, source: SourceText, items: _List, first: int) -> None:
+    def __init__(self, source: SourceText, items: _List) -> None:
         self.source = source
-        self.items = items
-        self.next = first
+        self.items = [word for item in items for word in (item.split() if isinstance(item, _Run) else [item])]
+        self.next = 0
+        self.end = items.end
         self.place = source.place(items.start)
 
     @property
@@ -118,7 +139,7 @@ class _Fields:
     def take(self, what: str) -> Token | _List:
         """Take the next item; raises ModelError at the end."""
         if not self.left:
-            raise ModelError(f"found the end of a list, expected {what}", self.source.place(self.items.end))
+            raise ModelError(f"found the end of a list, expected {what}", self.source.place(self.end))
         self.next += 1
         return self.items[self.next - 1]
 
@@ -137,7 +158,7 @@ class _Fields:
         if isinstance(item, Token):
             found = repr(shortened(item))
             raise ModelError(f"found {found}, expected {key!r}, a list in brackets", self.source.place_of(item))
-        return _Fields(self.source, item, 0)
+        return _Fields(self.source, item)
 
     def words(self) -> list[Token]:
         """Take all items that are left, those of lists within as if without their brackets."""
@@ -159,6 +180,8 @@ def _flat(items: Sequence[Token | _List]) -> Iterator[Token]:
         item = waiting.pop()
         if isinstance(item, _List):
             waiting += reversed(item)
+        elif isinstance(item, _Run):
+            yield from item.split()
         else:
             yield item
 
@@ -213,7 +236,7 @@ def _functions(fields: _Fields) -> list[_Function]:
             name = str(item)
             fields_of = fields.inner(name)
         else:
-            fields_of = _Fields(fields.source, item, 0)
+            fields_of = _Fields(fields.source, item)
         functions.append(_function(name, fields_of))
     return functions
 
@@ -375,9 +398,10 @@ def _table(
     """Return the costs of a function as the file has them, the last variable fastest; raises ModelError."""
     source, costs = known.source, function.costs
     assert isinstance(costs, _List)
-    words = list(_flat(costs))
     shape = [len(variable.states) for variable in scope]
     if function.default is None:
+        is_run = len(costs) == 1 and isinstance(costs[0], _Run)
+        words = [costs[0]] if is_run else list(_flat(costs))
         numbers = numbers_in(source, *words) if words else np.empty(0)
         if len(numbers) != math.prod(shape):
             sizes = " x ".join(map(str, shape)) or "1"
@@ -387,7 +411,7 @@ def _table(
             )
         return numbers
     (default,) = numbers_in(source, function.default)
-    row = len(shape) + 1
+    words, row = list(_flat(costs)), len(shape) + 1
     if len(words) % row:
         found = f"found {len(words):,} words, expected for each tuple {len(shape)} states and a cost"
         raise ModelError(f"{what}: {found}", source.place(costs.start))
