@@ -54,8 +54,8 @@ TABLE_THREE = {
 # Percent of the fetches that order saves, of Table V.
 TABLE_FIVE = {"cpcs422b": 34.03, "cpcs360b": 40.76, "cpcs179": 2.51, "andes": 2.81}
 WAVE_THREADS = (64, 128, 256)
-# Cases whose seconds count, and those of a trial.
-TIMED, FEW = 5, 2
+# Cases whose seconds count; cases and samples of a trial.
+TIMED, FEW, FEW_SAMPLES = 5, 2, 2_000
 
 
 class Variant(NamedTuple):
@@ -132,7 +132,7 @@ def errors(asked: Asked, sampler: Sampler) -> None:
     print("network | cases | " + " | ".join(f"{variant.name}, {device}" for variant, device in columns) + " | missed")
     print("|".join(["---"] * (3 + len(columns))))
     for each in works:
-        found = [mses(variant, each, device, 2_000 if asked.small else SAMPLES) for variant, device in columns]
+        found = [mses(variant, each, device, FEW_SAMPLES if asked.small else SAMPLES) for variant, device in columns]
         means = " | ".join(f"{statistics.mean(values):.2e}" if values else "none" for values in found)
         cases = len(each.cases["unlikely"])
         print(f"{each.name} | {cases} | {means} | {cases - min(map(len, found))}", flush=True)
@@ -180,7 +180,7 @@ def theirs(network: str, variant: str) -> str:
 
 def taken(variant: Variant, each: Prepared, device: str, group: int | None, small: bool) -> float:
     """Return the mean of the seconds of some cases, whose patterns are known."""
-    with variant.engine(each, 2_000 if small else SAMPLES, device) as engine:
+    with variant.engine(each, FEW_SAMPLES if small else SAMPLES, device) as engine:
         if group is not None:
             gpu: Any = engine.gpu
             gpu.way = lambda *_: group

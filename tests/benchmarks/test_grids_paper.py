@@ -7,6 +7,7 @@ import junctor
 import numpy as np
 import pytest
 from baselines.hugin_log import Side, log_tree, side
+from common import Asked
 from junctor.generate import grid
 
 
@@ -58,3 +59,19 @@ def test_experiments_take_as_many_entries(monkeypatch: pytest.MonkeyPatch) -> No
     right, wrong = papers.propagated(tree), papers.propagated(tree, consecutive=True)
     assert right.flops == wrong.flops
     assert len(taken) == 2 * (papers.REPEATS + 1) * len(right.updates)
+
+
+def test_columns_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Measured:
+        def measure(self, *of: object) -> tuple[list[float], float]:
+            # Preparation, collect, distribute, marginals, all, with evidence and answers.
+            return [9.0, 0.1, 0.2, 0.3, 0.7, 1.0], 0.0
+
+    monkeypatch.setattr(papers, "Gpu", Measured)
+    papers.figure_seven(Asked(small=True, gpu=True))
+    row = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    core = float(row[3])
+    assert (row[4], float(row[5])) == ("0.700", pytest.approx(core / 0.7, abs=0.51))
+    papers.figure_eight(Asked(small=True, gpu=True))
+    row = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    assert row[-4:] == ["10%", "20%", "30%", "30%"]

@@ -52,28 +52,46 @@ def test_variants_weigh_with_logarithms_or_without(logs: bool, monkeypatch: pyte
     assert limit == engines.PLAIN_LIMIT
 
 
-def test_figures_of_a_gpu_launch_waves_of_so_many_samples_and_threads(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launched: list[tuple[int, int]] = []
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Have an emulated device, and return the blocks and threads of waves with logarithms that it launches."""
+    found: list[tuple[int, int]] = []
 
     class Noted(EmulatedSampling):
         def launch(self, kernel: str, blocks: tuple[int, int], threads: int, job: Any, shared: int = 0) -> None:
             if kernel == "wavefront_logs":
-                launched.append((128 // blocks[0], threads))
+                found.append((blocks[0], threads))
             super().launch(kernel, blocks, threads, job, shared)
 
     monkeypatch.setattr(gpu, "gpu_sampling", lambda starts, *_: gpu.GpuSampling(starts.network, Noted(), starts))
     monkeypatch.setattr(gpu, "THREADS", 64)
+    monkeypatch.setattr(gpu, "WAVE_THREADS", 64)
     # Events are CUDA's.
     monkeypatch.setattr("sampling.on_device", lambda row, work, repeats: work() or 0.0)
     monkeypatch.setattr(papers, "observed", lambda *_: 1)
+    monkeypatch.setattr(papers, "FEW_SAMPLES", 200)
+    return found
+
+
+def test_figures_of_a_gpu_launch_waves_of_so_many_samples_and_threads(launched: list[tuple[int, int]]) -> None:
     papers.figure_eight(Asked(small=True))
-    assert launched == 2 * [(16, 64), (16, 128), (16, 256)]
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert launched == 2 * [(8, 64), (8, 128), (8, 256)]
     launched.clear()
     papers.by_blocks(Asked(small=True), [(4, 64), (32, 64)])
-    assert launched == 2 * [(4, 64), (32, 64)]
+    assert launched == 2 * [(32, 64), (4, 64)]
+
+
+def test_columns_of_a_gpu(launched: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]) -> None:
+    papers.figure_six(Asked(small=True, gpu=True))
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[:2] for row in rows] == [["asia", "2"], ["student", "2"]]
+    # CPU and GPU have the same samples.
+    assert all(row[2:4] == row[4:6] for row in rows)
+    papers.table_three(Asked(small=True, gpu=True))
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[1] for row in rows] == 2 * ["ais-bn, exp", "ais-bn", "sis, exp", "sis"]
+    assert all(float(number) >= 0 for row in rows for number in row[2:7])
+    assert launched
 
 
 def test_theirs_are_as_printed() -> None:
