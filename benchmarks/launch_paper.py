@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from baselines.index_mapping import Setting, all_settings, index_mapping
-from common import Asked
+from common import Asked, need_gpu
 from junctor.planning.cliques import StoredPlan
 from launch import (
     AT_ONCE,
@@ -32,6 +32,7 @@ from launch import (
     run,
     sizes_of,
     table_four,
+    table_three,
 )
 from mapped_tree import Gpu, Size
 from stored import prepare, trees_of
@@ -83,23 +84,26 @@ def microseconds_of(size: Size) -> Callable[[Setting], float]:
 
 
 def figures_four_to_six(asked: Asked) -> None:
-    """Print the same surfaces beside those of their models, which learned from the messages of all networks."""
+    """Print the surfaces of their models, which learned from the messages of all networks, and measured ones."""
     from launch_models import MODELS, features
 
-    trees, measured = measurements(asked)
-    grid = grids_of(trees, measured)[2]["reduce"]
+    grid = grids_of(*measurements(asked))[2]["reduce"]
     models = {name: MODELS[name]().fit(*grid.rows()) for name in ("SVR", "Lasso, lambda min")}
     for size in EXAMPLES:
-        print(f"\n{size.clique:,} entries of the clique, {size.separator:,} of the separator; measured, microseconds")
-        surface(microseconds_of(size))
+        print(f"\n{size.clique:,} entries of the clique, {size.separator:,} of the separator; microseconds")
         for name, model in models.items():
             print(name)
             surface(lambda way, model=model, size=size: model.predict(features([size], [way], [[0.0] * 3]))[0])
+        if asked.gpu:
+            print("measured")
+            surface(microseconds_of(size))
 
 
 def measurements(asked: Asked) -> tuple[Trees, Path]:
     """Return trees and the file of what every message takes with every setting: kept ones, or made on the GPU."""
     kept, measured = asked.folder / "trees.pickle", asked.folder / "launch.parquet"
+    if not measured.exists() and not asked.gpu:
+        need_gpu(f"zheng, where {measured} of an earlier run is not there,")
     if not kept.exists():
         prepare(asked.files(THEIRS), kept)
     trees: Trees = pickle.loads(kept.read_bytes())
@@ -108,8 +112,8 @@ def measurements(asked: Asked) -> tuple[Trees, Path]:
     return trees, measured
 
 
-def table_three(asked: Asked) -> None:
-    fit(*measurements(asked), asked.folder / "choices.json")
+def table_three_of(asked: Asked) -> None:
+    table_three(*measurements(asked))
 
 
 def table_four_of(asked: Asked) -> None:

@@ -69,6 +69,11 @@ def test_a_lasso_without_penalty_finds_a_polynomial_of_its_terms(grid: models.Gr
     assert found.deviance == pytest.approx(0, abs=1e-12)
 
 
+def test_the_bandwidth_is_that_of_standardised_features(grid: models.Grid) -> None:
+    # Four of them, each with the variance one: 2 N / (4 N).
+    assert models.MODELS["SVR"]().fit(*grid.rows())._model.gamma == pytest.approx(1 / 2)
+
+
 def test_penalties_grow_and_all_models_choose(grid: models.Grid) -> None:
     rss = {}
     for name, make in models.MODELS.items():
@@ -76,6 +81,8 @@ def test_penalties_grow_and_all_models_choose(grid: models.Grid) -> None:
         assert np.isfinite(found).all()
         assert 0 <= found.missed <= 1
         rss[name] = found.rss
+    # Those that can take every time as it is do so, in microseconds.
+    assert max(rss["extra trees"], rss["prices and trees"]) < 1e-6
     assert rss["Lasso, lambda 0"] < rss["Lasso, lambda min"] <= rss["Lasso, lambda 1se"]
 
 
@@ -91,10 +98,13 @@ def test_table_three_and_the_choices_of_models(
     launch._write(rows, "none", tmp_path / "launch.parquet")
     # Some that the networks have not: there would be nothing to learn from.
     monkeypatch.setattr(launch, "sizes_of", lambda plan: [(name, size) for name in launch.NAMES for size in sizes[:2]])
+    launch.table_three(trees, tmp_path / "launch.parquet")
     launch.fit(trees, tmp_path / "launch.parquet", tmp_path / "choices.json")
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if line.startswith("reduce | SVR |"))
     assert line.endswith("13.6e5 | 1.78 | 18.58%")
+    (line,) = (line for line in printed.splitlines() if line.startswith("Lasso, lambda 0 | reduce |"))
+    assert line.split(" | ")[3] == "0.000"
     # A microsecond for each p_e: K = p_a is the best.
     chosen = json.loads((tmp_path / "choices.json").read_text())["chosen"]
     assert all(way[2] == way[3] for way in chosen["asia"]["Lasso, lambda 0"]["reduce"])
