@@ -161,6 +161,8 @@ def main() -> None:
         run(chosen, Asked(tuple(options.networks), options.small, gpu_here(), options.folder))
     except JunctorError as error:
         parser.error(str(error))
+    except ModuleNotFoundError as error:
+        parser.error(f"{error.name} is not installed: uv run has what this project develops with, --with more")
 
 
 def show(items: list[Item]) -> None:

@@ -124,6 +124,16 @@ def test_what_cannot_be_shown_is_told_in_a_line(
     assert told in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_package_that_is_not_there_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, "zheng", "figure7", "--folder", str(tmp_path))
+    assert ended.value.code == 2
+    assert "matplotlib is not installed: uv run has" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_networks_of_a_paper_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
