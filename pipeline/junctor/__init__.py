@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from junctor.api import Model, most_probable, posteriors
     from junctor.cliques.joint import joint_posteriors
     from junctor.formats import read_network, write_network
+    from junctor.formats.libraries import from_pgmpy, from_pyagrum, to_pgmpy, to_pyagrum
     from junctor.learning.counts import expected_counts
     from junctor.learning.learn import learn
     from junctor.model.errors import (
@@ -45,6 +46,8 @@ __all__ = [
     "RunError",
     "answer_batches",
     "expected_counts",
+    "from_pgmpy",
+    "from_pyagrum",
     "joint_posteriors",
     "learn",
     "most_probable",
@@ -52,6 +55,8 @@ __all__ = [
     "posteriors",
     "read_answers",
     "read_network",
+    "to_pgmpy",
+    "to_pyagrum",
     "write_network",
 ]
 
@@ -61,6 +66,8 @@ _HOME = {
     "answer_batches": "junctor.runs.answers",
     "Network": "junctor.model.network",
     "expected_counts": "junctor.learning.counts",
+    "from_pgmpy": "junctor.formats.libraries",
+    "from_pyagrum": "junctor.formats.libraries",
     "joint_posteriors": "junctor.cliques.joint",
     "learn": "junctor.learning.learn",
     "most_probable": "junctor.api",
@@ -68,6 +75,8 @@ _HOME = {
     "posteriors": "junctor.api",
     "read_answers": "junctor.runs.answers",
     "read_network": "junctor.formats",
+    "to_pgmpy": "junctor.formats.libraries",
+    "to_pyagrum": "junctor.formats.libraries",
     "write_network": "junctor.formats",
 }
 # Parts of the package that users import by name.

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.mutation import check_damaged, error_in_time
-from junctor.formats import hugin
+from junctor.formats import hugin, read_network
 from junctor.formats.files import decode
 from junctor.formats.text import MAX_FILLED
 from junctor.model.errors import ModelError
@@ -219,3 +219,80 @@ def test_chest_clinic_has_the_published_numbers(shared: Path) -> None:
     assert table(asia, "T").tolist() == [[0.05, 0.95], [0.01, 0.99]]
     assert table(asia, "E")[..., 0].tolist() == [[1, 1], [1, 0]]
     assert table(asia, "D")[..., 0].ravel() == pytest.approx([0.9, 0.8, 0.7, 0.1])
+
+
+R_FILES = {
+    "bnlearn.bif": """network unknown {
+}
+variable A {
+  type discrete [ 2 ] { a, b };
+}
+variable B {
+  type discrete [ 2 ] { a, b };
+}
+probability ( A ) {
+  table 0.25, 0.75;
+}
+probability ( B | A ) {
+  (a) 0.9, 0.1;
+  (b) 0.4, 0.6;
+}
+""",
+    "bnlearn.net": """net 
+{ 
+}
+
+node A 
+{
+  states = ( "a" "b" );
+}
+node B 
+{
+  states = ( "a" "b" );
+}
+
+potential ( A ) 
+{
+  data = ( 0.25 0.75 );
+}
+potential ( B | A ) 
+{
+  data = (( 0.9 0.1 )( 0.4 0.6 ));
+}
+""",
+    "grain.net": """class anonymous
+{
+  
+  node A
+  {
+    states = ("a" "b");
+    label = "A";
+    ID = "A";
+  }
+
+  node B
+  {
+    states = ("a" "b");
+    label = "B";
+    ID = "B";
+  }
+
+  potential ( A )
+  {
+    data = (0.25 0.75);
+  }
+  potential ( B | A )
+  {
+    data = ((0.9 0.1) (0.4 0.6));
+  }
+}
+""",
+}
+
+
+@pytest.mark.parametrize("name", R_FILES)
+def test_files_as_r_writes_them(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(R_FILES[name])
+    network = read_network(tmp_path / name)
+    assert [each.states for each in network.variables] == [("a", "b")] * 2
+    assert [factor.table.tolist() for factor in network.factors] == [[0.25, 0.75], [[0.9, 0.1], [0.4, 0.6]]]

@@ -32,6 +32,7 @@ _COMMANDS = {
     "inspect": "inspect.inspect",
     "convert": "convert.convert",
     "validate": "validate.validate",
+    "compare": "compare.compare",
     "learn": "learn.learn",
     "counts": "counts.counts",
     "calibrate": "cliques.calibrate",

@@ -64,6 +64,11 @@ def read_network(
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
     holds no valid network; InputError for what is no path.
     """
+    if not isinstance(path, str | os.PathLike | RemotePath):
+        from junctor.formats.libraries import library_of
+
+        if library := library_of(path):
+            raise InputError(f"found a {type(path).__name__} of {library} as network: junctor.from_{library} takes it")
     path = location(path, "network")
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen == "parquet":

@@ -64,7 +64,7 @@ MAX_EXPANSION = 1000
 WRITER = f"arrow {pa.__version__}"
 # Contents that networks were read from by `read_kept`, of at most so many bytes, until they are asked for.
 _MOST_HELD = 2**22
-_held: WeakKeyDictionary[Network, bytes] = WeakKeyDictionary()
+_held: WeakKeyDictionary[Network, tuple[str, bytes]] = WeakKeyDictionary()
 
 
 def write(network: Network, path: str | AnyPath) -> None:
@@ -74,7 +74,9 @@ def write(network: Network, path: str | AnyPath) -> None:
 
 def to_bytes(network: Network) -> bytes:
     """Return the content of the file; equal networks under one version of Arrow give equal bytes."""
-    if (held := _held.pop(network, None)) is not None:
+    # Networks are equal whatever their titles are, their files are not.
+    title, held = _held.pop(network, (None, b""))
+    if title == network.name:
         return held
     about = {
         "format": FORMAT,
@@ -201,7 +203,7 @@ def read_kept(content: bytes, file: str) -> Network:
     """
     network = read(content, file)
     if len(content) <= _MOST_HELD:
-        _held[network] = content
+        _held[network] = network.name, content
     return network
 
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from junctor.model.difference import Content, Difference, difference_between
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.html import html_table
 
@@ -157,6 +158,27 @@ class Network:
         if self.hidden:
             sha.update(f"hidden {self.hidden}".encode())
         return sha.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for a network with the same answers to all questions, in the same order of all that it has."""
+        return self.digest == other.digest if isinstance(other, Network) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Return a hash of the content."""
+        return hash(self.digest)
+
+    def diff(self, other: Network) -> Difference:
+        """Return what differs in another network: variables, states and tables by names; False where nothing does.
+
+        Noisy nodes are compared as whole tables; raises ModelError for one that is huge.
+        """
+        return difference_between(self._content(), other._content())
+
+    def _content(self) -> Content:
+        whole = self.expanded
+        names = [tuple(whole.variables[v].name for v in factor.scope) for factor in whole.factors]
+        tables = [(scope, factor.table) for scope, factor in zip(names, whole.factors, strict=True)]
+        return Content(whole.kind, {each.name: each.states for each in whole.variables}, tables)
 
     def find(self, name: str) -> int:
         """Return the index of the variable `name`; raises ModelError with the nearest names where there is none."""
