@@ -238,31 +238,31 @@ probability ( B | A ) {
   (b) 0.4, 0.6;
 }
 """,
-    "bnlearn.net": """net 
-{ 
+    "bnlearn.net": """net
+{
 }
 
-node A 
+node A
 {
   states = ( "a" "b" );
 }
-node B 
+node B
 {
   states = ( "a" "b" );
 }
 
-potential ( A ) 
+potential ( A )
 {
   data = ( 0.25 0.75 );
 }
-potential ( B | A ) 
+potential ( B | A )
 {
   data = (( 0.9 0.1 )( 0.4 0.6 ));
 }
 """,
     "grain.net": """class anonymous
 {
-  
+
   node A
   {
     states = ("a" "b");
