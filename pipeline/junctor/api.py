@@ -220,11 +220,12 @@ def _resources(options: RowResources) -> tuple[tuple[str, Any], ...]:
 
 
 def _sampling(options: SamplingOptions) -> tuple[Any, ...]:
-    samples, error = options["samples"], options["error"]
-    count = None if samples is None else whole("samples", samples)
-    number = None if error is None else real("error", error)
-    seed = whole("seed", options["seed"])
-    return options["method"], options["sampler"], count, number, seed, options["stages"]
+    count, entries = (
+        None if (given := options[name]) is None else whole(name, given) for name in ("samples", "table_entries")
+    )
+    number = None if options["error"] is None else real("error", options["error"])
+    seed, confidence = whole("seed", options["seed"]), real("confidence", options["confidence"])
+    return options["method"], options["sampler"], count, number, seed, options["stages"], confidence, entries
 
 
 @lru_cache(maxsize=KEPT_QUESTIONS)

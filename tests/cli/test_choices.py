@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
-from junctor import write_network
+from junctor import posteriors, write_network
 from junctor.generate import grid, layered
 from junctor.out_of_core import memory_splits
 
@@ -120,6 +120,20 @@ def test_samples_are_told_as_other_strategies_are(tmp_path: Path, caplog: pytest
     assert f"1 of 2 rows are sampled: {chosen['others'][0]['reason']}" in caplog.messages
     idle = junctor_cli("inspect", str(path), "--samples", "200")
     assert (idle.exit_code, "exact answers take no samples" in " ".join(idle.output.split())) == (2, True)
+
+
+def test_mini_buckets_and_their_bound_are_told_before_a_run(tmp_path: Path) -> None:
+    path = str(tmp_path / "grid.uai")
+    write_network(grid(3, 3, states=2, seed=1), path)
+    words = ("inspect", path, "--method", "sampling", "--table-entries", "60", "--device", "cpu")
+    found = json.loads(junctor_cli(*words, "--json").stdout)["no_evidence"]["mini_buckets"]
+    assert (found["variables"], found["split"] > 0, found["entries"] <= 60) == (9, True, True)
+    exact = posteriors(path, [{}])["log_evidence"][0].as_py()
+    assert exact < found["bound"] < exact + 2
+    told = f"bound       {found['bound']:.6g} on the log of the sum: {found['split']} of 9 variables split into"
+    assert told in junctor_cli(*words).stdout
+    others = json.loads(junctor_cli("inspect", ASIA, "--method", "sampling", "--json").stdout)
+    assert others["no_evidence"]["mini_buckets"] is None
 
 
 def test_exact_answers_load_no_samplers() -> None:

@@ -148,6 +148,7 @@ QUERIES = {
     "scores": Query(answers="scores", top=2),
     "mpe": Query("mpe"),
     "sampled": Query(method="sampling", sampling=Sampling(error=0.02), targets=("lung",)),
+    "bounded": Query(method="sampling", sampling=Sampling("wmb", 500), targets=("lung",)),
 }
 
 
@@ -158,6 +159,7 @@ def test_every_run_has_a_page(tmp_path: Path, query: Query, rows: int) -> None:
     run(job, HERE)
     text = text_of(job.directory.report)
     assert ("No rows" if not rows else "Every row has an answer") in text
+    assert ("Each interval holds" in text) == (bool(rows) and query.sampling.sampler == "wmb")
     assert junctor_cli("report", job.output, job.output).exit_code == 0
 
 

@@ -172,18 +172,32 @@ def test_files_hold_what_the_api_returns(
             assert {name for name, value in one.items() if value is not None} == {"case_id", "status", "reason"}
 
 
-def test_scores_of_sampled_rows_are_those_of_their_posteriors() -> None:
-    options: dict[str, Any] = {"method": "sampling", "samples": 400, "seed": 3}
+@pytest.mark.parametrize("sampler", ["epis-bn", "wmb"])
+@pytest.mark.parametrize("top", [None, 3])
+def test_scores_of_sampled_rows_are_those_of_their_posteriors(sampler: Any, top: int | None) -> None:
+    options: dict[str, Any] = {"method": "sampling", "samples": 400, "seed": 3, "sampler": sampler}
     rows = [{"smoke": "yes"}, {}, {"dysp": "yes"}]
     posteriors = junctor.posteriors(ASIA, rows, "bronc", **options).to_pylist()
-    scores = junctor.posteriors(ASIA, rows, "bronc", answers="scores", probabilities="bronc=no", **options).to_pylist()
+    shown: dict[str, Any] = {"answers": "scores", "probabilities": "bronc=no", "top": top}
+    scores = junctor.posteriors(ASIA, rows, "bronc", **shown, **options).to_pylist()
+    beside = ("error",) if sampler == "epis-bn" else ("error", "lower", "upper")
     for wanted, found in zip(posteriors, scores, strict=True):
         best = int(np.argmax(wanted["bronc"]))
-        assert found["bronc"] == ["yes", "no"][best]
-        assert found["bronc_probability"] == wanted["bronc"][best]
-        assert found["bronc_error"] == wanted["bronc_error"][best]
-        assert (found["bronc=no"], found["bronc=no_error"]) == (wanted["bronc"][1], wanted["bronc_error"][1])
-        for name in ("log_evidence", "log_evidence_error", "effective_samples", "samples", "method"):
+        if top is None:
+            first = {name: found[name] for name in ("bronc", "bronc_probability")}
+            first |= {f"bronc_{kind}": found[f"bronc_{kind}"] for kind in beside}
+        else:
+            assert all(
+                found[name][2] is None for name in ("bronc", "bronc_probability", *(f"bronc_{kind}" for kind in beside))
+            )
+            first = {name: value[0] for name, value in found.items() if isinstance(value, list)}
+        assert first["bronc"] == ["yes", "no"][best]
+        assert first["bronc_probability"] == wanted["bronc"][best]
+        assert found["bronc=no"] == wanted["bronc"][1]
+        for kind in beside:
+            assert first[f"bronc_{kind}"] == wanted[f"bronc_{kind}"][best]
+            assert found[f"bronc=no_{kind}"] == wanted[f"bronc_{kind}"][1]
+        for name in wanted.keys() - {"bronc", *(f"bronc_{kind}" for kind in beside)}:
             assert found[name] == wanted[name]
 
 

@@ -75,7 +75,7 @@ def statistics(draw: st.DrawFn) -> Statistics:
         draw(COUNTS),
         {name: draw(COUNTS) for name in names},
         {"log": draw(COUNTS)},
-        Sampled(draw(COUNTS), draw(COUNTS), draw(COUNTS), draw(spreads()), draw(spreads())),
+        Sampled(draw(COUNTS), draw(COUNTS), draw(COUNTS), *(draw(spreads()) for _ in range(4))),
     )
 
 
@@ -200,6 +200,10 @@ def test_scores_explanations_and_samples_are_counted(tmp_path: Path) -> None:
         "scores": Query(answers="scores", targets=("lung", "bronc")),
         "mpe": Query("mpe", targets=("lung",)),
         "sampled": Query(targets=("lung",), method="sampling", sampling=Sampling(samples=500)),
+        "bounded": Query(targets=("lung",), method="sampling", sampling=Sampling("wmb", 500)),
+        "bounded scores": Query(
+            answers="scores", top=2, targets=("lung",), method="sampling", sampling=Sampling("wmb", 500)
+        ),
     }
     found = {}
     for name, query in kinds.items():
@@ -215,6 +219,11 @@ def test_scores_explanations_and_samples_are_counted(tmp_path: Path) -> None:
     assert (sampled.rows, sampled.samples, sampled.short) == (90, 90 * 500, 0)
     assert sampled.errors.rows == sampled.effective.rows == 90
     assert 0 < sampled.errors.quantile(0.5) < 0.1
+    assert sampled.widths.rows == sampled.gaps.rows == 0
+    bounded = found["bounded"].sampled
+    assert bounded.widths.rows == bounded.gaps.rows == 90
+    assert 0 < bounded.errors.quantile(0.5) < bounded.widths.quantile(0.5) < 0.3
+    assert found["bounded scores"].sampled == bounded
 
 
 def test_a_resumed_run_has_the_same_bytes(tmp_path: Path, scheduler: str) -> None:

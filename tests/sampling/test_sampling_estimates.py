@@ -331,8 +331,8 @@ def test_stages_count_by_the_weights_of_the_stage_before() -> None:
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:
-    with pytest.raises(ModelError, match="Markov network"):
-        engine_of(grid(2, 2, states=2, seed=1)).answer(rows_of({}, {}, 1))
+    with pytest.raises(ModelError, match=r"epis-bn draws .*; use --sampler wmb"):
+        engine_of(grid(2, 2, states=2, seed=1), sampler="epis-bn").answer(rows_of({}, {}, 1))
     wide = network_of([((0,), np.full(300, 1 / 300))], [300])
     with pytest.raises(ModelError, match="300 states"):
         engine_of(wide).answer(rows_of({}, {}, 1))
@@ -342,6 +342,9 @@ def test_what_cannot_be_sampled_is_refused() -> None:
         Query("mpe", method="sampling")
     with pytest.raises(EvidenceError, match="both"):
         Sampling(samples=1000, error=0.1)
-    for wrong in ({"samples": 1}, {"error": 0.0}, {"error": 2.0}, {"seed": -1}, {"seed": 2**64}, {"sampler": "gibbs"}):
+    with pytest.raises(EvidenceError, match="of the sampler 'wmb', the sampler is 'lw'"):
+        Sampling("lw", confidence=0.9)
+    ranges = {"samples": 1, "error": 0.0, "seed": -1, "sampler": "gibbs", "confidence": 1.0, "table_entries": 0}
+    for wrong in (*({name: value} for name, value in ranges.items()), {"error": 2.0}, {"seed": 2**64}):
         with pytest.raises(EvidenceError):
             Sampling(**wrong)  # type: ignore[arg-type]

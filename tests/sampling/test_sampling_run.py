@@ -28,6 +28,7 @@ from junctor.model.network import Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Method, Query, Sampling
 from junctor.model.strategies import Rejected, Strategy
+from junctor.runs.results import tables_for
 from junctor.runs.run import run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -130,11 +131,64 @@ def test_command_line(evidence: Path, tmp_path: Path) -> None:
 def test_markov_networks_and_explanations_are_refused(evidence: Path, tmp_path: Path) -> None:
     write_network(grid(2, 2, states=2, seed=1), str(tmp_path / "grid.uai"))
     (tmp_path / "cells.csv").write_text("v0\n0\n")
-    what = Job(str(tmp_path / "grid.uai"), str(tmp_path / "cells.csv"), str(tmp_path / "out"), Query(method="sampling"))
-    with pytest.raises(ModelError, match="Markov network"):
+    asked = Query(method="sampling", sampling=Sampling("lw"))
+    what = Job(str(tmp_path / "grid.uai"), str(tmp_path / "cells.csv"), str(tmp_path / "out"), asked)
+    with pytest.raises(ModelError, match=r"Markov network: lw draws .*; use --sampler wmb"):
         run(what)
     with pytest.raises(EvidenceError, match="explanations"):
         Query("mpe", method="auto")
+
+
+def test_a_run_of_a_markov_network_has_intervals(tmp_path: Path) -> None:
+    write_network(grid(3, 3, states=2, seed=1), str(tmp_path / "grid.uai"))
+    (tmp_path / "cells.csv").write_text("0,4\n1,\n,0\n1,\n")
+    words = ("--method", "sampling", "--samples", "2000", "--table-entries", "40", "--targets", "2", "-q", "--csv")
+    given = str(tmp_path / "grid.uai"), str(tmp_path / "cells.csv"), "-o", str(tmp_path / "out")
+    result = junctor_cli("run", *given, *words, "--json")
+    assert result.exit_code == 0, result.output
+    spec = json.loads(result.stdout)["spec"]
+    assert (spec["sampler"], spec["confidence"], spec["table_entries"]) == ("wmb", 0.95, 40)
+    table = table_of(tmp_path / "out")
+    assert table.column_names[1:5] == ["2", "2_error", "2_lower", "2_upper"]
+    assert table["2"][0] == table["2"][2] != table["2"][1]
+    exact = junctor.posteriors(str(tmp_path / "grid.uai"), {"0": ["1", None, "1"], "4": [None, "0", None]}, ["2"])
+    for row in range(3):
+        low, high, truth = (
+            np.array(each[name][row].as_py())
+            for each, name in zip((table, table, exact), ("2_lower", "2_upper", "2"), strict=True)
+        )
+        assert ((low < truth) & (truth < high)).all()
+        ends = [table[f"log_evidence_{which}"][row].as_py() for which in ("lower", "upper", "bound")]
+        assert ends[0] < exact["log_evidence"][row].as_py() < ends[1] <= ends[2]
+    assert "2_lower=1" in (tmp_path / "out" / "posteriors.csv").read_text().splitlines()[0]
+    # The options are part of the run: with others it is another one.
+    other = junctor_cli("run", *given, *words, "--confidence", "0.9")
+    assert other.exit_code == 6
+    assert "confidence was" in other.output
+    refused = junctor_cli("run", *given, *words, "--sampler", "epis-bn")
+    assert "'wmb'" in refused.output
+
+
+def test_markov_networks_are_sampled_beyond_their_budget_and_exact_rows_have_intervals_of_one_number() -> None:
+    network, how = grid(4, 4, states=2, seed=1), Sampling(samples=500, table_entries=200)
+    query = Query(targets=("x_3_3",), method="auto", sampling=how)
+    batch = EvidenceBatch(2, {0: np.array([1, -1], np.int32)})
+    tables = {}
+    for seconds in (1e-9, 1e4):
+        store = PlanStore(budget=ExactBudget(1 << 28, 0, seconds))
+        answers = Engine(network, query, on_cpu(1 << 28), store=store).answer(batch)
+        tables[seconds] = tables_for(network, query).table(answers, pa.array(["a", "b"]))
+    sampled, exact = tables.values()
+    assert exact["method"].to_pylist() == ["exact"] * 2
+    assert exact["x_3_3_lower"] == exact["x_3_3"] == exact["x_3_3_upper"]
+    for end in ("lower", "upper", "bound"):
+        assert exact[f"log_evidence_{end}"] == exact["log_evidence"]
+    assert sampled["method"].to_pylist() == ["sampling"] * 2
+    lower, truth, upper = (
+        np.array(table[name].to_pylist())
+        for table, name in ((sampled, "x_3_3_lower"), (exact, "x_3_3"), (sampled, "x_3_3_upper"))
+    )
+    assert ((lower < truth) & (truth < upper)).all()
 
 
 def test_python_gives_what_a_run_gives(evidence: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from junctor.cli.validate import network_facts
 from junctor.model import option_table as table
 from junctor.model.errors import counted
 from junctor.model.options import ComputeOptions
+from junctor.model.query import has_intervals
 from junctor.planning.budget import approximate, format_bytes
 
 if TYPE_CHECKING:
@@ -214,7 +215,18 @@ def _no_evidence(engine: Engine, stored: dict[str, Any]) -> dict[str, Any]:
     routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
     seconds = sum(route.seconds for route in routes)
     operations = sum(route.operations for route in routes)
-    return _work(engine, batch, routes, stored) | {"operations": operations, "seconds": _finite(seconds)}
+    found = _work(engine, batch, routes, stored) | {"operations": operations, "seconds": _finite(seconds)}
+    return found | ({"mini_buckets": _mini_buckets(engine)} if found["fits"] else {})
+
+
+def _mini_buckets(engine: Engine) -> dict[str, Any] | None:
+    """Return sizes and the upper bound of what rows are sampled from without evidence; None of other samplers."""
+    if engine.query.method != "sampling" or not has_intervals(engine.network, engine.query):
+        return None
+    from junctor.sampling.bounded import BoundedEngine
+
+    found = BoundedEngine(engine.facts.network, engine.facts.query, engine.options).facts()
+    return found | {"bound": _finite(found["bound"])}
 
 
 def _run_work(engine: Engine, sample: RowSample, stored: dict[str, Any], resident: int) -> dict[str, Any]:
@@ -426,6 +438,12 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     for saving in work["savings"]:
         counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
         typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
+    if buckets := work.get("mini_buckets"):
+        bound = -math.inf if buckets["bound"] is None else buckets["bound"]
+        typer.echo(
+            f"  bound       {bound:.6g} on the log of the sum: {buckets['split']:,} of "
+            f"{counted(buckets['variables'], 'variable')} split into mini-buckets, {buckets['entries']:,} entries"
+        )
     where = "a GPU" if work["forecast_for"] == "gpu" else "one core"
     typer.echo(
         f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where} "

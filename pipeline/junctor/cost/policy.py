@@ -11,6 +11,8 @@ EXACT_ROW = 60.0
 FITTED_FORECAST = 0.5
 # Seconds of cores, and of a GPU with what goes with it, that are worth one more process.
 PROCESS, GPU_PROCESS = 5.0, 5.0
+# Seconds of mini-buckets: of an entry of their tables, with all passes, and of a variable of a sample.
+BOUND_ENTRY, BOUND_DRAW = 1.5e-6, 6e-8
 # Exponent of the cores of a machine, by which a run from files gains on one: 8 times with 16, 23 with 64.
 CORES = 0.75
 # Seconds a byte to or from a disk, in addition to those of the process: 1 GB/s, as disks differ.

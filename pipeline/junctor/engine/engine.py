@@ -33,7 +33,7 @@ from junctor.model.answers import (
 )
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
-from junctor.model.query import Query, answering_network, as_posteriors
+from junctor.model.query import Query, answering_network, as_posteriors, has_intervals
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import BufferPool, fresh, map_pages, mapped
@@ -387,7 +387,9 @@ class Engine:
         memory = fresh(self._size(batch.rows)) if memory is None else memory
         sizes = self.network.cardinalities
         answers = unanswered(self.facts.query, self.facts.targets, sizes, batch.rows, batch.invalid, memory)
-        return answers if self.query.method == "exact" else with_errors(answers, sizes)
+        if self.query.method == "exact":
+            return answers
+        return with_errors(answers, sizes, has_intervals(self.network, self.query))
 
 
 def _rows_for_each(batch: EvidenceBatch) -> float:

@@ -90,21 +90,30 @@ class ScoreMaker:
                     array[at] = part
 
     def sampled(self, answers: SampledAnswers) -> Scores:
-        """Return the scores of sampled posteriors, with standard errors of the probabilities that they state."""
+        """Return the scores of sampled posteriors, with errors and intervals of the probabilities that they state."""
         rows = len(answers.status)
         scores = self.blank(EvidenceBatch(rows))
         self.write(answers, np.arange(rows), scores, 1, False)
-        errors, chosen_errors = np.full_like(scores.probabilities, math.nan), np.empty_like(scores.chosen)
+        # Of each number its error, and the ends of its interval where there is one.
+        kinds = 3 if answers.lower else 1
+        beside = np.full((kinds, *scores.probabilities.shape), math.nan, scores.probabilities.dtype)
+        chosen_beside = np.empty((kinds, *scores.chosen.shape), scores.chosen.dtype)
         for n, v in enumerate(self.targets):
-            there = scores.best[n] >= 0
-            errors[n] = np.where(
-                there, np.take_along_axis(answers.errors[v], np.maximum(scores.best[n], 0), axis=1), math.nan
-            )
+            there, best = scores.best[n] >= 0, np.maximum(scores.best[n], 0)
+            for kind, table in enumerate((answers.errors[v], *answers.intervals_of(v))):
+                beside[kind, n] = np.where(there, np.take_along_axis(table, best, axis=1), math.nan)
         for n, (v, state) in enumerate(self._chosen):
-            chosen_errors[n] = answers.errors[v][:, state]
+            for kind, table in enumerate((answers.errors[v], *answers.intervals_of(v))):
+                chosen_beside[kind, n] = table[:, state]
         scores.ways.update(answers.ways)
-        estimates = replace(answers, posteriors={}, errors={}, memory=None, error_memory=None)
-        scores = replace(scores, errors=errors, chosen_errors=chosen_errors, estimates=estimates)
+        scores = replace(
+            scores,
+            errors=beside[0],
+            chosen_errors=chosen_beside[0],
+            intervals=beside[1:],
+            chosen_intervals=chosen_beside[1:],
+            estimates=answers.without_tables(),
+        )
         scores.clear_unanswered()
         return scores
 

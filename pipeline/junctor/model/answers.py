@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.model.network import Network
-from junctor.model.query import Query, answered_names, answering_network, target_names
+from junctor.model.query import Query, answered_names, answering_network, has_intervals, target_names
 
 # Status of a row: answered, P(e) = 0, evidence that names no state, no sample that fits the evidence, and too few
 # samples to state an error.
@@ -93,6 +93,10 @@ class SampledAnswers(Answers):
     samples: int64 [rows], samples drawn.
     sampled: bool [rows], False where an answer is exact: its errors and its number of samples are 0.
     error_memory: all errors in one flat array, as `memory` has the posteriors.
+    lower, upper: variable index -> float [rows, cardinality], intervals of the posteriors; of sampled rows alone, and
+        empty where the sampler has none.
+    log_bounds: float64 [3, rows], of log P(e) the interval and the bound that is certain; [0, rows] without them.
+    interval_memory: all lower ends in one flat array, and all upper ones.
     reasons: also, for rows that are OK, that the requested error was not reached.
     """
 
@@ -102,6 +106,23 @@ class SampledAnswers(Answers):
     samples: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     error_memory: npt.NDArray[np.floating] | None = None
+    lower: Mapping[int, npt.NDArray[np.floating]] = field(default_factory=dict)
+    upper: Mapping[int, npt.NDArray[np.floating]] = field(default_factory=dict)
+    log_bounds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    interval_memory: tuple[npt.NDArray[np.floating], ...] = ()
+
+    def intervals_of(self, variable: int) -> list[npt.NDArray[np.floating]]:
+        """Return lower and upper ends of the posteriors of a variable, [rows, states] each; of none: nothing.
+
+        Those of exact rows are their posteriors.
+        """
+        exact = ~self.sampled[:, None]
+        return [np.where(exact, self.posteriors[variable], end[variable]) for end in (self.lower, self.upper) if end]
+
+    def without_tables(self) -> SampledAnswers:
+        """Return what is left beside scores: numbers of rows."""
+        memory = replace(self, posteriors={}, errors={}, memory=None, error_memory=None)
+        return replace(memory, lower={}, upper={}, interval_memory=())
 
     def leave(self, row: int, status: int, reason: str) -> None:
         """Set the status of a row that is not OK."""
@@ -124,6 +145,7 @@ class Scores(Answers):
     chosen: float [chosen states, rows], posterior probability of each `variable=state` asked.
     choices: variable index and state of each `variable=state` asked.
     errors, chosen_errors: standard errors of `probabilities` and `chosen`; empty where nothing is sampled.
+    intervals, chosen_intervals: lower and upper ends of the same, [2, ...]; empty where the sampler has none.
     estimates: the sampled answers, without their posteriors; None where nothing is sampled.
     """
 
@@ -134,6 +156,8 @@ class Scores(Answers):
     choices: tuple[tuple[int, int], ...] = ()
     errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 1)))
     chosen_errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
+    intervals: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 0, 1)))
+    chosen_intervals: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 0)))
     estimates: SampledAnswers | None = None
 
     def by_row(self) -> Iterator[npt.NDArray[Any]]:
@@ -194,13 +218,16 @@ def unanswered(
     return Answers(targets, status, log_value, tables, reasons=dict(invalid), memory=numbers)
 
 
-def with_errors(answers: Answers, cardinalities: Sequence[int]) -> SampledAnswers:
+def with_errors(answers: Answers, cardinalities: Sequence[int], intervals: bool = False) -> SampledAnswers:
     """Return posteriors to be written, with errors of 0: exact ones until a row is sampled.
 
     cardinalities: number of states of every variable.
+    intervals: whether the sampler has intervals.
     """
     assert answers.memory is not None
     rows, errors = len(answers.status), np.zeros_like(answers.memory)
+    ends = tuple(np.zeros_like(answers.memory) for _ in range(2 if intervals else 0))
+    lower, upper = (posteriors_in(end, answers.targets, cardinalities, rows) for end in ends) if ends else ({}, {})
     return SampledAnswers(
         **{each.name: getattr(answers, each.name) for each in fields(answers)},
         errors=posteriors_in(errors, answers.targets, cardinalities, rows),
@@ -209,6 +236,10 @@ def with_errors(answers: Answers, cardinalities: Sequence[int]) -> SampledAnswer
         samples=np.zeros(rows, dtype=np.int64),
         sampled=np.zeros(rows, dtype=np.bool_),
         error_memory=errors,
+        lower=lower,
+        upper=upper,
+        log_bounds=np.zeros((3 if intervals else 0, rows)),
+        interval_memory=ends,
     )
 
 
@@ -285,9 +316,12 @@ def answer_width(network: Network, query: Query) -> int:
     posteriors = query.number_bytes * sum(_sizes_answered(network, query)) + _ROW_BYTES
     if exact:
         return posteriors
-    # Sampled numbers come with standard errors, and scores are made where all posteriors are in memory.
-    made += (targets * (query.top or 1) + len(query.probabilities)) * query.number_bytes if made else 0
-    return made + 2 * posteriors + _SAMPLED_ROW_BYTES
+    # Of each number the error, and both ends of the interval.
+    tables, bounds = (4, 3 * 8) if has_intervals(network, query) else (2, 0)
+    # Sampled numbers come with these, and scores are made where all posteriors are in memory.
+    shown = (targets * (query.top or 1) + len(query.probabilities)) * query.number_bytes
+    made += (tables - 1) * shown if made else 0
+    return made + tables * posteriors + bounds + _SAMPLED_ROW_BYTES
 
 
 def answer_bytes(network: Network, query: Query) -> Callable[[int], int]:

@@ -10,7 +10,7 @@ Prefect's form comes, `junctor.runtime.settings` the names `JUNCTOR_*`.
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, reduce, wraps
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
@@ -27,6 +27,7 @@ from junctor.model.options import (
     Start,
 )
 from junctor.model.query import (
+    CONFIDENCE,
     LEAST_SAMPLES,
     MOST_TOP,
     Architecture,
@@ -171,17 +172,18 @@ class SamplingOptions(TypedDict, total=False):
             "exact",
             "Exact answers, estimates by sampling, or auto: sampling where exact ones exceed the memory.",
             SAMPLING,
-            '"sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed '
+            '"sampling" estimates posteriors, "auto" does so for rows whose exact answers exceed '
             "the memory; there are more columns then (`junctor.runs.results`).",
         ),
     ]
     sampler: Annotated[
-        Sampler,
+        Sampler | None,
         Option(
-            "epis-bn",
-            "EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting.",
+            None,
+            "Weighted mini-buckets (wmb, the default of Markov networks, which have no other), EPIS-BN (of Bayesian "
+            "ones), AIS-BN, self-importance sampling or likelihood weighting.",
             SAMPLING,
-            "as in `junctor.model.query.Sampling`.",
+            'as in `junctor.model.query.Sampling`; None for "epis-bn", of Markov networks "wmb".',
         ),
     ]
     samples: Annotated[
@@ -198,9 +200,28 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "Sample each row until no posterior has a larger standard error, such as 0.001.",
+            "Sample until no posterior has a larger standard error, of wmb half of its interval, such as 0.001.",
             SAMPLING,
-            "largest standard error of a posterior, instead of a number of samples.",
+            "largest standard error of a posterior, of wmb half of its interval, instead of a number of samples.",
+        ),
+    ]
+    confidence: Annotated[
+        float,
+        Option(
+            CONFIDENCE,
+            "Of wmb: the probability that an interval holds, each by itself.",
+            SAMPLING,
+            "of wmb, the probability that an interval holds, each by itself.",
+        ),
+    ]
+    table_entries: Annotated[
+        int | None,
+        Option(
+            None,
+            "Of wmb: entries of all tables of a row together; 1,048,576 if not given, more give narrower intervals.",
+            SAMPLING,
+            "of wmb, of all tables of a row together; None for 1,048,576.",
+            least=1,
         ),
     ]
     stages: Annotated[
@@ -1184,12 +1205,17 @@ def query_of(options: QuestionOptions) -> Query:
         None if targets is None else tuple(targets),
         asked["precision"],
         asked["method"],
-        Sampling(asked["sampler"], asked["samples"], asked["error"], asked["seed"], asked["stages"]),
+        sampling_of(asked),
         asked["answers"],
         asked["top"],
         tuple(asked["probabilities"]),
         asked["hide_targets"],
     )
+
+
+def sampling_of(options: SamplingOptions) -> Sampling:
+    """Return the record of how rows are sampled; raises EvidenceError for values out of range."""
+    return Sampling(**{each.name: options[each.name] for each in fields(Sampling)})  # type: ignore[literal-required]
 
 
 _QUESTION: QuestionOptions = defaults_of(QuestionOptions)  # type: ignore[assignment]

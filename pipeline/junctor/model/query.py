@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 LEAST_SAMPLES = 100
 # Exclusive bound; 64-bit counters have room for more.
 MOST_SAMPLES = 2**40
+# Probability that an interval holds, where none is given.
+CONFIDENCE = 0.95
+# Entries of tables, far more than any memory holds.
+MOST_ENTRIES = 2**48
 # States of a target that scores show: far more than people read, and few enough for the width of a row.
 MOST_TOP = 1024
 # Characters of a pattern of names.
@@ -23,7 +27,7 @@ WILDCARDS = frozenset("*?[")
 
 Precision = Literal["double", "single", "log"]
 Method = Literal["exact", "sampling", "auto"]
-Sampler = Literal["ais-bn", "epis-bn", "sis", "lw"]
+Sampler = Literal["ais-bn", "epis-bn", "sis", "lw", "wmb"]
 Stages = Literal["last", "all"]
 # Joint posteriors come from messages (Shafer-Shenoy), from stored clique tables (Hugin), or from the faster of both.
 Architecture = Literal["auto", "messages", "stored"]
@@ -34,21 +38,28 @@ class Sampling:
     """How rows are sampled; raises EvidenceError for values out of range.
 
     sampler: likelihood weighting (`lw`), self-importance sampling (`sis`; Shachter and Peot 1990), AIS-BN (Cheng and
-        Druzdzel 2000) or EPIS-BN (Yuan and Druzdzel 2003).
+        Druzdzel 2000), EPIS-BN (Yuan and Druzdzel 2003) or weighted mini-buckets (`wmb`; Liu, Fisher and Ihler 2015);
+        None for what `sampler_of` says.
     samples: samples for each row, learning included; None for the default of the sampler.
-    error: largest standard error of a posterior, instead of a number of samples.
+    error: largest standard error of a posterior, with `wmb` half of the width of its interval, instead of a number of
+        samples.
     seed: 64 bits, not negative.
     stages: "all" counts the samples of the learning stages as well, "last" those of the last stage only.
+    confidence: probability that an interval of `wmb` holds, each by itself.
+    table_entries: of all tables of mini-buckets of a row together; None for the default.
     """
 
-    sampler: Sampler = "epis-bn"
+    sampler: Sampler | None = None
     samples: int | None = None
     error: float | None = None
     seed: int = 0
     stages: Stages = "all"
+    confidence: float = CONFIDENCE
+    table_entries: int | None = None
 
     def __post_init__(self) -> None:
-        one_of("sampler", self.sampler, Sampler)
+        if self.sampler is not None:
+            one_of("sampler", self.sampler, Sampler)
         one_of("stages", self.stages, Stages)
         if self.samples is not None and self.error is not None:
             raise EvidenceError("found both a number of samples and an error, expected one of them")
@@ -58,6 +69,19 @@ class Sampling:
             raise EvidenceError(f"found an error of {self.error!r}, expected a number between 0 and 1")
         if not 0 <= self.seed < 2**64:
             raise EvidenceError(f"found seed {self.seed}, expected 0 to 2^64 - 1")
+        if not 0 < self.confidence < 1:
+            raise EvidenceError(f"found a confidence of {self.confidence!r}, expected a number between 0 and 1")
+        if self.table_entries is not None and not 1 <= self.table_entries <= MOST_ENTRIES:
+            raise EvidenceError(f"found {self.table_entries:,} entries of tables, expected 1 or more (at most 2^48)")
+        if self.asks_intervals and self.sampler not in (None, "wmb"):
+            raise EvidenceError(
+                f"a confidence and entries of tables are of the sampler 'wmb', the sampler is {self.sampler!r}"
+            )
+
+    @property
+    def asks_intervals(self) -> bool:
+        """True where something is said that only weighted mini-buckets have."""
+        return self.confidence != CONFIDENCE or self.table_entries is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,29 @@ class Query:
             )
         if self.top is not None and not (type(self.top) is int and 1 <= self.top <= MOST_TOP):
             raise EvidenceError(f"found top {self.top!r}, expected a number of states from 1 to {MOST_TOP:,}")
+
+
+def sampler_of(network: Network, query: Query) -> Sampler:
+    """Return the sampler of a query.
+
+    Where none is named weighted mini-buckets of a Markov network, or where their options are given, else EPIS-BN.
+    """
+    # Markov networks have no tables of variables, given their parents, from which the others draw.
+    is_bounded = network.kind == "markov" or query.sampling.asks_intervals
+    return query.sampling.sampler or ("wmb" if is_bounded else "epis-bn")
+
+
+def has_intervals(network: Network, query: Query) -> bool:
+    """Return whether sampled numbers have intervals that hold with a stated probability."""
+    return query.method != "exact" and sampler_of(network, query) == "wmb"
+
+
+def sampling_record(network: Network, query: Query) -> dict[str, Any]:
+    """Return how rows are sampled, with the sampler by name, and what is of intervals where there are some."""
+    record = asdict(query.sampling) | {"sampler": sampler_of(network, query)}
+    if not has_intervals(network, query):
+        del record["confidence"], record["table_entries"]
+    return record
 
 
 def target_names(network: Network, query: Query) -> tuple[str, ...]:

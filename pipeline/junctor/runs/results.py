@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pkgutil import resolve_name
 from typing import Any
@@ -26,7 +26,7 @@ from junctor.model.answers import (
     without_numbers,
 )
 from junctor.model.network import Network
-from junctor.model.query import Query, answered_names, answering_network
+from junctor.model.query import Query, answered_names, answering_network, has_intervals, sampling_record
 from junctor.runtime.arrow import (
     free_names,
     list_array,
@@ -47,7 +47,9 @@ from junctor.runtime.kept_results import method_cache
 # Tables of sampled rows have more: after each target `NAME_error`, a list with the standard error of each number; after
 # the logarithm its standard error, `log_evidence_error`; `effective_samples`, `samples` and `method`. An exact row
 # among sampled ones has errors of 0 and no samples. A row that is `ok` may have a reason too: a requested error that
-# was not reached.
+# was not reached. Sampled by mini-buckets, there are after each `NAME_error` also `NAME_lower` and `NAME_upper`, lists
+# with the ends of the interval of each number, and after `log_evidence_error` `log_evidence_lower` and `_upper`, and
+# `log_evidence_bound`, above which the logarithm is for certain. The interval of an exact row is its number.
 FORMAT_VERSION = 1
 # Keys of the schema's metadata: of all parts of a run, and of one part.
 METADATA_KEY = b"junctor"
@@ -75,6 +77,12 @@ KEPT_ID_BYTES = 1 << 12
 # How a row was answered, by `SampledAnswers.sampled`.
 METHODS = ("exact", "sampling")
 
+# Ends of the names of columns of intervals: of a target, and of the logarithm of the probability of the evidence.
+INTERVAL = ("lower", "upper")
+LOG_BOUNDS = (*INTERVAL, "bound")
+# Columns beside the probabilities of scores, in the schema's metadata.
+BESIDE_SCORES = ("error_columns", *(f"{which}_columns" for which in INTERVAL))
+
 _STATUS_TYPE = pa.dictionary(pa.int8(), pa.string())
 STATE_TYPE = pa.dictionary(pa.int32(), pa.string())
 
@@ -92,19 +100,28 @@ class Columns:
     samples: str
     method: str
     errors: tuple[str, ...]
+    log_bounds: tuple[str, ...]
 
 
-def columns_beside(query: Query, errors: tuple[str, ...], free: Callable[[str], str]) -> Columns:
-    """Return the names of the columns that are not of targets; errors: those of their errors; free: as of names."""
+def columns_beside(query: Query, errors: tuple[str, ...], free: Callable[[str], str], intervals: bool) -> Columns:
+    """Return the names of the columns that are not of targets.
+
+    errors: those of their errors.
+    free: as of `free_names`.
+    intervals: whether there are those of intervals.
+    """
     sampled = (free("log_evidence_error"), free("effective_samples"), free("samples"), free("method"))
-    return Columns(free("case_id"), free(query.question.log_column), free("status"), free("reason"), *sampled, errors)
+    bounds = tuple(free(f"log_evidence_{which}") for which in LOG_BOUNDS) if intervals else ()
+    beside = free("case_id"), free(query.question.log_column), free("status"), free("reason")
+    return Columns(*beside, *sampled, errors, bounds)
 
 
 def fields_beside(names: Columns, sampled: bool) -> list[pa.Field]:
     """Return the columns behind those of targets; sampled: whether there are those of sampled rows."""
     fields = [pa.field(names.log, pa.float64())]
     if sampled:
-        fields += [pa.field(names.log_error, pa.float64()), pa.field(names.effective, pa.float64())]
+        logs = names.log_error, *names.log_bounds, names.effective
+        fields += [pa.field(name, pa.float64()) for name in logs]
         fields += [pa.field(names.samples, pa.int64()), pa.field(names.method, _STATUS_TYPE)]
     return [*fields, pa.field(names.status, _STATUS_TYPE, nullable=False), pa.field(names.reason, pa.string())]
 
@@ -206,7 +223,9 @@ class AnswerTables:
         network, query = self._network, self._query
         targets = answered_names(network, query)
         free = free_names(targets)
-        names = columns_beside(query, tuple(free(f"{name}_error") for name in targets), free)
+        intervals = has_intervals(network, query)
+        names = columns_beside(query, tuple(free(f"{name}_error") for name in targets), free, intervals)
+        ends = {which: {name: free(f"{name}_{which}") for name in targets} for which in (INTERVAL if intervals else ())}
         number = pa.float32() if query.precision == "single" else pa.float64()
         sampled = query.method != "exact"
         fields = [pa.field(names.case_id, case_id_type)]
@@ -216,9 +235,9 @@ class AnswerTables:
             states = lists[network.cardinalities[network.index[name]]]
             fields.append(pa.field(name, STATE_TYPE if query.question.explains else states))
             if sampled:
-                fields.append(pa.field(error, states))
+                fields += [pa.field(column, states) for column in (error, *(end[name] for end in ends.values()))]
         fields += fields_beside(names, sampled)
-        errors = {"errors": dict(zip(targets, names.errors, strict=True))}
+        errors = {"errors": dict(zip(targets, names.errors, strict=True)), **ends}
         return pa.schema(fields, self._metadata(targets, {}, errors))
 
     def _metadata(
@@ -243,7 +262,7 @@ class AnswerTables:
             **columns,
         }
         if query.method != "exact":
-            description |= {"method": query.method, "sampling": asdict(query.sampling), **errors}
+            description |= {"method": query.method, "sampling": sampling_record(network, query), **errors}
         return {METADATA_KEY: json.dumps(description).encode()}
 
     def _schema_and_bad(
@@ -316,8 +335,8 @@ class AnswerTables:
 
     def _targets(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
         if isinstance(answers, SampledAnswers):
-            pairs = [(answers.posteriors[variable], answers.errors[variable]) for variable in answers.targets]
-            return [list_array(numbers, bad) for pair in pairs for numbers in pair]
+            groups = [(answers.posteriors[v], answers.errors[v], *answers.intervals_of(v)) for v in answers.targets]
+            return [list_array(numbers, bad) for group in groups for numbers in group]
         return [list_array(answers.posteriors[variable], bad) for variable in answers.targets]
 
 
@@ -362,8 +381,10 @@ def sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) 
     """Return the columns between logarithm and status that tables of sampled rows have; bad: bool [rows], null."""
     methods = pa.DictionaryArray.from_arrays(number_array(answers.sampled.astype(np.int8), bad), string_array(METHODS))
     exact = ~answers.sampled
+    bounds = np.where(exact, answers.log_value, answers.log_bounds)
     return [
         number_array(answers.log_error, bad),
+        *(number_array(bound, bad) for bound in bounds),
         number_array(answers.effective, exact if bad is None else bad | exact),
         number_array(answers.samples, bad),
         methods,
@@ -383,12 +404,14 @@ def states_of(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return column name -> state names of all columns of lists: targets and, in sampled tables, standard errors."""
+    """Return column name -> state names of all columns of lists: targets and, in sampled tables, their errors."""
     states = states_of(schema)
     if not isinstance(states, dict):
         # Those of a hidden Markov model, whose answers have no targets.
         return {}
-    return states | {error: states[name] for name, error in facts_of(schema).get("errors", {}).items()}
+    facts = facts_of(schema)
+    columns = (item for kind in ("errors", *INTERVAL) for item in facts.get(kind, {}).items())
+    return states | {column: states[name] for name, column in columns}
 
 
 def lists_of_scores(schema: pa.Schema) -> list[str]:
@@ -396,14 +419,14 @@ def lists_of_scores(schema: pa.Schema) -> list[str]:
     facts = facts_of(schema)
     if facts.get("top") is None:
         return []
-    columns = (facts["probability_columns"], facts.get("error_columns", {}))
+    columns = (facts["probability_columns"], *(facts.get(kind, {}) for kind in BESIDE_SCORES))
     return [*facts["states"], *(name for names in columns for name in names.values())]
 
 
 def numbers_of_scores(schema: pa.Schema) -> list[str]:
     """Return the names of the columns of probabilities and entropies of targets."""
     facts = facts_of(schema)
-    kinds = ("probability_columns", "entropy_columns", "error_columns")
+    kinds = ("probability_columns", "entropy_columns", *BESIDE_SCORES)
     return [name for kind in kinds for name in facts.get(kind, {}).values()]
 
 

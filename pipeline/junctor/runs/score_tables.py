@@ -14,8 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from junctor.model.answers import Answers, Scores
-from junctor.model.query import Query, target_names
+from junctor.model.query import Query, has_intervals, target_names
 from junctor.runs.results import (
+    BESIDE_SCORES,
+    INTERVAL,
     SHARING_ROWS,
     STATE_TYPE,
     AnswerTables,
@@ -30,11 +32,12 @@ from junctor.runtime.arrow import free_names, number_array, reason_array, string
 from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
-# `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability; each
-# `variable=state` that was asked for, and of sampled rows `variable=state_error`; then as in tables of posteriors
-# `log_evidence`, (of sampled rows `log_evidence_error`, `effective_samples`, `samples`, `method`,) `status`, `reason`.
-# With `--top K` `X`, `X_probability` and `X_error` are fixed-size lists of K, null beyond the last state. Targets keep
-# their names, then come `variable=state`, then all others: a name that is taken gets a trailing underscore.
+# `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability, where
+# the sampler has intervals also their ends `X_lower` and `X_upper`; each `variable=state` that was asked for, and of
+# sampled rows `variable=state_error` and so on; then as in tables of posteriors `log_evidence`, (of sampled rows
+# `log_evidence_error`, `effective_samples`, `samples`, `method`,) `status`, `reason`. With `--top K` `X`,
+# `X_probability`, `X_error` and ends are fixed-size lists of K, null beyond the last state. Targets keep their names,
+# then come `variable=state`, then all others: a name that is taken gets a trailing underscore.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class ScoreColumns:
 
     chosen, chosen_errors: of `variable=state`, in the order asked.
     beside: the others.
+    intervals, chosen_intervals: of the ends of intervals, those of all targets or `variable=state` for each end.
     """
 
     chosen: tuple[str, ...]
@@ -50,17 +54,25 @@ class ScoreColumns:
     entropies: tuple[str, ...]
     chosen_errors: tuple[str, ...]
     beside: Columns
+    intervals: tuple[tuple[str, ...], ...] = ()
+    chosen_intervals: tuple[tuple[str, ...], ...] = ()
 
 
-def score_columns(query: Query, targets: Sequence[str]) -> ScoreColumns:
-    """Return the names of the columns other than `targets`."""
+def score_columns(query: Query, targets: Sequence[str], intervals: bool = False) -> ScoreColumns:
+    """Return the names of the columns other than `targets`; intervals: whether the sampler has any."""
     free = free_names(targets)
     chosen = tuple(free(name) for name in query.probabilities)
     probabilities, entropies, errors = (
         tuple(free(f"{name}_{what}") for name in targets) for what in ("probability", "entropy", "error")
     )
     chosen_errors = tuple(free(f"{name}_error") for name in query.probabilities)
-    return ScoreColumns(chosen, probabilities, entropies, chosen_errors, columns_beside(query, errors, free))
+    beside = columns_beside(query, errors, free, intervals)
+    ends = INTERVAL if intervals else ()
+    of_targets, of_chosen = (
+        tuple(tuple(free(f"{name}_{end}") for name in names) for end in ends)
+        for names in (targets, query.probabilities)
+    )
+    return ScoreColumns(chosen, probabilities, entropies, chosen_errors, beside, of_targets, of_chosen)
 
 
 class ScoreTables(AnswerTables):
@@ -79,7 +91,8 @@ class ScoreTables(AnswerTables):
         for n, numbers in enumerate(answers.chosen):
             columns.append(number_array(numbers, bad))
             if answers.estimates is not None:
-                columns.append(number_array(answers.chosen_errors[n], bad))
+                beside = answers.chosen_errors[n], *answers.chosen_intervals[:, n]
+                columns += [number_array(each, bad) for each in beside]
         columns.append(number_array(answers.log_value, bad))
         if answers.estimates is not None:
             columns += sampled_columns(answers.estimates, bad)
@@ -90,7 +103,7 @@ class ScoreTables(AnswerTables):
         """Return the schema of a table of scores, with the names of columns and states in its metadata."""
         network, query = self._network, self._query
         targets, sampled = target_names(network, query), query.method != "exact"
-        names = score_columns(query, targets)
+        names = score_columns(query, targets, has_intervals(network, query))
         number = pa.float32() if query.precision == "single" else pa.float64()
         state, probability = STATE_TYPE, number
         if query.top is not None:
@@ -100,18 +113,21 @@ class ScoreTables(AnswerTables):
             fields += [pa.field(target, state), pa.field(names.probabilities[n], probability)]
             fields.append(pa.field(names.entropies[n], number))
             if sampled:
-                fields.append(pa.field(names.beside.errors[n], probability))
-        for name, error in zip(names.chosen, names.chosen_errors, strict=True):
+                beside = names.beside.errors[n], *(each[n] for each in names.intervals)
+                fields += [pa.field(each, probability) for each in beside]
+        for n, name in enumerate(names.chosen):
             fields.append(pa.field(name, number))
             if sampled:
-                fields.append(pa.field(error, number))
+                beside = names.chosen_errors[n], *(each[n] for each in names.chosen_intervals)
+                fields += [pa.field(each, number) for each in beside]
         fields += fields_beside(names.beside, sampled)
         columns = {
             "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
             "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
             "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
         }
-        errors = {"error_columns": dict(zip(targets, names.beside.errors, strict=True))}
+        kinds = zip(BESIDE_SCORES, (names.beside.errors, *names.intervals), strict=False)
+        errors = {kind: dict(zip(targets, each, strict=True)) for kind, each in kinds}
         return pa.schema(fields, self._metadata(targets, columns, errors))
 
     @cached_property
@@ -119,8 +135,9 @@ class ScoreTables(AnswerTables):
         """What makes the columns of the targets."""
         schema, targets = self._schema(pa.int64()), target_names(self._network, self._query)
         variables = [self._network.index[name] for name in targets]
-        # Columns of a target: states, probabilities, the entropy, and of sampled rows errors.
-        each = 3 if self._query.method == "exact" else 4
+        # Columns of a target: states, probabilities, the entropy, and of sampled rows errors and ends of intervals.
+        sampled = 6 if has_intervals(self._network, self._query) else 4
+        each = 3 if self._query.method == "exact" else sampled
         names = {1 + each * n: string_array(self._network.variables[v].states) for n, v in enumerate(variables)}
         filled = {}
         if (top := self._query.top) is not None:
@@ -139,6 +156,7 @@ class ScoreTables(AnswerTables):
     ) -> pa.Table:
         """Return a table; others: columns that are not of targets."""
         ranked = [answers.best, answers.probabilities] + [answers.errors] * (answers.estimates is not None)
+        ranked += [*answers.intervals]
         if self._query.top is None:
             ranked = [each[:, :, 0] for each in ranked]
         numbers = [*ranked[:2], answers.entropies, *ranked[2:]]

@@ -196,6 +196,8 @@ class Sampled:
     short: rows with a reason: the requested error was not reached, or samples are worth too little.
     errors: largest standard error of a posterior of each row.
     effective: effective samples of each row.
+    widths: widest interval of a posterior of each row, where there are intervals.
+    gaps: how far the bound on log P(e) is above the estimate of each row, where there is one.
     """
 
     rows: int = 0
@@ -203,10 +205,24 @@ class Sampled:
     short: int = 0
     errors: Spread = field(default_factory=Spread)
     effective: Spread = field(default_factory=Spread)
+    widths: Spread = field(default_factory=Spread)
+    gaps: Spread = field(default_factory=Spread)
 
     def __add__(self, other: Sampled) -> Sampled:
         counts = self.rows + other.rows, self.samples + other.samples, self.short + other.short
-        return Sampled(*counts, self.errors + other.errors, self.effective + other.effective)
+        spreads = (getattr(self, name) + getattr(other, name) for name in _SAMPLED_SPREADS)
+        return Sampled(*counts, *spreads)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        spreads = {name: getattr(self, name) for name in _SAMPLED_SPREADS}
+        # Those of intervals only where there are some.
+        shown = {name: _spread_record(each) for name, each in spreads.items() if each.counts or name in _ALWAYS}
+        return {"rows": self.rows, "samples": self.samples, "short": self.short, **shown}
+
+
+_ALWAYS = ("errors", "effective")
+_SAMPLED_SPREADS = (*_ALWAYS, "widths", "gaps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,13 +296,7 @@ class Statistics:
             "counted": self.counted,
             "ways": self.rows_by_strategy,
             "climbed": self.rows_by_wider_format,
-            "sampled": {
-                "rows": self.sampled.rows,
-                "samples": self.sampled.samples,
-                "short": self.sampled.short,
-                "errors": _spread_record(self.sampled.errors),
-                "effective": _spread_record(self.sampled.effective),
-            },
+            "sampled": self.sampled.to_record(),
         }
 
 
@@ -316,8 +326,8 @@ def statistics_of(record: Mapping[str, Any]) -> Statistics:
                     sampled["rows"],
                     sampled["samples"],
                     sampled["short"],
-                    _spread_of(sampled["errors"]),
-                    _spread_of(sampled["effective"]),
+                    *(_spread_of(sampled[name]) for name in _ALWAYS),
+                    **{name: _spread_of(sampled[name]) for name in ("widths", "gaps") if name in sampled},
                 ),
             ),
         )
@@ -625,7 +635,16 @@ def _count_sampled(answers: Answers, ok: npt.NDArray[np.int64]) -> Sampled:
         np.maximum(largest, table.max(axis=1, initial=0.0), out=largest)
     short = sum(row in answers.reasons for row in rows.tolist())
     samples = int(estimates.samples[rows].sum())
-    return Sampled(len(rows), samples, short, Spread.of(largest), Spread.of(estimates.effective[rows]))
+    counts = len(rows), samples, short, Spread.of(largest), Spread.of(estimates.effective[rows])
+    if not len(estimates.log_bounds):
+        return Sampled(*counts)
+    if isinstance(answers, Scores):
+        spans = [np.nan_to_num(upper[rows] - lower[rows]) for lower, upper in zip(*answers.intervals, strict=True)]
+    else:
+        spans = [estimates.upper[v][rows] - estimates.lower[v][rows] for v in answers.targets]
+    widths = [span.max(axis=1) for span in spans]
+    gaps = Spread.of(estimates.log_bounds[2, rows] - estimates.log_value[rows])
+    return Sampled(*counts, Spread.of(np.max(widths, axis=0)) if widths else Spread(), gaps)
 
 
 def _bins(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:

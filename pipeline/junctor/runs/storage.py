@@ -94,6 +94,8 @@ class RunSpec:
     error: float | None = None
     seed: int | None = None
     stages: SampledStages | None = None
+    confidence: float | None = field(default=None, metadata=OPTIONAL)
+    table_entries: int | None = field(default=None, metadata=OPTIONAL)
     # Left out of the record where they are these: runs of before them go on.
     answers: AnswerKind = field(default="posteriors", metadata=OPTIONAL)
     top: int | None = field(default=None, metadata=OPTIONAL)
@@ -122,7 +124,10 @@ class RunSpec:
         shown = self.answers, self.top, self.probabilities, self.hide_targets
         if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
             return Query(self.query, self.targets, self.precision, "exact", Sampling(), *shown)
-        sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
+        bounded = {} if self.confidence is None else {"confidence": self.confidence}
+        sampling = Sampling(
+            self.sampler, self.samples, self.error, self.seed, self.stages, **bounded, table_entries=self.table_entries
+        )
         return Query(self.query, self.targets, self.precision, self.method, sampling, *shown)
 
 

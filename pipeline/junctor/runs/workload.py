@@ -23,7 +23,7 @@ from junctor.evidence.pipes import STDIN
 from junctor.model.errors import EvidenceError, InputError
 from junctor.model.option_table import JobOptions, ReadingOptions, WorkloadOptions, options_for, takes_keywords
 from junctor.model.options import AnswerFiles, ComputeOptions
-from junctor.model.query import Query
+from junctor.model.query import Query, sampler_of, sampling_record
 from junctor.planning.budget import parse_bytes
 from junctor.runs.closing import Closing, refuse_bytes
 from junctor.runs.increments import IncrementDirectory, IncrementTask
@@ -401,7 +401,7 @@ class Job(Workload):
         if self.query.method == "sampling":
             from junctor.sampling.tables import refuse
 
-            refuse(network)
+            refuse(network, sampler_of(network, self.query))
         if told["fail_if"]:
             self.refuse_checks(lambda: self._evidence_columns(network))
         return network
@@ -461,7 +461,7 @@ class Job(Workload):
         from junctor.evidence.states import MISSING_TEXTS, missing_texts
 
         mapping = read_mapping(self.options["mapping"], model)
-        sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
+        sampling = sampling_record(model, self.query) if self.query.method != "exact" else {}
         told = self.told | {each.name: getattr(self.query, each.name) for each in fields(self.query)} | sampling
         told |= {
             "network_digest": model.digest,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.sampling.layout import STATES
 
 from junctor.evidence.batch import Rows
 from junctor.model.answers import OK, UNRELIABLE, SampledAnswers
@@ -35,8 +34,18 @@ class EstimateSlots:
 
 def slots_of(targets: Sequence[int], layout: CaseLayout) -> EstimateSlots:
     """Return the positions of the estimates of a pattern; `targets`: variables, in the order asked."""
-    starts = np.cumsum([0, *layout.nodes[:, STATES]]).tolist()
-    place = layout.node_of()
+    return places_of(targets, layout.drawn, layout.network.network.cardinalities)
+
+
+def places_of(targets: Sequence[int], drawn: Sequence[int], cardinalities: Sequence[int]) -> EstimateSlots:
+    """Return the positions of estimates.
+
+    targets: variables, in the order asked.
+    drawn: variables whose states are the slots of an estimate, one after another.
+    cardinalities: number of states of every variable.
+    """
+    starts = np.cumsum([0, *(cardinalities[v] for v in drawn)]).tolist()
+    place = {v: n for n, v in enumerate(drawn)}
     rows = [
         (slot, target, slot - starts[place[v]])
         for target, v in enumerate(targets)
@@ -85,16 +94,26 @@ class AnswerBuffer:
         # Observed targets are not sampled: their state has probability 1, without an error.
         for number, v in slots.observed:
             start = int(self._starts[number] + row * self._sizes[number])
-            self._posteriors[start : start + int(self._sizes[number])] = 0.0
             self._errors[start : start + int(self._sizes[number])] = 0.0
-            self._posteriors[start + hard[v]] = 1.0
+            for numbers in (self._posteriors, *answers.interval_memory):
+                numbers[start : start + int(self._sizes[number])] = 0.0
+                numbers[start + hard[v]] = 1.0
         answers.status[row], answers.log_value[row] = OK, estimate.log_evidence
         answers.log_error[row], answers.effective[row] = estimate.log_error, estimate.effective
         answers.samples[row] = estimate.samples
+        intervals = estimate.intervals
+        if intervals is not None:
+            for numbers, ends in zip(answers.interval_memory, (intervals.lower, intervals.upper), strict=True):
+                numbers[at] = ends[slots.places]
+            answers.log_bounds[:, row] = intervals.log_evidence
+            errors = intervals.half[slots.places]
         if not estimate.reached:
             largest = float(errors.max(initial=0.0))
-            answers.reasons[row] = f"the largest error is {largest:.2g} after {estimate.samples:,} samples"
+            what = "the largest error" if intervals is None else "half of the widest interval"
+            answers.reasons[row] = f"{what} is {largest:.2g} after {estimate.samples:,} samples"
         if estimate.effective < LEAST_EFFECTIVE:
-            few = f"{estimate.effective:.2g} effective samples"
-            reason = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
-            answers.leave(row, UNRELIABLE, reason)
+            few = f"{estimate.effective:.2g} effective samples are too few to trust these numbers and errors"
+            advice = ": take more, or another sampler"
+            if intervals is not None:
+                advice = ", while the intervals hold: take more, or more --table-entries"
+            answers.leave(row, UNRELIABLE, few + advice)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.sampling.layout import Integers, SampledCase, slots_of
 
+from junctor.model.network import Network
 from junctor.sampling.tables import SampledNetwork
 
 Hard = Mapping[int, int]
@@ -123,9 +124,9 @@ def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int
     """
     parents = {v: [p for p in network.parents(v) if p not in evidence.observed] for v in network.order}
     # Barren variables (neither targets nor ancestors of targets or evidence) sum to one.
-    needed = _with_parents(network, evidence.observed | evidence.soft)
+    needed = with_parents(network.network, evidence.observed | evidence.soft)
     weighed = frozenset(needed - evidence.observed)
-    wanted = set(network.order) if targets is None else needed | _with_parents(network, frozenset(targets))
+    wanted = set(network.order) if targets is None else needed | with_parents(network.network, frozenset(targets))
     wanted -= evidence.observed
     levels = _levels(network.order, parents, wanted)
     # By level, then by size of the table, so that neighbouring threads of a GPU do similar work.
@@ -133,14 +134,14 @@ def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int
     return _lowered(network, evidence, drawn, weighed, [levels[v] for v in drawn])
 
 
-def _with_parents(network: SampledNetwork, variables: frozenset[int]) -> set[int]:
-    """Return variables and all their ancestors, observed ones too."""
+def with_parents(network: Network, variables: frozenset[int]) -> set[int]:
+    """Return variables of a Bayesian network and all their ancestors, observed ones too."""
     ancestors, waiting = set[int](), list(variables)
     while waiting:
         v = waiting.pop()
         if v not in ancestors:
             ancestors.add(v)
-            waiting.extend(network.parents(v))
+            waiting.extend(network.factors[v].scope[:-1])
     return ancestors
 
 

@@ -19,7 +19,7 @@ from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, UNRELIABLE
 from junctor.model.errors import BudgetError, EvidenceError, counted
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
-from junctor.model.query import Query, target_names
+from junctor.model.query import Query, sampler_of, target_names
 from junctor.planning.budget import exact_bytes
 from junctor.runtime.devices import has_gpu
 from junctor.runtime.kept_results import method_cache
@@ -65,9 +65,10 @@ class SamplingEngine:
     """
 
     def __init__(self, network: Network, query: Query, options: ComputeOptions = ONE_THREAD) -> None:
-        refuse(network)
+        refuse(network, sampler_of(network, query))
         self.network = network
         self.query = query
+        self.sampler = sampler_of(network, query)
         self.options = options
         self.threads = options.threads or usable_cores()
         self.targets = tuple(network.index[name] for name in target_names(network, query))
@@ -163,13 +164,13 @@ class SamplingEngine:
     @property
     def _weighs(self) -> bool:
         """True if samples are drawn from an importance function."""
-        return self.query.sampling.sampler != "lw"
+        return self.sampler != "lw"
 
     @property
     def _learning(self) -> int:
         """Samples of all learning stages together."""
         sampling = self.query.sampling
-        if sampling.sampler not in LEARNERS:
+        if self.sampler not in LEARNERS:
             return 0
         if sampling.error is not None:
             return ERROR_LEARNING
@@ -225,7 +226,7 @@ class SamplingEngine:
         """Begin to sample a row; returns a function that waits for the estimate."""
         sampling = self.query.sampling
         sampler = device.row(self._ask(layout, case, hard, threads))
-        learns = sampling.sampler in LEARNERS and bool(layout.weighed)
+        learns = self.sampler in LEARNERS and bool(layout.weighed)
         stages = self._learn(sampler, row) if learns else []
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
@@ -244,7 +245,7 @@ class SamplingEngine:
     def _ask(self, layout: CaseLayout, case: SampledCase, hard: Hard, threads: int) -> SamplingRequest:
         weighs = self._weighs and bool(layout.weighed)
         logs = needs_logs(layout, case.least, PLAIN_LIMIT) if weighs else case.least <= -PLAIN_LIMIT
-        sampler = self.query.sampling.sampler if weighs else "lw"
+        sampler = self.sampler if weighs else "lw"
         # Samples that are drawn in any case: an error may take fewer or more.
         samples = self._main if self.query.sampling.error is None else 0
         ask = SamplingRequest(layout, case, sampler, (), logs, threads, samples=samples)
@@ -258,7 +259,7 @@ class SamplingEngine:
         for stage in range(STAGES):
             stream = RandomStream(sampling.seed, row, stage + 1)
             keep = sampling.stages == "all"
-            sums = sampler.learn(stream, self._stage, rate(sampling.sampler, stage), keep)
+            sums = sampler.learn(stream, self._stage, rate(self.sampler, stage), keep)
             learned += [sums] if sums is not None else []
         return learned
 

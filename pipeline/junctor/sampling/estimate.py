@@ -29,6 +29,25 @@ LEAST_EFFECTIVE = 100.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Intervals:
+    """Intervals of the numbers of an estimate, each of which holds with the probability that was asked for.
+
+    lower, upper: float64 [slots], of the posteriors.
+    log_evidence: lower and upper end of that of log P(e), and the bound above which it is not.
+    """
+
+    lower: Floats
+    upper: Floats
+    log_evidence: tuple[float, float, float]
+
+    @property
+    def half(self) -> Floats:
+        """Half of their widths."""
+        half: Floats = (self.upper - self.lower) / 2
+        return half
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Estimate:
     """Estimate of a row.
 
@@ -38,6 +57,7 @@ class Estimate:
     effective: effective sample size (Kish).
     samples: number of samples drawn, learning included.
     reached: whether the requested error was reached.
+    intervals: of samplers whose weights have a bound.
     """
 
     posteriors: Floats
@@ -47,6 +67,7 @@ class Estimate:
     effective: float
     samples: int
     reached: bool = True
+    intervals: Intervals | None = None
 
 
 def estimate_of(
@@ -87,21 +108,26 @@ def estimate_of(
 
 
 def until(
-    error: float, draw: Callable[[int, int], Sums], read: Callable[[Sums], tuple[float, float]]
+    error: float,
+    draw: Callable[[int, int], Sums],
+    read: Callable[[Sums], tuple[float, float]],
+    most: int | None = None,
 ) -> tuple[Sums, bool]:
     """Return sums over enough samples for an error, and whether it was reached.
 
     error: largest standard error of a posterior.
     draw: function of (first sample, number of samples), returns their sums.
     read: function of sums, returns their largest error and the effective sample size.
+    most: samples after which a row ends, None for MOST_SAMPLES.
     """
+    most = MOST_SAMPLES if most is None else most
     sums, drawn = draw(0, FIRST_SAMPLES), FIRST_SAMPLES
     while True:
         largest, effective = read(sums)
         if largest <= error and effective >= LEAST_EFFECTIVE:
             return sums, True
         # Without a hit there is no error estimate to wait for.
-        if drawn >= (MOST_SAMPLES if sums.hits else min(MISSED_SAMPLES, MOST_SAMPLES)):
+        if drawn >= (most if sums.hits else min(MISSED_SAMPLES, most)):
             return sums, False
         # Doubling: at most half of the samples were drawn after an earlier test would have sufficed.
         sums, drawn = add(sums, draw(drawn, drawn)), 2 * drawn

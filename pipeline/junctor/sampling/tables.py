@@ -13,6 +13,7 @@ from junctor_kernels.sampling.thresholds import build_thresholds
 from junctor.generate import parents_first
 from junctor.model.errors import ModelError
 from junctor.model.network import Network
+from junctor.model.query import Sampler
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class SampledNetwork:
 def sampled_network(network: Network) -> SampledNetwork:
     """Return a network ready for sampling; raises ModelError for Markov networks and variables of too many states."""
     # First: kernels have no checks.
-    refuse(network)
+    refuse(network, None)
     sizes = [factor.table.size for factor in network.factors]
     cards = network.cardinalities
     entries = np.cumsum([0, *sizes]).tolist()
@@ -82,12 +83,14 @@ def sampled_network(network: Network) -> SampledNetwork:
     return SampledNetwork(network, tables, tuple(entries), tuple(cuts), parents_first(network))
 
 
-def refuse(network: Network) -> None:
-    """Raise ModelError for a network that cannot be sampled."""
+def refuse(network: Network, sampler: Sampler | None) -> None:
+    """Raise ModelError for a network that a sampler cannot sample; None: for one that only mini-buckets take."""
+    if sampler == "wmb":
+        return
     if network.kind != "bayes":
         raise ModelError(
-            f"{network.name or 'the network'} is a Markov network: sampling draws variables from the tables of a "
-            "directed network, given their parents; use --method exact"
+            f"{network.name or 'the network'} is a Markov network: {sampler or 'this sampler'} draws variables from "
+            "the tables of a directed network, given their parents; use --sampler wmb, or --method exact"
         )
     for variable in network.variables:
         if variable.cardinality > MOST_STATES:

@@ -28,7 +28,7 @@ from junctor.model.answers import answer_bytes
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Query, answered_names
+from junctor.model.query import Query, answered_names, sampler_of
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import FOREVER
 from junctor.planning.plan import Plan
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.out_of_core.memory_splits import ChunkRoute
     from junctor.runtime.remote import AnyPath
+    from junctor.sampling.bounded import BoundedEngine
     from junctor.sampling.engine import SamplingEngine
 
 Key = TypeVar("Key")
@@ -160,8 +161,8 @@ class Facts:
         """What makes rows possible that take too long."""
         question = self.query.question
         fewer = "ask for fewer targets, " if question.needs.reads == "targets" else ""
-        can_sample = question.is_sampled and self.network.kind == "bayes"
-        return f"{fewer}give evidence on more variables{', or sample such rows (--method auto)' if can_sample else ''}"
+        sampled = ", or sample such rows (--method auto)" if question.is_sampled else ""
+        return f"{fewer}give evidence on more variables{sampled}"
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
@@ -404,8 +405,12 @@ class Facts:
         return cached(works, pattern, KEPT_WORK, lambda: self.row_engine.work(pattern.sliced, pattern.weighted))
 
 
-def _sampler(network: Network, query: Query, options: ComputeOptions) -> SamplingEngine:
+def _sampler(network: Network, query: Query, options: ComputeOptions) -> SamplingEngine | BoundedEngine:
     # Imported here: exact answers do without compiled code of samples.
+    if sampler_of(network, query) == "wmb":
+        from junctor.sampling.bounded import BoundedEngine
+
+        return BoundedEngine(network, query, options)
     from junctor.sampling.engine import SamplingEngine
 
     return SamplingEngine(network, query, options)

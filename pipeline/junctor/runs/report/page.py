@@ -33,7 +33,7 @@ from junctor.runs.report.words import (
     title_of,
     write,
 )
-from junctor.runs.statistics import BINS, COUNTED_ROWS, MOST_TARGETS, Reason, RowKey, observed_lines
+from junctor.runs.statistics import BINS, COUNTED_ROWS, MOST_TARGETS, Reason, RowKey, Sampled, observed_lines
 from junctor.runs.thresholds import Verdict
 from junctor.runtime.remote import AnyPath
 
@@ -348,12 +348,24 @@ class Page:
                 f"{errors.quantile(0.5):.2g}, 95 % below {errors.quantile(0.95):.2g}. Effective samples: half of the "
                 f"rows have more than {effective.quantile(0.5):,.0f}, 95 % more than {effective.quantile(0.05):,.0f}."
             )
+        if sampled.gaps.rows:
+            lines.append(self._intervals(sampled))
         if sampled.short:
             lines.append(
                 f"{counted(sampled.short, 'row')} did not reach the requested error, or have few effective samples: "
                 "their reason says so."
             )
         return lines
+
+    def _intervals(self, sampled: Sampled) -> str:
+        """Return the line on intervals."""
+        return (
+            "Each interval holds with the probability that was asked for (--confidence). Widest of a row's posteriors: "
+            f"half are narrower than {sampled.widths.quantile(0.5):.2g}, 95 % than "
+            f"{sampled.widths.quantile(0.95):.2g}. Certain bounds on the logarithm of the probability of the evidence "
+            f"are above its estimates by less than {sampled.gaps.quantile(0.5):.2g} in half of the rows, "
+            f"{sampled.gaps.quantile(0.95):.2g} in 95 %."
+        )
 
     # The run.
 
