@@ -7,7 +7,7 @@ from random integers and one division.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
@@ -232,12 +232,8 @@ def evidence_table(
     import pyarrow as pa
 
     _refuse_others(network, samples)
-    cells = _Cells(network, observed, pattern, missing, seed)
-    batches = [
-        cells.record_batch(samples[first : first + BLOCK_ROWS].T, block, first)
-        for block, first in enumerate(range(0, max(len(samples), 1), BLOCK_ROWS))
-    ]
-    return pa.Table.from_batches(batches)
+    blocks = (samples[first : first + BLOCK_ROWS].T for first in range(0, max(len(samples), 1), BLOCK_ROWS))
+    return pa.Table.from_batches(record_batches(network, blocks, observed, pattern, seed, missing))
 
 
 def evidence_batches(
@@ -254,11 +250,28 @@ def evidence_batches(
     independent and uniform instead: for timing, not for plausible evidence.
     """
     _at_least(0, rows=rows)
-    cells = _Cells(network, observed, pattern, missing, seed)
     draw = _sample_block if network.kind == "bayes" else _uniform_block
-    for block, first in enumerate(range(0, max(rows, 1), BLOCK_ROWS)):
-        samples = draw(network, min(rows - first, BLOCK_ROWS), seed, block)
+    starts = enumerate(range(0, max(rows, 1), BLOCK_ROWS))
+    blocks = (draw(network, min(rows - first, BLOCK_ROWS), seed, block) for block, first in starts)
+    yield from record_batches(network, blocks, observed, pattern, seed, missing)
+
+
+def record_batches(
+    network: Network,
+    blocks: Iterable[npt.NDArray[np.int32]],
+    observed: float | Sequence[str],
+    pattern: Pattern,
+    seed: int,
+    missing: float,
+) -> Iterator[pa.RecordBatch]:
+    """Yield blocks of samples, int32 [variables, rows], as the batches of an evidence table.
+
+    The other parameters are those of `evidence_table`; the cells of a block depend on its number and its rows.
+    """
+    cells, first = _Cells(network, observed, pattern, missing, seed), 0
+    for block, samples in enumerate(blocks):
         yield cells.record_batch(samples, block, first)
+        first += samples.shape[1]
 
 
 def _refuse_others(network: Network, samples: npt.NDArray[np.int32]) -> None:

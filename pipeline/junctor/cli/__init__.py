@@ -33,6 +33,7 @@ _COMMANDS = {
     "convert": "convert.convert",
     "validate": "validate.validate",
     "compare": "compare.compare",
+    "sample": "sample.sample",
     "learn": "learn.learn",
     "counts": "counts.counts",
     "calibrate": "cliques.calibrate",

@@ -65,6 +65,7 @@ class StoredTree:
     chunk: bytes (or "4MiB") of a chunk, None likewise.
     gpu: an opened device to use instead.
     timed: whether `CalibratedCliques.part_seconds` is to be asked; kernels of a GPU are launched one by one then.
+    advice: the next move where tables do not fit the memory.
 
     Raises DeviceError, EvidenceError for names that are not known; and BudgetError, for a device at the first
     propagation, before any table is made.
@@ -82,6 +83,7 @@ class StoredTree:
         chunk: int | str | None = None,
         gpu: CliqueDevice | None = None,
         timed: bool = False,
+        advice: str = "allow more memory, or ask for posteriors without stored cliques",
     ) -> None:
         one_of("precision", precision, Precision)
         if pipeline is not None:
@@ -93,6 +95,7 @@ class StoredTree:
         self.plan = plan_stored(shape, cases)
         self._ladder = LADDERS[precision]
         self._budget = Budget(allowed_memory(options))
+        self._advice = advice
         self._options = options
         # The tables of this machine are checked now, those of a GPU when it says what is free.
         self._device = gpu or opened_device(options, lambda: gpu_is_worth(self.plan, self._ladder[0], options, cases))
@@ -215,8 +218,7 @@ class StoredTree:
     def _check(self, algebra: Algebra, copies: int) -> None:
         needed = self.projected(algebra, copies)
         if needed > self._budget.free:
-            advice = "allow more memory, or ask for posteriors without stored cliques"
-            raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
+            raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", self._advice)
 
     def _result(self, algebra: Algebra, outcome: CliqueOutcome, reason: str) -> CalibratedCliques:
         case = self._case

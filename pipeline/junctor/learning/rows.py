@@ -25,6 +25,7 @@ from junctor.model.arguments import text, texts
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place
 from junctor.model.network import Factor, Network, Variable, table_size
 from junctor.model.option_table import (
+    DrawOptions,
     FitResources,
     LearningOptions,
     ReadingOptions,
@@ -43,7 +44,7 @@ PIECE_ROWS = 1 << 16
 NEW_STATE_SHARE = 1e-3
 
 
-def row_options(options: LearningOptions) -> RowOptions:
+def row_options(options: LearningOptions | DrawOptions) -> RowOptions:
     """Return how rows are read, as users gave it; raises EvidenceError for other types."""
     told = _UNSAID | options_for(RowOptions, options)
     return {

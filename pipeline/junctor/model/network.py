@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -188,6 +189,20 @@ class Network:
         except KeyError:
             hint = nearest(name, self.index) or f": the network has {len(self.public)} variables"
             raise ModelError(f"no variable named {name!r}{hint}") from None
+
+    def sample(self, rows: int, evidence: Any = None, **options: Any) -> Any:
+        """Return drawn rows as an Arrow table: `case_id`, and a column of state names for each variable.
+
+        rows: number of draws; with evidence, of each of its rows, whose case ids they have.
+        evidence: as of `junctor.posteriors`, or the path of a file; rows are drawn exactly from P(variables | row).
+        options: `observed`, share of cells that are kept (1.0); `seed` (0); `memory` of clique tables; `case_id`,
+            `mapping`, `missing`, `ignore_extra` and `strict` as of `junctor.posteriors`.
+
+        Rows of evidence that are invalid or impossible have no draws, and a warning says why. Raises EvidenceError and
+        BudgetError.
+        """
+        # By its name, as commands and questions are: users look for it at the network, which knows nothing above it.
+        return import_module("junctor.draws").sample_table(self, rows, evidence, options)
 
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {self.kind}, {len(self.public)} variables, {len(self.factors)} factors)"

@@ -980,6 +980,34 @@ class RowOptions(
     """How rows to learn from are read."""
 
 
+class DrawOptions(
+    CaseOptions, StrictOptions, MeaningOptions, FormatOptions, SeparatorOptions, MemoryOptions, total=False
+):
+    """How rows are drawn, and how the evidence is read that they are drawn for."""
+
+    observed: Annotated[
+        float,
+        Option(
+            1.0,
+            "Share of cells to keep, such as 0.6; others, at random, are empty.",
+            None,
+            "share of cells that are kept, others, at random, are null.",
+            least=0,
+            most=1,
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Option(
+            0,
+            "Of the random numbers; the same seed, the same rows.",
+            None,
+            "of the random numbers; the same seed, the same rows, on every machine.",
+            least=0,
+        ),
+    ]
+
+
 class LearningOptions(
     WeightOptions, CaseOptions, StrictOptions, MeaningOptions, SeparatorOptions, FitResources, total=False
 ):

@@ -1,0 +1,196 @@
+"""Rows drawn from a network: forward, or for each row of evidence exactly from what it leaves possible.
+
+Main class: Draws; called by `Network.sample` and the command line. `junctor.generate` draws forward,
+`junctor.cliques.draws` from calibrated clique tables. What a row draws depends on the seed, its number and its evidence
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from junctor.cliques.draws import States, draw
+from junctor.cliques.tree import StoredTree
+from junctor.evidence.encode import EncodedPartition
+from junctor.evidence.read import EvidenceSource
+from junctor.generate import BLOCK_ROWS, CASE_ID, evidence_batches, record_batches
+from junctor.learning.rows import PIECE_ROWS, open_rows, row_options
+from junctor.model.arguments import real, whole
+from junctor.model.errors import EvidenceError, InputError
+from junctor.model.network import Network
+from junctor.model.option_table import DrawOptions, RowOptions, defaults_of, takes_keywords
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.files import written_atomically
+from junctor.runtime.machine import compute_options
+from junctor.runtime.remote import AnyPath
+
+# Cells of a batch that are drawn from clique tables, at most.
+BLOCK_CELLS = 1 << 24
+# Rows without draws that are told of.
+MOST_TOLD = 10
+# Keys of Philox are two numbers of 64 bits: the seed and the number of a row.
+MOST_SEED = 1 << 64
+
+
+class Draws:
+    """Drawn rows as record batches: `case_id` and a column of state names for each variable.
+
+    network: bayesian or not.
+    rows: number of draws, for each row of evidence where there is some.
+    evidence: path of a file, folder or glob, or a table in memory; None for none.
+    options: of the table.
+
+    To go over it once draws the rows; rows of evidence that are invalid or impossible have no draws and are counted in
+    `undrawn`. Raises EvidenceError, BudgetError, and InputError for a mapping that is no path.
+    """
+
+    @takes_keywords()
+    def __init__(self, network: Network, rows: int, evidence: Any = None, **options: Unpack[DrawOptions]) -> None:
+        self.network = network
+        self.rows = _within("rows", whole("rows", rows), math.inf)
+        self._seed = _within("seed", whole("seed", options["seed"]), MOST_SEED - 1)
+        self._missing = 1.0 - _within("observed", real("observed", options["observed"]), 1)
+        self._source = None if evidence is None else open_rows(evidence, network, row_options(options), Resources())
+        if self._source is None:
+            _refuse_reading(options)
+        self._cpu = compute_options(memory=options["memory"], device="cpu")
+        self._case_ids: pa.Array | None = None
+        self._told: list[tuple[int, str]] = []
+        self.answered = self.undrawn = self.invalid = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        cells: dict[str, Any] = {"observed": 1.0, "pattern": "missing" if self._missing else "fixed"}
+        cells |= {"seed": self._seed, "missing": self._missing}
+        if self._source is None and self.network.kind == "bayes":
+            yield from evidence_batches(self.network, self.rows, **cells)
+            return
+        for batch in record_batches(self.network, self._blocks(), **cells):
+            yield batch if self._case_ids is None else batch.set_column(0, CASE_ID, self._case_ids)
+
+    def words(self) -> Iterator[str]:
+        """Yield a line for each row of evidence without draws, for the first of many."""
+        assert self._source is not None or not self._told
+        names = [] if self._source is None else self._source.names_of([row for row, _ in self._told])
+        yield from (f"row {name}: {why}" for name, (_, why) in zip(names, self._told, strict=True))
+        if self.undrawn > len(self._told):
+            yield f"{self.undrawn - len(self._told):,} more rows"
+
+    def _blocks(self) -> Iterator[States]:
+        """Yield draws from clique tables, block by block, one at the least; `_case_ids` are those of the last one."""
+        tree = StoredTree(self.network, "double", self._cpu, advice="allow more memory (--memory)")
+        most = max(1, min(BLOCK_ROWS, BLOCK_CELLS // len(self.network.variables)))
+        pieces = self._alone(tree, most) if self._source is None else self._given(tree, most, self._source)
+        waiting: list[tuple[pa.Array | None, States]] = []
+        for piece in pieces:
+            if sum(samples.shape[1] for _, samples in waiting) + piece[1].shape[1] > most:
+                yield self._block(waiting)
+                waiting = []
+            waiting.append(piece)
+        yield self._block(waiting)
+
+    def _block(self, pieces: list[tuple[pa.Array | None, States]]) -> States:
+        if self._source is not None:
+            nothing = pa.array([], self._source.case_id_type)
+            self._case_ids = pa.concat_arrays([nothing, *(ids for ids, _ in pieces)])
+        empty = np.empty((len(self.network.variables), 0), dtype=np.int32)
+        return np.concatenate([empty, *(samples for _, samples in pieces)], axis=1)
+
+    def _alone(self, tree: StoredTree, most: int) -> Iterator[tuple[None, States]]:
+        """Yield draws without evidence, at most so many at a time."""
+        for samples in self._of_row(tree, {}, 0, most) or ():
+            yield None, samples
+
+    def _given(self, tree: StoredTree, most: int, source: EvidenceSource) -> Iterator[tuple[pa.Array, States]]:
+        """Yield the draws of the rows of evidence with their case ids, at most so many at a time."""
+        for part in source.partitions(PIECE_ROWS):
+            for row in range(part.batch.rows):
+                number, case_id = part.first_row + row, part.case_ids.slice(row, 1)
+                self.answered += 1
+                if row in part.batch.invalid:
+                    self.invalid += 1
+                    self._tell(number, part.batch.invalid[row])
+                    continue
+                for samples in self._of_row(tree, self._likelihoods(part.rows(row, 1)), number, most):
+                    yield case_id.take(pa.array(np.zeros(samples.shape[1], dtype=np.int32))), samples
+
+    def _of_row(
+        self, tree: StoredTree, evidence: dict[str, npt.NDArray[np.float64]], number: int, most: int
+    ) -> Iterator[States]:
+        """Yield the draws of a row, at most so many at a time; none where its evidence is impossible."""
+        cliques = tree.propagate(evidence)
+        if cliques.log_evidence == -math.inf:
+            self._tell(number, cliques.reason)
+            return
+        stream = np.random.Generator(np.random.Philox(key=np.array([self._seed, number], dtype=np.uint64)))
+        for first in range(0, self.rows, most):
+            # A draw after the other, so that fewer of them are the first ones of more.
+            chances = stream.random((min(most, self.rows - first), len(cliques.scopes)))
+            yield draw(tree.plan, cliques, chances)
+
+    def _likelihoods(self, row: EncodedPartition) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the likelihood of every state of the variables that one row has evidence on, by their names."""
+        batch, variables = row.batch, self.network.variables
+        hard = {v: states[0] for v, states in batch.states.items() if states[0] >= 0}
+        found = {variables[v].name: np.eye(variables[v].cardinality)[state] for v, state in hard.items()}
+        return found | {variables[v].name: soft.values[0] for v, soft in batch.likelihoods.items()}
+
+    def _tell(self, row: int, why: str) -> None:
+        self.undrawn += 1
+        if len(self._told) < MOST_TOLD:
+            self._told.append((row, why))
+
+
+def sample_table(network: Network, rows: int, evidence: Any, options: dict[str, Any]) -> pa.Table:
+    """Return all drawn rows as one table, and warn of rows of evidence without any; arguments as of `Draws`."""
+    draws = Draws(network, rows, evidence, **options)
+    table = pa.Table.from_batches(list(draws))
+    for words in draws.words():
+        warnings.warn(f"evidence without draws: {words}", stacklevel=3)
+    return table
+
+
+def write_draws(draws: Draws, path: AnyPath) -> int:
+    """Write drawn rows as CSV or Parquet, by the name, whole or not at all; returns how many there are.
+
+    Raises RunError where the file cannot be written, and the errors of `Draws`.
+    """
+    rows = 0
+    with written_atomically(path) as temporary:
+        writer = None
+        for batch in draws:
+            # Text: CSV has no dictionaries.
+            shown = _plain(batch) if path.suffix.lower() == ".csv" else batch
+            make = csv.CSVWriter if path.suffix.lower() == ".csv" else parquet.ParquetWriter
+            writer = writer or make(temporary, shown.schema)
+            writer.write_batch(shown)
+            rows += batch.num_rows
+        assert writer is not None
+        writer.close()
+    return rows
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [column.dictionary_decode() if hasattr(column, "dictionary_decode") else column for column in batch]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _within(what: str, found: Any, most: float) -> Any:
+    if not 0 <= found <= most:
+        raise EvidenceError(f"found {what}={found}, expected at least 0" + f" and at most {most}" * (most < math.inf))
+    return found
+
+
+def _refuse_reading(options: DrawOptions) -> None:
+    """Raise InputError for options that say how evidence is read, where there is none."""
+    for name, default in defaults_of(RowOptions).items():
+        if options.get(name, default) != default:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{name} ({option}) says how evidence is read, and there is none: leave it out")
