@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+from junctor_kernels.cpu import compilation as module
 from junctor_kernels.cpu.compilation import Compilation
 
 
@@ -39,3 +41,43 @@ def test_threads_at_once_count_once() -> None:
         thread.join()
     assert counted.functions == 200
     assert 0 <= counted.seconds <= time.monotonic() - started
+
+
+def said(counted: Compilation, capsys: pytest.CaptureFixture[str]) -> str:
+    for _ in range(2):
+        counted.begin()
+        counted.end()
+    told = capsys.readouterr()
+    assert not told.out
+    return told.err
+
+
+def test_a_line_on_stderr_says_so_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUNCTOR_QUIET", raising=False)
+    line = said(Compilation(), capsys)
+    assert line.startswith("junctor: compiling for this machine, once")
+    assert line.count("\n") == 1
+    # Whatever else tells takes its place.
+    counted = Compilation()
+    counted.listener = None
+    assert not said(counted, capsys)
+
+
+@pytest.mark.parametrize(("text", "is_said"), [("true", False), ("1", False), ("", True), ("off", True), ("No", True)])
+def test_a_setting_leaves_the_line_out(
+    text: str, is_said: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUNCTOR_QUIET", text)
+    assert bool(said(Compilation(), capsys)) is is_said
+
+
+def test_workers_say_nothing_nor_does_a_process_without_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "parent_process", object)
+        assert not said(Compilation(), capsys)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", None)
+        Compilation().begin()
+    assert not capsys.readouterr().err

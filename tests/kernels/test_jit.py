@@ -53,10 +53,13 @@ print(outer(np.array([1.0, 8.0], np.float32), (1, 2)), hits())
 
 
 def run(folder: Path, code: str) -> list[str]:
+    return done(folder, code).stdout.split()
+
+
+def done(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
 
 CODE = f"from module import outer\n{CALLS}"
@@ -77,6 +80,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_code_of_another_process_is_loaded_without_the_compiler(compiled: Path) -> None:
     assert run(compiled, COUNTED) == ["10.0", "1", "False", "10.0", "2", "0", "False"]
+
+
+def test_a_process_that_compiles_says_so_and_the_next_one_does_not(compiled: Path) -> None:
+    code = "import numpy as np\nfrom module import outer\nouter(np.array([1, 8]), (1, 2))"
+    assert done(compiled, code).stderr.startswith("junctor: compiling for this machine, once")
+    assert not done(compiled, code).stderr
 
 
 def test_loaded_code_is_compiled_into_its_callers(compiled: Path) -> None:

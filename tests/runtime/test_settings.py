@@ -9,12 +9,13 @@ from junctor.model.options import ComputeOptions
 from junctor.planning.budget import FOREVER
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.settings import compute_of, load_settings, resources_of
+from junctor_kernels.cpu.compilation import is_quiet
 
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("WORKERS", "MEMORY", "SCHEDULER", "PREFECT", "CONFIG"):
+    for name in ("WORKERS", "MEMORY", "SCHEDULER", "PREFECT", "CONFIG", "QUIET"):
         monkeypatch.delenv(f"JUNCTOR_{name}", raising=False)
 
 
@@ -111,3 +112,12 @@ def test_a_row_has_its_time(text: str, seconds: float, tmp_path: Path) -> None:
     settings = load_settings()
     assert compute_of(settings, {}) == ComputeOptions(time_limit=seconds)
     assert compute_of(settings, {"time_limit": 600.0}).time_limit == 600
+
+
+def test_silence_reaches_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Set and deleted, so that what settings leave there goes with the test.
+    monkeypatch.setenv("JUNCTOR_QUIET", "")
+    (tmp_path / "junctor.toml").write_text("quiet = true\n")
+    assert not is_quiet()
+    assert resources() == {"quiet": True}
+    assert is_quiet()

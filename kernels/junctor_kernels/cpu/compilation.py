@@ -5,20 +5,43 @@ Main object: `compilation`; `cpu.jit` reports to it, the display of progress ask
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import parent_process
+
+# Of the environment: nothing is told where it has a text, unless that is one of those that stand for no.
+QUIET = "JUNCTOR_QUIET"
+NO = ("false", "no", "off", "0")
+MESSAGE = "compiling for this machine, once (`junctor warmup` does it beforehand)"
+
+
+def is_quiet() -> bool:
+    """Return True if the environment asks for silence."""
+    return os.environ.get(QUIET, "").strip().lower() not in ("", *NO)
+
+
+def _tell() -> None:
+    """Say on stderr that code is compiled, which takes longer than anybody waits without a word."""
+    # Of many workers each would say so.
+    if is_quiet() or sys.stderr is None or parent_process() is not None:
+        return
+    with suppress(OSError, ValueError):
+        print(f"junctor: {MESSAGE}; {QUIET}=true leaves this line out", file=sys.stderr, flush=True)
 
 
 class Compilation:
     """Seconds in which this process compiled functions or waited for another one to do so.
 
-    listener: called when the first of them begins, from any thread.
+    listener: called when the first of them begins, from any thread; a line on stderr unless something else is set.
     functions: how many this process compiled.
     """
 
     def __init__(self) -> None:
-        self.listener: Callable[[], None] | None = None
+        self.listener: Callable[[], None] | None = _tell
         self.functions = 0
         self._ended = 0.0
         self._under_way = 0

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
-from junctor_kernels.cpu.compilation import compilation
+from junctor_kernels.cpu.compilation import MESSAGE, compilation, is_quiet
 
 from junctor.cli.deployed import deployed
 from junctor.cli.lines import LineFormatter, is_json, print_document, say
@@ -50,6 +50,7 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
     # Prefect shows the log of a deployed run.
     if deployed.get() is None:
         _log_to_stderr()
+    quiet = quiet or is_quiet()
     compilation.listener = None if quiet else _tell_compilation
     if quiet:
         yield Silence()
@@ -68,7 +69,7 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
 
 
 def _tell_compilation() -> None:
-    say("compilation", "compiling for this machine, once (`junctor warmup` does it beforehand)")
+    say("compilation", MESSAGE)
 
 
 def _clock() -> float:

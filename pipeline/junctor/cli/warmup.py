@@ -33,6 +33,8 @@ def warmup(device: Annotated[Device, typer.Option(help="What runs will use.")] =
     from junctor.runtime.devices import check_device
 
     check_device(device)
+    # Its own lines say so.
+    compilation.listener = None
     started = time.monotonic()
     # Beside a GPU the cores answer what is not worth it.
     for kind in dict.fromkeys(("cpu", device)):

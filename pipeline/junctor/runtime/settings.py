@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from junctor_kernels.cpu.compilation import QUIET
+
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.option_table import (
     DeviceOptions,
@@ -61,6 +63,7 @@ class Settings(
     """What is set, under the users' names: sizes in bytes, times in seconds."""
 
     cache: Annotated[int | str, Option(None, "Most bytes of plans and bytecode that are kept.", least=0)]
+    quiet: Annotated[bool, Option(False, "Say nothing of progress and compilation on stderr.")]
 
 
 def compute_of(settings: Settings, options: Mapping[str, object]) -> ComputeOptions:
@@ -91,6 +94,9 @@ def load_settings() -> Settings:
     if "cache" in settings:
         # For workers too: they read no settings.
         os.environ[VARIABLE] = str(settings["cache"])
+    if "quiet" in settings:
+        # Kernels read none either.
+        os.environ[QUIET] = str(settings["quiet"])
     return settings
 
 
