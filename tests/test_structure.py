@@ -62,7 +62,7 @@ def test_public_functions_have_few_parameters() -> None:
 
 def test_modules_lie_in_the_folders_of_their_layers() -> None:
     files = {path.name for path in SOURCES["junctor"].iterdir() if path.is_file()}
-    assert files == {"__init__.py", "api.py", "draws.py", "generate.py", "py.typed"}
+    assert files == {"__init__.py", "api.py", "drawing.py", "draws.py", "generate.py", "py.typed"}
     assert {path.name for path in SOURCES["junctor_kernels"].iterdir() if path.is_file()} <= {"__init__.py", "py.typed"}
 
 

@@ -34,6 +34,7 @@ _COMMANDS = {
     "validate": "validate.validate",
     "compare": "compare.compare",
     "sample": "sample.sample",
+    "draw": "draw.draw",
     "learn": "learn.learn",
     "counts": "counts.counts",
     "calibrate": "cliques.calibrate",

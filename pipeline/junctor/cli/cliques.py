@@ -73,7 +73,7 @@ def calibrate(
     from junctor.runtime.machine import compute_options
 
     # First of all: mistakes on the command line need no network to be seen.
-    evidence = _evidence(given or [])
+    evidence = evidence_of(given or [])
     model = cli.network_of(network, options)
     resources = compute_options(**table.options_for(table.RowResources, options))
     streaming = table.options_for(table.StreamingOptions, options)
@@ -140,7 +140,7 @@ def joint(
     from junctor.cliques.joint import JointQuestions, observed_question
     from junctor.runtime.machine import compute_options
 
-    evidence = _evidence(given or [])
+    evidence = evidence_of(given or [])
     model = cli.network_of(network, options)
     wanted = [list(cli.names_in(question)) for question in questions]
     resources = compute_options(**table.options_for(table.CliqueResources, options))
@@ -207,14 +207,15 @@ def _number(log_evidence: float) -> float | None:
     return log_evidence if log_evidence > float("-inf") else None
 
 
-def _evidence(given: list[str]) -> dict[str, str]:
+def evidence_of(given: list[str], option: str = "--given") -> dict[str, str]:
+    """Return the states that VARIABLE=STATE give, by their variables; raises BadParameter for others."""
     evidence: dict[str, str] = {}
     for text in given:
         name, equals, state = text.partition("=")
         if not state.strip() or name in evidence:
             fault = "a variable twice" if name in evidence else "no state" if equals else "no '='"
             raise typer.BadParameter(
-                f"found {fault} in {text!r}, expected VARIABLE=STATE, once a variable", param_hint="--given"
+                f"found {fault} in {text!r}, expected VARIABLE=STATE, once a variable", param_hint=option
             )
         evidence[name] = state
     return evidence

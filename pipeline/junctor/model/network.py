@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,8 +21,8 @@ from junctor.model.difference import Content, Difference, difference_between
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.html import html_table
 
-# Variables, and states of each, that a notebook shows.
-_SHOWN = 25
+# Variables, and states of each, that a notebook shows; variables that it draws.
+_SHOWN, _DRAWN = 25, 50
 
 Kind = Literal["bayes", "markov"]
 
@@ -204,6 +205,22 @@ class Network:
         # By its name, as commands and questions are: users look for it at the network, which knows nothing above it.
         return import_module("junctor.draws").sample_table(self, rows, evidence, options)
 
+    def draw(self, evidence: Mapping[str, Any] | None = None) -> Any:
+        """Return a picture with a bar for the probability of each state, which notebooks show; `save(path)` writes it.
+
+        evidence: variable -> state, or a likelihood for each of its states, as a row of `junctor.posteriors`.
+        Raises ModelError for unknown variables, EvidenceError for states that are unknown or impossible, and InputError
+        for more variables than a picture has room for.
+        """
+        return import_module("junctor.drawing").drawing_of(self, evidence)
+
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Return parent and child of each edge; of a Markov network the pairs of variables that share a factor."""
+        count = len(self.public)
+        if self.kind == "bayes":
+            return tuple((parent, child) for child in range(count) for parent in self.parents(child))
+        return tuple(sorted({pair for factor in self.factors for pair in combinations(sorted(factor.scope), 2)}))
+
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {self.kind}, {len(self.public)} variables, {len(self.factors)} factors)"
 
@@ -211,7 +228,13 @@ class Network:
         shown = self.public[:_SHOWN]
         # A few thousand states are not joined to be cut.
         rows = [(variable.name, variable.cardinality, ", ".join(variable.states[:_SHOWN])) for variable in shown]
-        return html_table(repr(self), ("variable", "states", "names"), rows, len(self.public) - len(rows))
+        picture = ""
+        if len(self.public) <= _DRAWN:
+            from junctor.model.picture import Node, picture_of
+
+            nodes = [Node(each.name, each.states) for each in self.public]
+            picture = f'<div style="overflow:auto">{picture_of(nodes, self.edges(), self.kind == "bayes")}</div>'
+        return picture + html_table(repr(self), ("variable", "states", "names"), rows, len(self.public) - len(rows))
 
 
 @dataclass(frozen=True, slots=True)
