@@ -167,5 +167,5 @@ def test_a_name_means_one_option() -> None:
     from junctor.runtime.settings import Settings
 
     shared = options_of(RunOptions).keys() & options_of(ViterbiOptions).keys() - {"case_id", "strict"}
-    assert all(options_of(RunOptions)[name] is options_of(ViterbiOptions)[name] for name in shared)
+    assert all(options_of(RunOptions)[name] == options_of(ViterbiOptions)[name] for name in shared)
     assert {n for n, row in options_of(RunOptions).items() if row.is_setting} == options_of(Settings).keys() - {"cache"}
